@@ -1,0 +1,452 @@
+"""Clipping: per-sample gradient norms -> clipping factors.
+
+A *rule* maps norms to factors and bounds what one sample can contribute (its sensitivity). A *style* says
+over which parameters the norm is taken: all together (`Flat`), layer by layer (`Layerwise`) or by named
+group (`Groupwise`). A *schedule* answers which style is in force at a step; every style is the constant
+schedule of itself. Noise and clipping read the same object at the same step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from fnmatch import fnmatchcase
+from typing import Literal, Protocol, TypeAlias, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from clipwise.errors import InvalidPlan
+
+__all__ = [
+    "Abadi", "Automatic", "BatchClip", "Clip", "Flat", "Global", "GlobalScaled", "Groupwise", "Layerwise", "MixUp",
+    "NoClip", "Normalize", "Rule", "Style", "as_clip", "is_private",
+]  # fmt: skip
+
+GroupNames: TypeAlias = Sequence[str] | int
+
+
+@runtime_checkable
+class Rule(Protocol):
+    """A frozen value with a sensitivity that maps per-sample norms to factors; write your own in a few lines."""
+
+    @property
+    def sensitivity(self) -> float:
+        """The largest norm of `factor * gradient`, whatever the gradient."""
+        ...
+
+    def __call__(self, norms: Tensor) -> Tensor:
+        """Factors of the same shape as `norms`; a norm that is not finite must not give a finite non-zero factor."""
+        ...
+
+
+def _positive(owner: object) -> None:
+    """Refuse a rule whose numbers are not positive and finite."""
+    for f in fields(owner):  # type: ignore[arg-type]
+        value = getattr(owner, f.name)
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not (number and math.isfinite(value) and value > 0):
+            name = type(owner).__name__
+            raise InvalidPlan(f"{name}({f.name}=...) must be a positive finite number, got {value!r}.")
+
+
+class _PositiveFields:
+    def __post_init__(self) -> None:
+        _positive(self)
+
+
+@dataclass(frozen=True)
+class Abadi(_PositiveFields):
+    """`min(1, R/||g||)`: shorten long gradients to R, leave short ones (Abadi et al., 2016).
+
+    Guarantees: `factor * ||g|| <= R`.
+
+    >>> Abadi(1.0)(torch.tensor([0.5, 2.0]))
+    tensor([1.0000, 0.5000])
+    """
+
+    R: float
+
+    @property
+    def sensitivity(self) -> float:
+        return self.R
+
+    def __call__(self, norms: Tensor) -> Tensor:
+        return (self.R / norms).clamp(max=1.0)
+
+
+@dataclass(frozen=True)
+class Automatic(_PositiveFields):
+    """`R/(||g|| + gamma)`: every gradient is brought close to length R (automatic clipping, Bu et al., 2022).
+
+    Guarantees: `factor * ||g|| < R`.
+
+    >>> Automatic(R=1.0, gamma=0.01)(torch.tensor([0.0, 0.99]))
+    tensor([100.,   1.])
+    """
+
+    R: float = 1.0
+    gamma: float = 0.01
+
+    @property
+    def sensitivity(self) -> float:
+        return self.R
+
+    def __call__(self, norms: Tensor) -> Tensor:
+        return self.R / (norms + self.gamma)
+
+
+@dataclass(frozen=True)
+class Normalize(_PositiveFields):
+    """`R/||g||`: every gradient has length exactly R; a zero gradient contributes zero.
+
+    Guarantees: `factor * ||g|| <= R`.
+
+    >>> Normalize()(torch.tensor([0.0, 4.0]))
+    tensor([0.0000, 0.2500])
+    """
+
+    R: float = 1.0
+
+    @property
+    def sensitivity(self) -> float:
+        return self.R
+
+    def __call__(self, norms: Tensor) -> Tensor:
+        return torch.where(norms > 0, self.R / norms, torch.zeros_like(norms))
+
+
+@dataclass(frozen=True)
+class Global(_PositiveFields):
+    """`1 if ||g|| <= R else 0`: long gradients are left out, short ones kept as they are.
+
+    Guarantees: `factor * ||g|| <= R`.
+
+    >>> Global(1.0)(torch.tensor([0.5, 2.0]))
+    tensor([1., 0.])
+    """
+
+    R: float
+
+    @property
+    def sensitivity(self) -> float:
+        return self.R
+
+    def __call__(self, norms: Tensor) -> Tensor:
+        return (norms <= self.R).to(norms.dtype)
+
+
+@dataclass(frozen=True)
+class GlobalScaled(_PositiveFields):
+    """`R/Z if ||g|| <= Z else 0`: keep the proportions of all gradients up to Z, leave out longer ones.
+
+    Guarantees: `factor * ||g|| <= R`.
+
+    >>> GlobalScaled(R=1.0, Z=10.0)(torch.tensor([5.0, 20.0]))
+    tensor([0.1000, 0.0000])
+    """
+
+    R: float
+    Z: float
+
+    @property
+    def sensitivity(self) -> float:
+        return self.R
+
+    def __call__(self, norms: Tensor) -> Tensor:
+        return (norms <= self.Z).to(norms.dtype) * (self.R / self.Z)
+
+
+@dataclass(frozen=True)
+class NoClip:
+    """Every factor is 1. Not private: one sample can move the sum without bound.
+
+    >>> NoClip()(torch.tensor([0.5, 2.0])), NoClip().sensitivity
+    (tensor([1., 1.]), inf)
+    """
+
+    @property
+    def sensitivity(self) -> float:
+        return math.inf
+
+    def __call__(self, norms: Tensor) -> Tensor:
+        return torch.ones_like(norms)
+
+
+@dataclass(frozen=True)
+class BatchClip(_PositiveFields):
+    """One common factor `min(1, R/sum_i ||g_i||)` for the whole batch. Not private, since each factor depends on all.
+
+    >>> BatchClip(1.0)(torch.tensor([1.0, 3.0]))
+    tensor([0.2500, 0.2500])
+    """
+
+    R: float
+
+    @property
+    def sensitivity(self) -> float:
+        return math.inf
+
+    def __call__(self, norms: Tensor) -> Tensor:
+        finite = torch.where(torch.isfinite(norms), norms, torch.zeros_like(norms))
+        return torch.ones_like(norms) * (self.R / finite.sum()).clamp(max=1.0)
+
+
+def _check_rule(rule: object) -> None:
+    if isinstance(rule, type) or not isinstance(rule, Rule):
+        raise InvalidPlan(
+            f"expected a clipping rule such as Abadi(1.0), got {rule!r}. A rule has a `sensitivity` and is called "
+            "with norms to give factors."
+        )
+    sensitivity = rule.sensitivity
+    if not sensitivity > 0:
+        raise InvalidPlan(f"the sensitivity of {rule!r} must be positive, got {sensitivity!r}.")
+
+
+def _joint(sensitivities: Iterable[float]) -> float:
+    return math.sqrt(math.fsum(s * s for s in sensitivities))
+
+
+def _count(groups: GroupNames) -> int:
+    return groups if isinstance(groups, int) else len(groups)
+
+
+@dataclass(frozen=True)
+class Flat:
+    """One norm over all parameters, one factor per sample.
+
+    >>> Flat(Abadi(2.0)).sensitivity()
+    2.0
+    """
+
+    rule: Rule
+
+    def __post_init__(self) -> None:
+        _check_rule(self.rule)
+
+    def group_of(self, layer: str, parameter: str) -> str:
+        """The clipping group of a parameter: here always the same one."""
+        return ""
+
+    def rule_of(self, group: str) -> Rule:
+        """The rule of a group."""
+        return self.rule
+
+    def sensitivity(self, groups: GroupNames = 1) -> float:
+        """The largest norm of one sample's whole contribution."""
+        return self.rule.sensitivity
+
+    def noise_scales(self, groups: Sequence[str]) -> dict[str, float]:
+        """Noise standard deviation of each group for noise multiplier 1."""
+        return dict.fromkeys(groups, self.sensitivity(groups))
+
+    def at(self, step: int, steps: int) -> Flat:
+        """A style is the constant schedule of itself."""
+        return self
+
+
+def _scales(sensitivities: Mapping[str, float], noise: Literal["joint", "per_layer"]) -> dict[str, float]:
+    """Noise per group such that the noise-to-sensitivity ratio of the whole vector is the noise multiplier.
+
+    "joint" gives every group the joint sensitivity sqrt(sum R_r^2). "per_layer" gives group r the scale sqrt(L) R_r:
+    in units of its own noise each group has sensitivity 1/sqrt(L), jointly 1 again.
+    """
+    if noise == "joint":
+        return dict.fromkeys(sensitivities, _joint(sensitivities.values()))
+    return {group: math.sqrt(len(sensitivities)) * s for group, s in sensitivities.items()}
+
+
+@dataclass(frozen=True)
+class Layerwise:
+    """One norm and one factor per layer (weight and bias of a module together).
+
+    `rule` is one rule for all layers, or a mapping layer name -> rule that names every layer. `noise="joint"`
+    adds noise of std sigma*sqrt(sum R_r^2) to all layers; `"per_layer"` sigma*sqrt(L)*R_r to layer r. The noise
+    multiplier is sigma both times.
+
+    >>> Layerwise(Abadi(1.0)).sensitivity(groups=4)
+    2.0
+    """
+
+    rule: Rule | Mapping[str, Rule]
+    noise: Literal["joint", "per_layer"] = "joint"
+
+    def __post_init__(self) -> None:
+        if self.noise not in ("joint", "per_layer"):
+            raise InvalidPlan(f'Layerwise(noise=...) must be "joint" or "per_layer", got {self.noise!r}.')
+        if isinstance(self.rule, Mapping):
+            object.__setattr__(self, "rule", dict(self.rule))
+            if not self.rule:
+                raise InvalidPlan("Layerwise got an empty mapping; name a rule for every layer, or give one rule.")
+            for rule in self.rule.values():
+                _check_rule(rule)
+        else:
+            _check_rule(self.rule)
+
+    def group_of(self, layer: str, parameter: str) -> str:
+        """The clipping group of a parameter: its layer."""
+        if isinstance(self.rule, Mapping) and layer not in self.rule:
+            known = ", ".join(sorted(self.rule))
+            raise InvalidPlan(f"Layerwise has no rule for layer {layer!r} (it names: {known}). Add one.")
+        return layer
+
+    def rule_of(self, group: str) -> Rule:
+        """The rule of a group."""
+        return self.rule[group] if isinstance(self.rule, Mapping) else self.rule
+
+    def sensitivity(self, groups: GroupNames) -> float:
+        """The largest norm of one sample's whole contribution, sqrt(sum R_r^2)."""
+        if not isinstance(self.rule, Mapping):
+            return math.sqrt(_count(groups)) * self.rule.sensitivity
+        if isinstance(groups, int):
+            raise InvalidPlan("Layerwise with a mapping needs the group names, not their count.")
+        return _joint(self.rule_of(group).sensitivity for group in groups)
+
+    def noise_scales(self, groups: Sequence[str]) -> dict[str, float]:
+        """Noise standard deviation of each group for noise multiplier 1."""
+        return _scales({group: self.rule_of(group).sensitivity for group in groups}, self.noise)
+
+    def at(self, step: int, steps: int) -> Layerwise:
+        """A style is the constant schedule of itself."""
+        return self
+
+
+@dataclass(frozen=True)
+class Groupwise:
+    """One norm and one factor per named group; the first matching pattern of a parameter's name decides.
+
+    >>> style = Groupwise({"encoder.*": Abadi(1.0), "*": Abadi(0.5)})
+    >>> style.group_of("head", "head.weight")
+    '*'
+    """
+
+    rules: Mapping[str, Rule]
+    noise: Literal["joint", "per_layer"] = field(default="joint", kw_only=True)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.rules, Mapping) or not self.rules:
+            raise InvalidPlan(f"Groupwise needs a mapping name pattern -> rule, got {self.rules!r}.")
+        if self.noise not in ("joint", "per_layer"):
+            raise InvalidPlan(f'Groupwise(noise=...) must be "joint" or "per_layer", got {self.noise!r}.')
+        object.__setattr__(self, "rules", dict(self.rules))
+        for rule in self.rules.values():
+            _check_rule(rule)
+
+    def group_of(self, layer: str, parameter: str) -> str:
+        """The clipping group of a parameter: the first pattern that its full name matches."""
+        if not parameter:
+            raise InvalidPlan("Groupwise needs parameter names: pass dict(model.named_parameters()) as params.")
+        for pattern in self.rules:
+            if fnmatchcase(parameter, pattern):
+                return pattern
+        patterns = ", ".join(self.rules)
+        raise InvalidPlan(f"no Groupwise pattern ({patterns}) matches parameter {parameter!r}. Add one, such as '*'.")
+
+    def rule_of(self, group: str) -> Rule:
+        """The rule of a group."""
+        return self.rules[group]
+
+    def sensitivity(self, groups: GroupNames) -> float:
+        """The largest norm of one sample's whole contribution, sqrt(sum R_r^2) over the groups in use."""
+        if isinstance(groups, int):
+            if groups != len(self.rules):
+                raise InvalidPlan(f"Groupwise has {len(self.rules)} groups, got the count {groups}; pass the names.")
+            groups = list(self.rules)
+        return _joint(self.rules[group].sensitivity for group in groups)
+
+    def noise_scales(self, groups: Sequence[str]) -> dict[str, float]:
+        """Noise standard deviation of each group for noise multiplier 1."""
+        return _scales({group: self.rules[group].sensitivity for group in groups}, self.noise)
+
+    def at(self, step: int, steps: int) -> Groupwise:
+        """A style is the constant schedule of itself."""
+        return self
+
+
+Style: TypeAlias = Flat | Layerwise | Groupwise
+
+
+@runtime_checkable
+class Clip(Protocol):
+    """A schedule: which style is in force at a step. Styles are constant schedules."""
+
+    def at(self, step: int, steps: int) -> Style:
+        """The style of step `step` (from 0) of `steps`."""
+        ...
+
+
+@dataclass(frozen=True)
+class MixUp:
+    """Small clipping norm first, large at the end: accuracy of the first, calibration of the second (section 5.4).
+
+    `switch_at` is a fraction of the steps (a float in (0, 1)) or a step number (an int). Noise follows the style
+    in force, so the noise multiplier, and with it the privacy, is the same throughout.
+
+    >>> clip = MixUp(small=Abadi(0.1), large=Abadi(20.0), switch_at=0.95)
+    >>> clip.at(949, 1000), clip.at(950, 1000)
+    (Flat(rule=Abadi(R=0.1)), Flat(rule=Abadi(R=20.0)))
+    """
+
+    small: Rule | Style
+    large: Rule | Style
+    switch_at: float | int
+
+    def __post_init__(self) -> None:
+        for name in ("small", "large"):
+            object.__setattr__(self, name, _as_style(getattr(self, name)))
+        at = self.switch_at
+        step = isinstance(at, int) and not isinstance(at, bool) and at > 0
+        fraction = isinstance(at, float) and 0.0 < at < 1.0
+        if not (step or fraction):
+            raise InvalidPlan(
+                f"MixUp(switch_at=...) must be a fraction in (0, 1) or a positive step number, got {at!r}."
+            )
+
+    def switch_step(self, steps: int) -> int:
+        """The first step with the large clipping norm."""
+        if isinstance(self.switch_at, int):
+            if self.switch_at >= steps:
+                raise InvalidPlan(f"MixUp switches at step {self.switch_at}, but the plan has only {steps} steps.")
+            return self.switch_at
+        return math.ceil(self.switch_at * steps)
+
+    def at(self, step: int, steps: int) -> Style:
+        """The style of step `step` (from 0) of `steps`."""
+        style = self.small if step < self.switch_step(steps) else self.large
+        assert isinstance(style, (Flat, Layerwise, Groupwise))
+        return style
+
+
+def _as_style(clip: object) -> Style:
+    return clip if isinstance(clip, (Flat, Layerwise, Groupwise)) else Flat(clip)  # type: ignore[arg-type]
+
+
+def as_clip(clip: Rule | Clip) -> Clip:
+    """A bare rule means `Flat(rule)`; styles and schedules pass through.
+
+    >>> as_clip(Abadi(1.0))
+    Flat(rule=Abadi(R=1.0))
+    """
+    if isinstance(clip, type) or isinstance(clip, Clip):
+        if isinstance(clip, type):
+            raise InvalidPlan(f"expected a clipping value such as Abadi(1.0), got the class {clip.__name__}.")
+        return clip
+    return Flat(clip)
+
+
+def _rules(style: Style) -> Iterable[Rule]:
+    if isinstance(style, Flat):
+        return [style.rule]
+    if isinstance(style, Groupwise):
+        return style.rules.values()
+    return style.rule.values() if isinstance(style.rule, Mapping) else [style.rule]
+
+
+def is_private(style: Style) -> bool:
+    """Whether one sample's contribution is bounded.
+
+    >>> is_private(Flat(Abadi(1.0))), is_private(Flat(NoClip()))
+    (True, False)
+    """
+    return all(math.isfinite(rule.sensitivity) for rule in _rules(style))

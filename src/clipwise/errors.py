@@ -1,0 +1,70 @@
+"""Everything that clipwise raises on purpose.
+
+```
+ClipwiseError
+├── InvalidLosses (ValueError)     losses are not a differentiable vector of shape (B,)
+├── NotSeparable (ValueError)      one sample's loss depends on another sample
+├── UnsupportedNode (ValueError)   an operation on the graph has no rule
+├── CheckFailed                    the engine's own result disagrees with autograd
+├── InvalidPlan (ValueError)       a plan, rule or schedule that cannot be private, or makes no sense
+├── InvalidSampling (ValueError)   sampling that does not fit the data or the plan
+├── AccountingError (ValueError)   a privacy question with no meaningful answer
+├── LedgerError (ValueError)       a ledger that was edited, cut or is of another version
+├── CheckpointError (ValueError)   a saved run that does not fit this model, data or plan
+├── DataError (ValueError)         a data set or file that is missing, damaged or of the wrong form
+├── BudgetSpent (RuntimeError)     a step beyond the plan
+└── MissingExtra (ImportError)     an optional dependency is not installed
+```
+"""
+
+
+class ClipwiseError(Exception):
+    """The root of every error that clipwise raises on purpose."""
+
+
+class InvalidLosses(ClipwiseError, ValueError):
+    """The losses are not a vector of shape (B,) that depends on the parameters."""
+
+
+class NotSeparable(ClipwiseError, ValueError):
+    """The loss of one sample depends on another sample, so it has no per-sample gradient to bound."""
+
+
+class UnsupportedNode(ClipwiseError, ValueError):
+    """An operation that meets a parameter has no per-sample rule, so its gradient cannot be bounded."""
+
+
+class CheckFailed(ClipwiseError):
+    """The engine's gradient differs from autograd's; nothing was released."""
+
+
+class InvalidPlan(ClipwiseError, ValueError):
+    """A plan, clipping rule or schedule that cannot be private or makes no sense."""
+
+
+class InvalidSampling(ClipwiseError, ValueError):
+    """A sampling scheme that does not fit the data set or the plan."""
+
+
+class AccountingError(ClipwiseError, ValueError):
+    """A privacy question with no meaningful answer, such as delta = 1."""
+
+
+class LedgerError(ClipwiseError, ValueError):
+    """A ledger that was edited, is incomplete, or was written by another version."""
+
+
+class CheckpointError(ClipwiseError, ValueError):
+    """A saved run that does not fit the model, optimizer, data set or plan it is resumed with."""
+
+
+class DataError(ClipwiseError, ValueError):
+    """A data set or file that is missing, damaged or of the wrong form."""
+
+
+class BudgetSpent(ClipwiseError, RuntimeError):
+    """The plan's steps are used up; one more would spend privacy that was not planned."""
+
+
+class MissingExtra(ClipwiseError, ImportError):
+    """An optional dependency is needed for this; the message says how to install it."""
