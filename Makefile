@@ -1,0 +1,63 @@
+# Everything runs in .venv, which is made with pip when it is missing or when its inputs changed.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+STAMP := $(VENV)/.setup
+BENCH_STAMP := $(VENV)/.setup-bench
+
+# Small models on few cores: two test processes with one thread each beat one process with two threads.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-slow check format bench docs clean
+
+help:  ## Show the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP)  ## Make .venv with the package and everything that demo, tests, checks and docs need
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
+	  echo "clipwise needs Python 3.10 or newer, but $(PYTHON) is $$($(PYTHON) -V 2>&1)." \
+	       "Choose another: make PYTHON=python3.12 setup" >&2; exit 1; }
+	@test -x $(BIN)/python || { echo "making $(VENV) with $$($(PYTHON) -V)"; $(PYTHON) -m venv $(VENV); }
+	@echo "installing clipwise and its extras into $(VENV) (the first time takes a few minutes)"
+	@$(PIP) --editable '.[all,dev,docs]'
+	@touch $@
+	@echo "$(VENV) is ready: torch $$($(BIN)/python -c 'from importlib.metadata import version; print(version("torch"))')"
+
+$(BENCH_STAMP): $(STAMP)
+	@echo "installing what only the benchmarks need into $(VENV)"
+	@$(PIP) --editable '.[all,dev,docs,bench]'
+	@touch $@
+
+demo: $(STAMP)  ## Train privately on scikit-learn's digits, small against large clipping norm (under a minute)
+	@$(BIN)/clipwise demo
+
+test: $(STAMP)  ## Run the tests
+	@$(PYTEST) -q -n 2 -m 'not slow'
+
+test-slow: $(STAMP)  ## Run the tests that take minutes
+	@$(PYTEST) -q -m slow || { code=$$?; test $$code -eq 5 && echo "no slow tests" || exit $$code; }
+
+check: $(STAMP)  ## Lint, format, types, layers, doctests
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff format --check --quiet .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-logo
+	@$(PYTEST) -q --doctest-modules src
+
+format: $(STAMP)  ## Sort imports and format the code
+	@$(BIN)/ruff check --quiet --fix --select I .
+	@$(BIN)/ruff format --quiet .
+
+bench: $(BENCH_STAMP)  ## Measure against the plain step and the peers (needs a quiet machine)
+	@$(BIN)/python -m benchmarks
+
+docs: $(STAMP)  ## Build the documentation; warnings are errors
+	@$(BIN)/sphinx-build -W --keep-going -q -b html docs docs/_build/html
+	@echo "docs/_build/html/index.html"
+
+clean:  ## Remove what was built, but not .venv
+	@rm -rf docs/_build dist build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
