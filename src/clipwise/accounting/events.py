@@ -1,0 +1,230 @@
+"""Events: what was released, as plain facts. Accountants read these, never a bare sampling rate.
+
+Each event kind is one frozen dataclass with a `count` (how often the mechanism ran), a `unit` (whose privacy it
+protects) and `repeated(count)`; `encode` and `decode` are its JSON form.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, TypeAlias
+
+from clipwise.errors import AccountingError, ClipwiseError, LedgerError
+from clipwise.sampling import FixedSize, FullBatch, Poisson, Sampling, Shuffled
+
+__all__ = ["Event", "FederatedRounds", "GaussianSteps", "PrivateCalibration", "decode", "encode"]
+
+_SAMPLINGS: dict[str, type[Any]] = {
+    "poisson": Poisson,
+    "full_batch": FullBatch,
+    "shuffled": Shuffled,
+    "fixed_size": FixedSize,
+}
+
+
+def _check_noise(noise_multiplier: object) -> None:
+    number = isinstance(noise_multiplier, (int, float)) and not isinstance(noise_multiplier, bool)
+    if not number or not math.isfinite(noise_multiplier) or noise_multiplier < 0:  # type: ignore[arg-type, operator]
+        raise AccountingError(
+            f"noise_multiplier must be a finite number >= 0 (0 means not private), got {noise_multiplier!r}."
+        )
+
+
+def _check_count(name: str, count: object) -> None:
+    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+        raise AccountingError(f"{name} must be a positive integer, got {count!r}.")
+
+
+def _check_sampling(sampling: object) -> None:
+    if not isinstance(sampling, (Poisson, FullBatch, Shuffled, FixedSize)):
+        raise AccountingError(
+            f"sampling must be cw.Poisson, cw.FullBatch, cw.Shuffled or cw.FixedSize, got {sampling!r}. "
+            "A bare rate does not say how batches were drawn."
+        )
+
+
+@dataclass(frozen=True)
+class GaussianSteps:
+    """`steps` optimizer steps, each a noisy clipped sum over a batch drawn by `sampling`.
+
+    `noise_multiplier` is the noise's standard deviation over the joint sensitivity of one sample. A schedule (of
+    noise, of rate, of clipping) is a sequence of such events; `reason` says why they happened.
+
+    >>> from clipwise.sampling import Poisson
+    >>> GaussianSteps(Poisson(60_000, 256), noise_multiplier=1.1, steps=14_040).count
+    14040
+    """
+
+    sampling: Sampling
+    noise_multiplier: float
+    steps: int = 1
+    reason: str = "training"
+
+    def __post_init__(self) -> None:
+        _check_sampling(self.sampling)
+        _check_noise(self.noise_multiplier)
+        _check_count("steps", self.steps)
+
+    @property
+    def count(self) -> int:
+        """How often the mechanism ran."""
+        return self.steps
+
+    @property
+    def unit(self) -> str:
+        """Whose privacy is protected."""
+        return "example"
+
+    def repeated(self, count: int) -> GaussianSteps:
+        """The same steps, `count` of them."""
+        return GaussianSteps(self.sampling, self.noise_multiplier, count, self.reason)
+
+    def same_mechanism(self, other: object) -> bool:
+        """Whether `other` differs at most in its number of steps."""
+        return (
+            type(other) is GaussianSteps
+            and self.noise_multiplier == other.noise_multiplier
+            and (self.sampling is other.sampling or self.sampling == other.sampling)
+            and self.reason == other.reason
+        )
+
+
+@dataclass(frozen=True)
+class FederatedRounds:
+    """`rounds` noisy sums over clients, drawn by `sampling` among the clients. Protects a whole client.
+
+    >>> from clipwise.sampling import Poisson
+    >>> FederatedRounds(Poisson(1_000, 50), noise_multiplier=1.0, rounds=20).unit
+    'client'
+    """
+
+    sampling: Sampling
+    noise_multiplier: float
+    rounds: int = 1
+    reason: str = "federated"
+
+    def __post_init__(self) -> None:
+        _check_sampling(self.sampling)
+        _check_noise(self.noise_multiplier)
+        _check_count("rounds", self.rounds)
+
+    @property
+    def count(self) -> int:
+        """How often the mechanism ran."""
+        return self.rounds
+
+    @property
+    def unit(self) -> str:
+        """Whose privacy is protected."""
+        return "client"
+
+    def repeated(self, count: int) -> FederatedRounds:
+        """The same rounds, `count` of them."""
+        return FederatedRounds(self.sampling, self.noise_multiplier, count, self.reason)
+
+    def same_mechanism(self, other: object) -> bool:
+        """Whether `other` differs at most in its number of rounds."""
+        return type(other) is FederatedRounds and self.repeated(1) == other.repeated(1)
+
+
+@dataclass(frozen=True)
+class PrivateCalibration:
+    """`releases` noisy statistics of a calibration set (every record each time), such as a private temperature.
+
+    `disjoint=True` states that no calibration record was trained on; the two sets then compose in parallel.
+
+    >>> PrivateCalibration(noise_multiplier=2.0, disjoint=True).count
+    1
+    """
+
+    noise_multiplier: float
+    releases: int = 1
+    disjoint: bool = False
+    reason: str = "calibration"
+
+    def __post_init__(self) -> None:
+        _check_noise(self.noise_multiplier)
+        _check_count("releases", self.releases)
+        if not isinstance(self.disjoint, bool):
+            raise AccountingError(f"disjoint must be True or False, got {self.disjoint!r}.")
+
+    @property
+    def count(self) -> int:
+        """How often the mechanism ran."""
+        return self.releases
+
+    @property
+    def unit(self) -> str:
+        """Whose privacy is protected."""
+        return "example"
+
+    def repeated(self, count: int) -> PrivateCalibration:
+        """The same releases, `count` of them."""
+        return PrivateCalibration(self.noise_multiplier, count, self.disjoint, self.reason)
+
+    def same_mechanism(self, other: object) -> bool:
+        """Whether `other` differs at most in its number of releases."""
+        return type(other) is PrivateCalibration and self.repeated(1) == other.repeated(1)
+
+
+Event: TypeAlias = GaussianSteps | FederatedRounds | PrivateCalibration
+
+_KINDS: dict[str, type[Any]] = {
+    "gaussian_steps": GaussianSteps,
+    "federated_rounds": FederatedRounds,
+    "private_calibration": PrivateCalibration,
+}
+
+
+def _encode_value(value: Any) -> Any:
+    for name, kind in _SAMPLINGS.items():
+        if type(value) is kind:
+            return {"kind": name, **{f.name: getattr(value, f.name) for f in fields(kind)}}
+    return value
+
+
+def _decode_value(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return _build(_SAMPLINGS, value, "sampling scheme")
+    return value
+
+
+def _build(kinds: Mapping[str, type[Any]], record: Mapping[str, Any], what: str) -> Any:
+    kind = kinds.get(str(record.get("kind")))
+    if kind is None:
+        raise LedgerError(f"Unknown {what} {record.get('kind')!r}; known are {', '.join(kinds)}.")
+    names = {f.name for f in fields(kind)}
+    if set(record) - {"kind"} != names:
+        raise LedgerError(f"A {record['kind']} has the fields {sorted(names)}, got {sorted(set(record) - {'kind'})}.")
+    try:
+        return kind(**{name: _decode_value(record[name]) for name in names})
+    except LedgerError:
+        raise
+    except ClipwiseError as error:
+        raise LedgerError(f"A {record['kind']} makes no sense: {error}") from error
+
+
+def encode(event: Event) -> dict[str, Any]:
+    """The event as a JSON object.
+
+    >>> encode(PrivateCalibration(2.0))["kind"]
+    'private_calibration'
+    """
+    for name, kind in _KINDS.items():
+        if type(event) is kind:
+            return {"kind": name, **{f.name: _encode_value(getattr(event, f.name)) for f in fields(kind)}}
+    raise LedgerError(f"Only events can go on a ledger ({', '.join(k.__name__ for k in _KINDS.values())}): {event!r}.")
+
+
+def decode(record: Mapping[str, Any]) -> Event:
+    """The event that `encode` wrote; unknown kinds, missing and extra fields are refused.
+
+    >>> decode(encode(PrivateCalibration(2.0)))
+    PrivateCalibration(noise_multiplier=2.0, releases=1, disjoint=False, reason='calibration')
+    """
+    if not isinstance(record, Mapping):
+        raise LedgerError(f"An event must be a JSON object, got {record!r}.")
+    event: Event = _build(_KINDS, record, "event")
+    return event

@@ -1,0 +1,94 @@
+"""A privacy answer that carries what it is worth."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+__all__ = ["Guarantee", "Kind"]
+
+Kind = Literal["numerically exact", "upper bound", "approximation"]
+
+_RELATIONS = {
+    "add_remove": "adding or removing one {unit}",
+    "replace_one": "replacing one {unit}",
+    "zero_out": "blanking one {unit} (its contribution becomes zero)",
+}
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """(epsilon, delta) with its kind, accountant, relation, sampling scheme and warnings.
+
+    `lower` is a proven lower end where only an interval is known, else None. `group` is the number of records that
+    are protected together. `seconds` is the time the answer took.
+    """
+
+    epsilon: float
+    delta: float
+    kind: Kind
+    accountant: str
+    relation: str
+    sampling: str
+    lower: float | None = None
+    warnings: tuple[str, ...] = ()
+    unit: str = "example"
+    group: int = 1
+    seconds: float = 0.0
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether the true epsilon is at most this one (up to the numerical error that printing rounds away)."""
+        return self.kind != "approximation"
+
+    @property
+    def printed(self) -> str:
+        """Epsilon as it is shown: bounds and exact values rounded up at 1e-3, approximations marked.
+
+        >>> Guarantee(2.3795545, 1e-5, "numerically exact", "exact", "add_remove", "Poisson").printed
+        '2.380'
+        """
+        if not math.isfinite(self.epsilon):
+            return "infinite"
+        if self.kind == "approximation":
+            return f"~{self.epsilon:.3f}"
+        return f"{round_up(self.epsilon):.3f}"
+
+    def statement(self) -> str:
+        """The answer in plain language, with everything it assumes."""
+        who = _RELATIONS[self.relation].format(unit=self.unit)
+        if self.group > 1:
+            who = who.replace(f"one {self.unit}", f"{self.group} {self.unit}s")
+        reading = {
+            "numerically exact": "the tight value, rounded up",
+            "upper bound": "an upper bound",
+            "approximation": "an approximation, not a bound: the true value may be larger",
+        }[self.kind]
+        interval = "" if self.lower is None else f" The true value is at least {self.lower:.3f}."
+        return (
+            f"({self.printed}, {self.delta:g})-differential privacy by the {self.accountant} accountant: {reading}; "
+            f"under {who}; assumes {self.sampling}.{interval}"
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """The answer as a JSON object."""
+        names = ("epsilon", "delta", "kind", "accountant", "relation", "sampling", "lower", "unit", "group", "seconds")
+        finite = {name: getattr(self, name) for name in names}
+        if not math.isfinite(self.epsilon):
+            finite["epsilon"] = None
+        return {**finite, "printed": self.printed, "warnings": list(self.warnings), "statement": self.statement()}
+
+    def with_(self, **changes: Any) -> Guarantee:
+        """The same answer with some fields changed."""
+        return replace(self, **changes)
+
+
+def round_up(value: float, digits: int = 3) -> float:
+    """The smallest multiple of 10^-digits that is >= value.
+
+    >>> round_up(2.1047)
+    2.105
+    """
+    scale = 10**digits
+    return math.ceil(value * scale) / scale

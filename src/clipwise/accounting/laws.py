@@ -1,0 +1,133 @@
+"""One step as a pair of output distributions, in units of the noise's standard deviation.
+
+A step's worst case is a pair of Gaussian mixtures with unit variance (Zhu, Dong, Wang 2022): with rate q and
+mu = 1/sigma, removing a record compares P = (1-q) N(0,1) + q N(mu,1) with Q = N(0,1). The accountants need nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from scipy import stats
+
+__all__ = ["Composition", "Law", "Mixture", "Pair", "fixed_size", "gaussian", "poisson", "truncated_poisson"]
+
+Mixture: TypeAlias = tuple[tuple[float, float], ...]
+"""(weight, mean) of each unit-variance Gaussian component; the weights sum to one."""
+
+_ZERO: Mixture = ((1.0, 0.0),)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Output distributions on two neighbouring data sets.
+
+    `symmetrised` means the pair whose trade-off function is the convex hull of this one and its inverse (the
+    subsampling operator C_p of Dong, Roth, Su 2022).
+    """
+
+    p: Mixture
+    q: Mixture = _ZERO
+    symmetrised: bool = False
+
+    def reversed(self) -> Pair:
+        """The pair with the roles of the two data sets exchanged."""
+        return self if self.symmetrised else Pair(self.q, self.p)
+
+    @property
+    def shift(self) -> float | None:
+        """The distance of the means when both sides are single Gaussians, else None."""
+        if len(self.p) == len(self.q) == 1:
+            return abs(self.p[0][1] - self.q[0][1])
+        return None
+
+
+@dataclass(frozen=True)
+class Law:
+    """The loss of one step: with each part's probability, the loss of that part's pair (which part is revealed)."""
+
+    parts: tuple[tuple[float, Pair], ...]
+
+    def reversed(self) -> Law:
+        """The law with the roles of the two data sets exchanged."""
+        return Law(tuple((weight, pair.reversed()) for weight, pair in self.parts))
+
+
+@dataclass(frozen=True)
+class Composition:
+    """Independent steps: plain Gaussian ones through the sum of squared shifts, all others as (law, count)."""
+
+    gaussian: float
+    terms: tuple[tuple[Law, int], ...]
+
+    @classmethod
+    def of(cls, steps: list[tuple[Law, int]]) -> Composition:
+        """Merge equal laws wherever they stand; the order of independent steps does not matter."""
+        gaussian_part: list[float] = []
+        counts: dict[Law, int] = {}
+        for law, count in steps:
+            shift = law.parts[0][1].shift if len(law.parts) == 1 else None
+            if shift is not None:
+                gaussian_part.append(count * shift**2)
+            else:
+                counts[law] = counts.get(law, 0) + count
+        return cls(math.fsum(gaussian_part), tuple(sorted(counts.items(), key=repr)))
+
+    def reversed(self) -> Composition:
+        """The composition with the roles of the two data sets exchanged."""
+        return Composition(self.gaussian, tuple((law.reversed(), count) for law, count in self.terms))
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing was released."""
+        return self.gaussian == 0.0 and not self.terms
+
+
+def gaussian(shift: float) -> Law:
+    """The plain Gaussian mechanism: N(shift, 1) against N(0, 1)."""
+    return Law(((1.0, Pair(((1.0, shift),))),))
+
+
+def _binomial(rate: float, mu: float, group: int) -> Mixture:
+    if rate == 1.0:
+        return ((1.0, group * mu),)
+    if group == 1:
+        return ((1.0 - rate, 0.0), (rate, mu))
+    weights = stats.binom.pmf(range(group + 1), group, rate)
+    return tuple((float(weight), k * mu) for k, weight in enumerate(weights) if weight > 0.0)
+
+
+def poisson(rate: float, mu: float, replace: bool, group: int = 1) -> Law:
+    """Poisson sampling: remove direction of add/remove, or replacing, of `group` records."""
+    p = _binomial(rate, mu, group)
+    q = tuple((weight, -mean) for weight, mean in p) if replace else _ZERO
+    return Law(((1.0, Pair(p, q)),))
+
+
+def truncated_poisson(sample_size: int, rate: float, cap: int, mu: float, replace: bool) -> Law:
+    """Poisson batches cut to `cap` records (arXiv 2508.15089).
+
+    When the batch is cut, another record takes the place of the missing one: sensitivity two, both directions.
+    """
+    plain = poisson(rate, mu, replace)
+    cut = float(stats.binom.sf(cap - 1, sample_size - 1, rate))
+    if cut == 0.0:
+        return plain
+    inside = float(stats.binom.sf(cap, sample_size, rate)) * cap / cut / sample_size
+    doubled = poisson(min(1.0, inside), 2.0 * mu, replace=True)
+    if cut == 1.0:
+        return doubled
+    return Law(((1.0 - cut, plain.parts[0][1]), (cut, doubled.parts[0][1])))
+
+
+def fixed_size(rate: float, mu: float) -> Law:
+    """A fresh subset of fixed size, one record replaced: shift 2 mu with probability `rate`, symmetrised.
+
+    Guarantees: an upper bound for any data (Dong, Roth, Su 2022, theorem 9, on the Gaussian mechanism's trade-off
+    function, whose sensitivity for replacing is two).
+    """
+    if rate == 1.0:
+        return gaussian(2.0 * mu)
+    return Law(((1.0, Pair(((1.0 - rate, 0.0), (rate, 2.0 * mu)), symmetrised=True)),))

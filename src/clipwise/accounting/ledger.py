@@ -1,0 +1,187 @@
+"""The ledger: an append-only record of everything that was released."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from clipwise.accounting.accountant import Accountant, Relation, account, account_delta
+from clipwise.accounting.events import Event, FederatedRounds, GaussianSteps, PrivateCalibration, decode, encode
+from clipwise.accounting.guarantee import Guarantee
+from clipwise.errors import LedgerError
+
+__all__ = ["Ledger"]
+
+VERSION = 1
+_FORMAT = "clipwise ledger"
+
+
+class Ledger:
+    """What was released, in order. Events can be added, never removed or changed.
+
+    Guarantees: a step that was recorded is in every later answer and every later file; a file that was edited, cut
+    or written by a newer version is refused and left as it is.
+
+    >>> from clipwise.sampling import Poisson
+    >>> ledger = Ledger()
+    >>> for _ in range(3):
+    ...     ledger.record(GaussianSteps(Poisson(60_000, 256), noise_multiplier=1.1))
+    >>> ledger.steps, len(ledger.events)
+    (3, 1)
+    """
+
+    def __init__(self, events: Iterable[Event] = ()) -> None:
+        self._mechanisms: list[Event] = []
+        self._counts: list[int] = []
+        for event in events:
+            self.record(event)
+
+    def record(self, event: Event) -> None:
+        """Append one event; equal consecutive ones are counted together."""
+        if self._mechanisms and self._mechanisms[-1].same_mechanism(event):
+            self._counts[-1] += event.count
+            return
+        if not isinstance(event, (GaussianSteps, FederatedRounds, PrivateCalibration)):
+            raise LedgerError(f"Only events can go on a ledger, got {event!r}.")
+        self._mechanisms.append(event)
+        self._counts.append(event.count)
+
+    @property
+    def events(self) -> tuple[Event, ...]:
+        """All events in order, equal consecutive ones merged."""
+        return tuple(m.repeated(count) for m, count in zip(self._mechanisms, self._counts, strict=True))
+
+    @property
+    def steps(self) -> int:
+        """How many training steps (and federated rounds) were recorded."""
+        pairs = zip(self._mechanisms, self._counts, strict=True)
+        return sum(count for m, count in pairs if not isinstance(m, PrivateCalibration))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Ledger) and self.events == other.events
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"Ledger({len(self._counts)} events, {self.steps} steps)"
+
+    def epsilon(self, delta: float, accountant: Accountant = "exact", relation: Relation = "add_remove") -> float:
+        """The epsilon spent so far at this `delta` (the upper end where only an interval is known)."""
+        return self.guarantee(delta, accountant, relation).epsilon
+
+    def delta(self, epsilon: float, accountant: Accountant = "exact", relation: Relation = "add_remove") -> float:
+        """The delta spent so far at this `epsilon`."""
+        return account_delta(self.events, epsilon, accountant, relation).delta
+
+    def guarantee(
+        self, delta: float, accountant: Accountant = "exact", relation: Relation = "add_remove", group: int = 1
+    ) -> Guarantee:
+        """The whole answer: epsilon with its kind, relation, sampling scheme and warnings."""
+        return account(self.events, delta, accountant, relation, group)
+
+    def to_json(self) -> str:
+        """The ledger as one JSON object with a version and a checksum.
+
+        >>> Ledger.from_json(Ledger([PrivateCalibration(2.0)]).to_json()).events
+        (PrivateCalibration(noise_multiplier=2.0, releases=1, disjoint=False, reason='calibration'),)
+        """
+        body: dict[str, Any] = {
+            "format": _FORMAT,
+            "version": VERSION,
+            "events": [encode(event) for event in self.events],
+        }
+        return json.dumps({**body, "checksum": _checksum(body)}, indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> Ledger:
+        """Read what `to_json` wrote; anything edited, cut or newer is a `LedgerError`."""
+        try:
+            body = json.loads(text, object_pairs_hook=_no_duplicates)
+        except ValueError as error:
+            raise LedgerError(f"The ledger is not complete JSON (cut or edited?): {error}") from error
+        if not isinstance(body, dict) or body.get("format") != _FORMAT:
+            raise LedgerError("This is not a clipwise ledger.")
+        version = body.get("version")
+        if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+            raise LedgerError(f"The ledger's version is {version!r}, expected a positive integer.")
+        if version > VERSION:
+            raise LedgerError(
+                f"The ledger has version {version}, this clipwise reads up to {VERSION}. Update clipwise to read it."
+            )
+        if set(body) != {"format", "version", "events", "checksum"} or not isinstance(body["events"], list):
+            raise LedgerError("The ledger has missing or unknown fields: it was edited.")
+        if body.pop("checksum") != _checksum(body):
+            raise LedgerError("The ledger's checksum does not fit its events: it was edited by hand. Restore the file.")
+        return cls(decode(record) for record in body["events"])
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write to `path` so that a crash leaves the old or the new file, never a part.
+
+        A file that is there already must be an earlier state of this ledger; otherwise it is kept and refused.
+        """
+        target = Path(path)
+        if target.exists() and not Ledger.load(target)._is_prefix_of(self):
+            raise LedgerError(
+                f"{target} holds releases that are not on this ledger; overwriting it would forget them. "
+                "Load it first, or save under another name."
+            )
+        handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(self.to_json())
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, target)
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)
+            raise
+        _sync_directory(target.parent)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Ledger:
+        """Read a saved ledger; a damaged file is refused with the reason and left as it is."""
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise LedgerError(f"The ledger {os.fspath(path)} cannot be read: {error}") from error
+        try:
+            return cls.from_json(text)
+        except LedgerError as error:
+            raise LedgerError(f"{os.fspath(path)}: {error}") from error
+
+    def _is_prefix_of(self, other: Ledger) -> bool:
+        mine, theirs = self.events, other.events
+        if not mine:
+            return True
+        if len(mine) > len(theirs) or mine[:-1] != theirs[: len(mine) - 1]:
+            return False
+        last, same = mine[-1], theirs[len(mine) - 1]
+        return last.same_mechanism(same) and last.count <= same.count
+
+
+def _checksum(body: dict[str, Any]) -> str:
+    canonical = json.dumps(body, sort_keys=True, separators=(",", ":"))
+    return "sha256:" + hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len({name for name, _ in pairs}) != len(pairs):
+        raise ValueError("a field is given twice")
+    return dict(pairs)
+
+
+def _sync_directory(directory: Path) -> None:
+    # The rename itself must survive a power cut; not every platform can open a directory.
+    with contextlib.suppress(OSError):
+        handle = os.open(directory, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

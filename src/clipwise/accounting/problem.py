@@ -1,0 +1,207 @@
+"""From events to the question an accountant answers: which pairs, under which relation, with which caveats."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from clipwise.accounting.events import Event, PrivateCalibration
+from clipwise.accounting.laws import Composition, Law, fixed_size, gaussian, poisson, truncated_poisson
+from clipwise.errors import AccountingError
+from clipwise.sampling import FixedSize, FullBatch, Poisson, Sampling, Shuffled
+
+__all__ = ["Accountant", "Problem", "Relation", "ShuffledRun", "check_delta", "check_epsilon", "pose"]
+
+Relation = Literal["add_remove", "replace_one", "zero_out"]
+Accountant = Literal["exact", "rdp", "pld", "gdp", "edgeworth"]
+
+_GROUP_LIMIT = 1_000
+
+
+@dataclass(frozen=True)
+class ShuffledRun:
+    """Batches cut from a fresh random order each epoch: what the lower bound needs."""
+
+    mu: float
+    batches: int
+    full_epochs: int
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The pairs to compose. The answer is the largest over `upper`; `lower` and `shuffled` prove a lower end."""
+
+    upper: tuple[Composition, ...]
+    lower: tuple[Composition, ...] | None
+    shuffled: tuple[ShuffledRun, ...]
+    events: tuple[Event, ...]
+    relation: Relation
+    unit: str
+    sampling: str
+    group: int
+    private: bool
+    sample_size: int | None
+    warnings: tuple[str, ...]
+
+
+def check_delta(delta: object) -> float:
+    """A delta inside (0, 1), or an error that says why."""
+    if not isinstance(delta, (int, float)) or isinstance(delta, bool) or not 0.0 < delta < 1.0:
+        raise AccountingError(f"delta must be a number between 0 and 1, both excluded, got {delta!r}.")
+    return float(delta)
+
+
+def check_epsilon(epsilon: object) -> float:
+    """A finite epsilon >= 0, or an error that says why."""
+    number = isinstance(epsilon, (int, float)) and not isinstance(epsilon, bool)
+    if not number or not math.isfinite(epsilon) or epsilon < 0:  # type: ignore[arg-type, operator]
+        raise AccountingError(f"epsilon must be a finite number >= 0, got {epsilon!r}.")
+    return float(epsilon)  # type: ignore[arg-type]
+
+
+def pose(events: Iterable[Event], relation: Relation = "add_remove", group: int = 1) -> Problem:
+    """Turn events into the pairs to compose, refusing what has no meaning."""
+    events = tuple(events)
+    if relation not in get_args(Relation):
+        raise AccountingError(f"relation must be one of {', '.join(get_args(Relation))}, got {relation!r}.")
+    if not isinstance(group, int) or isinstance(group, bool) or not 1 <= group <= _GROUP_LIMIT:
+        raise AccountingError(f"group must be an integer from 1 to {_GROUP_LIMIT}, got {group!r}.")
+    units = {event.unit for event in events} or {"example"}
+    if len(units) > 1:
+        raise AccountingError(
+            "The ledger mixes events that protect examples with events that protect clients; one epsilon cannot "
+            "state both. Keep two ledgers."
+        )
+    schemes = [_sampling(event) for event in events]
+    relation, warnings = _meaningful_relation(schemes, relation)
+    private = all(event.noise_multiplier > 0 for event in events)
+    sizes = [scheme.sample_size for scheme in schemes if scheme is not None]
+    upper, lower = _directions(events, relation, group) if private else ((), None)
+    return Problem(
+        upper=upper,
+        lower=lower,
+        shuffled=tuple(_shuffled_runs(events)) if private else (),
+        events=events,
+        relation=relation,
+        unit=units.pop(),
+        sampling=_describe(schemes),
+        group=group,
+        private=private,
+        sample_size=min(sizes) if sizes else None,
+        warnings=warnings,
+    )
+
+
+def _sampling(event: Event) -> Sampling | None:
+    return None if isinstance(event, PrivateCalibration) else event.sampling
+
+
+def _meaningful_relation(schemes: Sequence[Sampling | None], relation: Relation) -> tuple[Relation, tuple[str, ...]]:
+    if any(isinstance(scheme, FixedSize) for scheme in schemes) and relation != "replace_one":
+        return "replace_one", (
+            "Batches of a fixed size have a meaning only for replacing a record, so the relation is replace_one.",
+        )
+    if any(isinstance(scheme, Shuffled) for scheme in schemes) and relation == "add_remove":
+        return "zero_out", (
+            "Adding a record would move every later record of a shuffled epoch, so the relation is zero_out.",
+        )
+    return relation, ()
+
+
+def _directions(
+    events: tuple[Event, ...], relation: Relation, group: int
+) -> tuple[tuple[Composition, ...], tuple[Composition, ...] | None]:
+    upper: list[Composition] = []
+    lower: list[Composition] = []
+    interval = any(isinstance(_sampling(event), (FixedSize, Shuffled)) for event in events)
+    # Disjoint calibration data composes in parallel: each record is in one of the two parts.
+    apart = [e for e in events if isinstance(e, PrivateCalibration) and e.disjoint]
+    together = [e for e in events if not (isinstance(e, PrivateCalibration) and e.disjoint)]
+    for part in (together, apart):
+        for bucket, bound in ((upper, "upper"), (lower, "lower")):
+            composition = Composition.of([(law, n) for event in part for law, n in _laws(event, relation, group, bound)])
+            if composition.empty:
+                continue
+            bucket.append(composition)
+            if composition.reversed() != composition and not _symmetric(composition):
+                bucket.append(composition.reversed())
+    return tuple(upper), tuple(lower) if interval else None
+
+
+def _symmetric(composition: Composition) -> bool:
+    def mirrored(law: Law) -> Law:
+        return Law(
+            tuple(
+                (w, type(pair)(tuple((v, -m) for v, m in pair.p), tuple((v, -m) for v, m in pair.q), pair.symmetrised))
+                for w, pair in law.parts
+            )
+        )
+
+    return all(mirrored(law.reversed()) == law for law, _ in composition.terms)
+
+
+def _laws(event: Event, relation: Relation, group: int, bound: str) -> list[tuple[Law, int]]:
+    mu = 1.0 / event.noise_multiplier
+    replace = relation == "replace_one"
+    reach = group * mu * (2.0 if replace else 1.0)
+    scheme = _sampling(event)
+    if scheme is None or isinstance(scheme, FullBatch):
+        return [(gaussian(reach), event.count)]
+    if isinstance(scheme, Poisson):
+        cap = scheme.max_batch_size
+        if cap is None or cap >= scheme.sample_size:
+            return [(poisson(scheme.rate, mu, replace, group), event.count)]
+        _single(group, "truncated Poisson sampling")
+        return [(truncated_poisson(scheme.sample_size, scheme.rate, cap, mu, replace), event.count)]
+    _single(group, "shuffled and fixed-size batches")
+    if isinstance(scheme, Shuffled):
+        # Each record is used at most once in any `batches` consecutive steps of an epoch; nothing is amplified.
+        epochs = -(-event.count // (scheme.sample_size // scheme.batch_size))
+        return [(gaussian(reach), epochs)] if bound == "upper" else []
+    rate = scheme.batch_size / scheme.sample_size
+    if bound == "upper" or rate == 1.0:
+        return [(fixed_size(rate, mu), event.count)]
+    # Reached by data where every other record pushes the other way, so that the filled-up place counts double.
+    return [(poisson(rate, 2.0 * mu, replace=False), event.count)]
+
+
+def _single(group: int, scheme: str) -> None:
+    if group > 1:
+        raise AccountingError(f"Group privacy is not available for {scheme}; use plain Poisson or full batches.")
+
+
+def _shuffled_runs(events: tuple[Event, ...]) -> list[ShuffledRun]:
+    runs = []
+    for event in events:
+        scheme = _sampling(event)
+        if isinstance(scheme, Shuffled):
+            longest = -(-scheme.sample_size // scheme.batch_size)
+            if event.count >= longest:
+                runs.append(ShuffledRun(1.0 / event.noise_multiplier, longest, event.count // longest))
+    return runs
+
+
+def _describe(schemes: Sequence[Sampling | None]) -> str:
+    texts: list[str] = []
+    for scheme in schemes:
+        text = _describe_one(scheme)
+        if text not in texts:
+            texts.append(text)
+    if len(texts) > 3:
+        texts = [*texts[:2], f"{len(texts) - 2} more such schemes"]
+    return " and ".join(texts) or "no release at all"
+
+
+def _describe_one(scheme: Sampling | None) -> str:
+    if scheme is None:
+        return "calibration statistics over all records"
+    if isinstance(scheme, Poisson):
+        cut = "" if scheme.max_batch_size is None else f", batches cut at {scheme.max_batch_size}"
+        return f"Poisson sampling at rate {scheme.rate:.6g}{cut}"
+    if isinstance(scheme, FullBatch):
+        return "every record in every step"
+    if isinstance(scheme, Shuffled):
+        return f"shuffled batches of {scheme.batch_size} from {scheme.sample_size}, without amplification"
+    return f"fresh subsets of exactly {scheme.batch_size} from {scheme.sample_size}"
