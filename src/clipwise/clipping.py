@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
+from fractions import Fraction
 from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 import torch
@@ -49,6 +50,18 @@ def _positive(owner: object) -> None:
         if not (number and math.isfinite(value) and value > 0):
             name = type(owner).__name__
             raise InvalidPlan(f"{name}({f.name}=...) must be a positive finite number, got {value!r}.")
+        if value < torch.finfo(torch.float32).tiny:
+            raise InvalidPlan(f"{type(owner).__name__}({f.name}={value!r}) is smaller than float32 can hold.")
+
+
+def _finite(factors: Tensor) -> Tensor:
+    """Leave out what no finite factor can bring to length R: zero, subnormal and NaN norms (0/0, overflow)."""
+    return factors.nan_to_num(0.0, 0.0, 0.0)
+
+
+def _at_most(norms: Tensor, bound: float) -> Tensor:
+    """1 where a norm is finite and at most `bound`, else 0; a bound over the dtype's range must not let inf pass."""
+    return (norms <= min(bound, torch.finfo(norms.dtype).max)).to(norms.dtype)
 
 
 class _PositiveFields:
@@ -94,7 +107,7 @@ class Automatic(_PositiveFields):
         return self.R
 
     def __call__(self, norms: Tensor) -> Tensor:
-        return self.R / (norms + self.gamma)
+        return _finite(self.R / (norms + self.gamma))
 
 
 @dataclass(frozen=True)
@@ -114,7 +127,7 @@ class Normalize(_PositiveFields):
         return self.R
 
     def __call__(self, norms: Tensor) -> Tensor:
-        return torch.where(norms > 0, self.R / norms, torch.zeros_like(norms))
+        return _finite(self.R / norms)
 
 
 @dataclass(frozen=True)
@@ -134,7 +147,7 @@ class Global(_PositiveFields):
         return self.R
 
     def __call__(self, norms: Tensor) -> Tensor:
-        return (norms <= self.R).to(norms.dtype)
+        return _at_most(norms, self.R)
 
 
 @dataclass(frozen=True)
@@ -155,7 +168,7 @@ class GlobalScaled(_PositiveFields):
         return self.R
 
     def __call__(self, norms: Tensor) -> Tensor:
-        return (norms <= self.Z).to(norms.dtype) * (self.R / self.Z)
+        return _finite(_at_most(norms, self.Z) * (self.R / self.Z))
 
 
 @dataclass(frozen=True)
@@ -409,7 +422,8 @@ class MixUp:
             if self.switch_at >= steps:
                 raise InvalidPlan(f"MixUp switches at step {self.switch_at}, but the plan has only {steps} steps.")
             return self.switch_at
-        return math.ceil(self.switch_at * steps)
+        # As the decimal that was written: in binary 0.07 * 100 is 7.000000000000001, one step too many.
+        return math.ceil(Fraction(repr(float(self.switch_at))) * steps)
 
     def at(self, step: int, steps: int) -> Style:
         """The style of step `step` (from 0) of `steps`."""
