@@ -1,0 +1,95 @@
+"""The frame of the command line: exit codes, messages, pipes."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+import clipwise
+from clipwise.cli import main as cli
+from clipwise.errors import BudgetSpent, InvalidPlan
+
+
+def fake_command(monkeypatch: pytest.MonkeyPatch, outcome: object) -> None:
+    """Put a command `fake` into the list that returns or raises `outcome`."""
+
+    def run(args: argparse.Namespace) -> int:
+        if isinstance(outcome, BaseException):
+            raise outcome
+        assert isinstance(outcome, int)
+        return outcome
+
+    command = SimpleNamespace(NAME="fake", HELP="does nothing", add_arguments=lambda parser: None, run=run)
+    monkeypatch.setattr(cli, "COMMANDS", ("fake",))
+    monkeypatch.setattr(cli, "_load", lambda name: command)
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith(f"clipwise {clipwise.__version__} (torch ")
+
+
+def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in cli.COMMANDS)
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_every_command_follows_the_convention(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli._load(name).NAME == name
+    assert cli.main([name, "--help"]) == 0
+    assert "--json" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("argv", [[], ["no-such-command"], ["--no-such-option"], ["demo", "--no-such-option"]])
+def test_bad_usage_is_2(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(argv) == 2
+    assert "usage: clipwise" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_exit_code_of_the_command_is_passed_on(code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_command(monkeypatch, code)
+    assert cli.main(["fake"]) == code
+
+
+@pytest.mark.parametrize("error", [InvalidPlan("too much\n  of it."), BudgetSpent("too much of it.")])
+def test_our_errors_are_one_line_and_2(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake_command(monkeypatch, error)
+    assert cli.main(["fake"]) == 2
+    assert capsys.readouterr().err == "clipwise: error: too much of it.\n"
+
+
+def test_other_errors_are_bugs_and_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_command(monkeypatch, ZeroDivisionError("a bug"))
+    with pytest.raises(ZeroDivisionError):
+        cli.main(["fake"])
+
+
+def test_interrupt_is_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    fake_command(monkeypatch, KeyboardInterrupt())
+    assert cli.main(["fake"]) == 130
+    assert capsys.readouterr().err == "clipwise: interrupted\n"
+
+
+def test_reader_that_went_away_is_no_traceback() -> None:
+    reader = subprocess.Popen(["true"], stdin=subprocess.PIPE)
+    reader.wait(timeout=60)
+    assert reader.stdin is not None
+    done = subprocess.run(
+        [sys.executable, "-m", "clipwise", "--version"],
+        stdout=reader.stdin,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    reader.stdin.close()
+    assert (done.returncode, done.stderr) == (141, "")

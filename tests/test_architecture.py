@@ -1,0 +1,119 @@
+"""The shape of the code: layers, documentation, what an import costs, and what the repository may say."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import pkgutil
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import clipwise
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCE = ROOT / "src" / "clipwise"
+MODULES = sorted(SOURCE.rglob("*.py"))
+MODULE_NAMES = sorted(m.name for m in pkgutil.walk_packages(clipwise.__path__, "clipwise.") if "__main__" not in m.name)
+OPTIONAL = ("dp_accounting", "matplotlib", "opacus", "peft", "sklearn", "transformers")
+
+
+def relative(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def imported(path: Path) -> Iterator[str]:
+    """Top-level package of everything that a file imports, at whatever depth."""
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module.split(".")[0]
+
+
+def run_python(code: str) -> str:
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+    ).stdout.strip()
+
+
+def test_imports_go_downwards_only() -> None:
+    lint = Path(sys.executable).with_name("lint-imports")
+    done = subprocess.run([lint, "--no-logo", "--no-cache"], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", ["clipwise", *MODULE_NAMES])
+def test_public_names_exist_and_are_documented(name: str) -> None:
+    module = importlib.import_module(name)
+    assert module.__doc__, f"{name} has no docstring"
+    public = getattr(module, "__all__", [])
+    for item in public:
+        value = getattr(module, item)
+        if inspect.isclass(value) or inspect.isroutine(value):
+            assert inspect.getdoc(value), f"{name}.{item} has no docstring"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=relative)
+def test_module_is_short_and_silent(path: Path) -> None:
+    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    assert len(lines) <= 400, f"{relative(path)} has {len(lines)} lines that are not blank; split it"
+    if "cli" not in path.parts:
+        printed = [n.lineno for n in ast.walk(tree(path)) if isinstance(n, ast.Name) and n.id == "print"]
+        assert not printed, f"{relative(path)} prints in line(s) {printed}; only the command line may"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=relative)
+def test_package_uses_nothing_that_is_not_installed_with_it(path: Path) -> None:
+    assert not {"benchmarks", "examples", "papers", "tests"} & set(imported(path))
+
+
+def test_import_is_light() -> None:
+    loaded = run_python(f"import sys, clipwise; print([m for m in {OPTIONAL} if m in sys.modules])")
+    assert loaded == "[]", f"`import clipwise` brings {loaded}, which are extras"
+
+
+def test_help_does_not_import_torch() -> None:
+    code = (
+        "import sys, io, contextlib\n"
+        "from clipwise.cli.main import main\n"
+        "with contextlib.redirect_stdout(io.StringIO()): assert main(['--help']) == 0\n"
+        "print([m for m in ('torch', 'scipy') if m in sys.modules])"
+    )
+    loaded = run_python(code)
+    assert loaded == "[]", f"`clipwise --help` imports {loaded}; import them where they are used"
+
+
+# Paths of one machine have no place in a public repository.
+MACHINE_PATH = re.compile(r"(?<![\w.:/])/(?:work|root|home|Users)/[\w.]")
+
+
+def repository_texts() -> Iterator[tuple[str, str]]:
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, timeout=60)
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    for name in filter(None, listed.stdout.decode().split("\0")):
+        path = ROOT / name
+        if path.is_file():
+            try:
+                yield name, path.read_text(encoding="utf-8")
+            except UnicodeDecodeError:
+                continue
+
+
+def test_repository_names_no_machine() -> None:
+    found = [f"{name}: {match.group()}" for name, text in repository_texts() for match in MACHINE_PATH.finditer(text)]
+    assert not found
+
+
+def test_machine_path_is_recognised() -> None:
+    assert MACHINE_PATH.search("see " + "/wo" + "rk/x") and not MACHINE_PATH.search("a/work/b, docs.org/home/x")
