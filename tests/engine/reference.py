@@ -2,29 +2,116 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from clipwise.clipping import Style
+
+from ..zoo import Case
+
+Gradients = Mapping[str, Tensor]
 
 
-def loop_gradients(losses: Tensor, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def loop_gradients(losses: Tensor, params: Gradients) -> dict[str, Tensor]:
     """Per-sample gradients (B, *shape) by name; zeros where a sample does not reach a parameter."""
     leaves = list(params.values())
     rows = [torch.autograd.grad(loss, leaves, retain_graph=True, allow_unused=True) for loss in losses.unbind()]
-    return {
-        name: torch.stack([torch.zeros_like(p) if row[k] is None else row[k] for row in rows])
-        if rows
-        else p.new_zeros((0, *p.shape))
-        for k, (name, p) in enumerate(params.items())
-    }
+    per_sample = {}
+    for k, (name, p) in enumerate(params.items()):
+        entries = [torch.zeros_like(p) if row[k] is None else row[k] for row in rows]
+        per_sample[name] = torch.stack(entries) if entries else p.new_zeros((0, *p.shape))
+    return per_sample
 
 
-def flat(gradients: Mapping[str, Tensor]) -> Tensor:
+def flat(gradients: Gradients) -> Tensor:
     """All per-sample gradients side by side in float64: (B, number of parameters)."""
     return torch.cat([g.detach().double().reshape(g.shape[0], -1) for g in gradients.values()], dim=1)
 
 
-def norms_of(gradients: Mapping[str, Tensor]) -> Tensor:
+def flat_sum(gradients: Gradients) -> Tensor:
+    """One gradient per parameter as one float64 vector."""
+    return torch.cat([g.detach().double().reshape(-1) for g in gradients.values()])
+
+
+def norms_of(gradients: Gradients) -> Tensor:
     """Norms (B,), accumulated in float64."""
     return flat(gradients).norm(dim=1)
+
+
+def groups_of(style: Style, params: Gradients) -> dict[str, list[str]]:
+    """Clipping group -> the names of its parameters."""
+    groups: dict[str, list[str]] = {}
+    for name in params:
+        groups.setdefault(style.group_of(name.rpartition(".")[0], name), []).append(name)
+    return groups
+
+
+def clipped_loop(per_sample: Gradients, style: Style) -> dict[str, Tensor]:
+    """Each sample's clipped gradient, (B, *shape) float64, by the definition: factor of its group's norm times gradient."""
+    clipped = {}
+    for group, names in groups_of(style, per_sample).items():
+        members = {name: per_sample[name].double() for name in names}
+        factors = style.rule_of(group)(norms_of(members))
+        for name, g in members.items():
+            clipped[name] = factors.view(-1, *[1] * (g.dim() - 1)) * g
+    return {name: clipped[name] for name in per_sample}
+
+
+def relative_errors(actual: Tensor, expected: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """Distance of rows in units of `scale`; the floor lets rows of zeros be zero up to rounding of the largest row."""
+    floor = 10 * torch.finfo(dtype).eps * scale.max().clamp(min=1e-30)
+    distance = (actual.double() - expected).reshape(len(scale), -1).norm(dim=1)
+    return distance / scale.clamp(min=floor)
+
+
+def tolerance(case: Case, dtype: torch.dtype) -> float:
+    """How far the engine may be from the loop, relative to the sample's gradient norm."""
+    return case.tolerance64 if dtype == torch.float64 else case.tolerance32
+
+
+def precision(case: Case) -> torch.dtype:
+    """The best precision in which a case runs."""
+    single = {"float32_only", "autocast"} & case.tags
+    return torch.float32 if single else torch.float64
+
+
+@contextmanager
+def untouched(model: nn.Module) -> Iterator[None]:
+    """Fail when anything on the model, its parameters or torch's global state differs afterwards."""
+    before = _photograph(model)
+    try:
+        yield
+    finally:
+        after = _photograph(model)
+        different = [key for key in before.keys() | after.keys() if before.get(key) != after.get(key)]
+        assert not different, f"left behind or changed: {sorted(different)}"
+
+
+def _photograph(model: nn.Module) -> dict[str, object]:
+    picture: dict[str, object] = {
+        "grad mode": torch.is_grad_enabled(),
+        "random state": torch.get_rng_state().tolist(),
+        "mkldnn": torch.backends.mkldnn.enabled,  # type: ignore[attr-defined]
+        "state_dict keys": tuple(model.state_dict()),
+    }
+    for name, module in model.named_modules(remove_duplicate=False):
+        picture[f"attributes of {name or 'the model'}"] = tuple(vars(module))
+        hooks = {key: len(value) for key, value in vars(module).items() if "hook" in key and hasattr(value, "__len__")}
+        picture[f"hooks of {name or 'the model'}"] = hooks
+        picture[f"training mode of {name or 'the model'}"] = module.training
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    for name, tensor in tensors:
+        picture[f"value of {name}"] = (id(tensor), tensor.detach().clone().flatten().tolist())
+        picture[f"attributes of {name}"] = tuple(vars(tensor))
+        picture[f"hooks of {name}"] = (tensor._backward_hooks and len(tensor._backward_hooks), _later_hooks(tensor))
+        picture[f"grad of {name}"] = None if tensor.grad is None else (id(tensor.grad), tensor.grad.flatten().tolist())
+        picture[f"requires_grad of {name}"] = tensor.requires_grad
+    return picture
+
+
+def _later_hooks(tensor: Tensor) -> int:
+    hooks = getattr(tensor, "_post_accumulate_grad_hooks", None)
+    return len(hooks) if hooks else 0

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from . import convolution, dense, direct, embedding, recurrent, transformers_media, transformers_text
-from .case import Case, Data, named, shared_model
+from .case import Case, Data, named, shared_model, under_autocast
 
 __all__ = ["CASES", "Case", "Data", "named", "shared_model"]
 
-CASES: list[Case] = [
+_PLAIN: list[Case] = [
     *dense.CASES,
     *convolution.CASES,
     *embedding.CASES,
@@ -16,3 +16,7 @@ CASES: list[Case] = [
     *transformers_text.CASES,
     *transformers_media.CASES,
 ]
+
+_ROUNDED = ["mlp", "conv2d", "layer_norm", "embedding_tied_head", "attention_batch_first", "bert", "gpt2", "vit"]
+
+CASES = [*_PLAIN, *(under_autocast(case) for case in _PLAIN if case.name in _ROUNDED)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -15,7 +15,7 @@ Draw = Callable[[int, torch.Generator], Tensor]
 Data = dict[str, Tensor]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Case:
     """One model of the zoo.
 
@@ -32,7 +32,6 @@ class Case:
     tags: frozenset[str] = frozenset()
     tolerance64: float = 1e-10
     tolerance32: float = 1e-5
-    needs: tuple[str, ...] = field(default=())
 
     def model(self, seed: int = 0, dtype: torch.dtype = torch.float64) -> nn.Module:
         """A fresh model with seeded weights, in evaluation mode unless `build` chose otherwise."""
@@ -103,6 +102,18 @@ def regress(out: Tensor) -> Tensor:
 def apply_x(model: nn.Module, x: Tensor) -> Tensor:
     """The loss of models called as `model(x)`."""
     return regress(model(x))
+
+
+def under_autocast(case: Case) -> Case:
+    """The same case with its forward pass in bfloat16 where autocast says so; its own rounding sets the tolerance."""
+
+    def loss(model: nn.Module, **data: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            losses: Tensor = case.loss(model, **data)
+        return losses.float()
+
+    tags = case.tags | {"autocast"}
+    return replace(case, name=f"autocast_{case.name}", loss=loss, tags=tags, tolerance32=0.05)
 
 
 class Functional(nn.Module):

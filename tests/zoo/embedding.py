@@ -168,13 +168,6 @@ CASES = [
     tokens_case("embedding_tied_head", tied=True),
     tokens_case("embedding_tied_padding_idx", tied=True, padding_idx=0),
     tokens_case("embedding_sequence_first", first=True, batches=(1, 4, 2, 3)),
-    Case(
-        "embedding_scale_grad_by_freq",
-        lambda: Tokens(nn.Embedding(VOCABULARY, 6, scale_grad_by_freq=True)),
-        {"tokens": ids(VOCABULARY, 4), "y": ids(VOCABULARY, 4)},
-        tokens_loss,
-        tags=frozenset({"may_refuse"}),
-    ),
     bag_case("embedding_bag_sum", "2d", mode="sum"),
     bag_case("embedding_bag_mean", "2d", mode="mean"),
     bag_case("embedding_bag_max", "2d", mode="max"),

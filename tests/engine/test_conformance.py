@@ -1,0 +1,282 @@
+"""Every model of the zoo: norms, per-sample gradients and clipped sums equal those of the per-sample loop."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from clipwise.clipping import Abadi, Flat, Layerwise, Style
+from clipwise.engine import check, clipped_gradients, per_sample_gradients, per_sample_norms
+from clipwise.errors import NotSeparable, UnsupportedNode
+
+from ..zoo import CASES, Case, named, shared_model
+from .reference import (
+    clipped_loop, flat, flat_sum, groups_of, loop_gradients, norms_of, precision, relative_errors, tolerance, untouched,
+)  # fmt: skip
+
+WAYS = ("bookkeeping", "second_backward", None)
+BY_NAME = {case.name: case for case in CASES}
+DOUBLE = [case for case in CASES if precision(case) == torch.float64]
+
+
+def clip_at_the_median(norms: Tensor) -> Abadi:
+    """A clipping norm that shortens some samples and leaves others."""
+    return Abadi(float(norms.median()) or 1.0)
+
+
+def disagreements(case: Case, batch: int, seed: int, dtype: torch.dtype) -> list[str]:
+    """What differs from the loop for one batch, by more than the tolerance."""
+    model, limit = shared_model(case, dtype), tolerance(case, dtype)
+    params = named(model)
+    losses = case.losses(model, batch, seed=seed, dtype=dtype)
+    loop = loop_gradients(losses, params)
+    size = norms_of(loop)
+    found = []
+
+    def compare(what: str, actual: Tensor, expected: Tensor, scale: Tensor) -> None:
+        error = float(relative_errors(actual, expected, scale, dtype).max())
+        if not error <= limit:
+            found.append(f"B={batch} {what}: off by {error:.1e} of the gradient norm")
+
+    norms = per_sample_norms(losses, params, retain_graph=True)
+    gradients = per_sample_gradients(losses, params, retain_graph=True)
+    assert norms.shape == (batch,)
+    assert {k: g.shape for k, g in gradients.items()} == {k: (batch, *p.shape) for k, p in params.items()}
+    compare("norms", norms, size, size)
+    compare("per-sample gradients", flat(gradients), flat(loop), size)
+    for style in (Flat(clip_at_the_median(size)), Layerwise(clip_at_the_median(size))):
+        expected = flat(clipped_loop(loop, style))
+        for way in WAYS:
+            clipped = clipped_gradients(losses, params, style, retain_graph=True, way=way)
+            what = f"{type(style).__name__} clipped sum ({way or 'chosen way'})"
+            compare(what, flat_sum(clipped.gradients)[None], expected.sum(0)[None], expected.norm(dim=1).sum()[None])
+            compare(f"norms of the {what}", clipped.norms, size, size)
+    return found
+
+
+@pytest.mark.parametrize("case", DOUBLE, ids=lambda case: case.name)
+def test_agrees_with_the_loop_in_float64(case: Case) -> None:
+    """One model object and its cached plan through all batch sizes, a batch of one first, then other data."""
+    found = [text for batch in case.batches for text in agree_or_refuse(case, batch, 0, torch.float64)]
+    found += agree_or_refuse(case, case.batches[1], 1, torch.float64)
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_agrees_with_the_loop_in_float32(case: Case) -> None:
+    batches = case.batches[:2] if precision(case) == torch.float64 else case.batches
+    found = [text for batch in batches for text in agree_or_refuse(case, batch, 0, torch.float32)]
+    assert not found, "\n".join(found)
+
+
+def agree_or_refuse(case: Case, batch: int, seed: int, dtype: torch.dtype) -> list[str]:
+    """Operations that are allowed to have no rule must then be refused by name, never be wrong."""
+    if "may_refuse" not in case.tags:
+        return disagreements(case, batch, seed, dtype)
+    try:
+        return disagreements(case, batch, seed, dtype)
+    except UnsupportedNode as refusal:
+        assert "Backward" in str(refusal)
+        return []
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_leaves_nothing_behind(case: Case) -> None:
+    dtype = precision(case)
+    model = case.model(dtype=dtype)
+    params = named(model)
+    for p in params.values():
+        p.grad = torch.full_like(p, 7.0)
+    losses = case.losses(model, case.batches[1], dtype=dtype)
+    with untouched(model):
+        try:
+            per_sample_norms(losses, params, retain_graph=True)
+            per_sample_gradients(losses, params, retain_graph=True)
+            clipped_gradients(losses, params, Abadi(1.0))
+        except UnsupportedNode:
+            assert "may_refuse" in case.tags
+
+
+SLICED = ["mlp_on_sequences", "embedding_tied_head", "lstm", "gru", "attention_sequence_first", "gpt2", "llama", "mamba"]
+
+
+@pytest.mark.parametrize("name", SLICED)
+def test_sequence_lengths_may_change_from_batch_to_batch(name: str) -> None:
+    case = BY_NAME[name]
+    model = case.model()
+    params = named(model)
+    for batch, length in [(3, 4), (4, 4), (4, 3), (3, 2), (2, 4), (4, 1), (1, 3)]:
+        data = {key: value[:, :length] for key, value in case.draw(batch, seed=length).items()}
+        losses = case.loss(model, **data)
+        loop = loop_gradients(losses, params)
+        gradients = per_sample_gradients(losses, params)
+        assert relative_errors(flat(gradients), flat(loop), norms_of(loop), torch.float64).max() <= case.tolerance64
+
+
+@pytest.mark.parametrize("name", ["mlp_on_sequences", "transformer_encoder_sequence_first", "bert", "lstm", "conv2d"])
+def test_batch_of_one_may_come_first_or_last(name: str) -> None:
+    """The layout is never learnt from a batch of one, nor spoilt by one."""
+    case = BY_NAME[name]
+    for order in ((1, 4, 8), (8, 1, 4), (4, 8, 1)):
+        model = case.model()
+        params = named(model)
+        for batch in order:
+            losses = case.losses(model, batch)
+            loop = loop_gradients(losses, params)
+            norms = per_sample_norms(losses, params)
+            assert relative_errors(norms, norms_of(loop), norms_of(loop), torch.float64).max() <= 1e-10
+
+
+def rows_to_samples(layer: torch.nn.Linear, x: Tensor, order: Tensor, how: str) -> Tensor:
+    """Losses of samples whose rows lie in `order`; only numbers, never the graph's structure, say which row is whose."""
+    batch, length, width = x.shape
+    out = torch.tanh(layer(x.reshape(-1, width)[order])).square().sum(1)
+    back = order.argsort()
+    if how == "index":
+        out = out[back]
+    elif how == "gather":
+        out = out.gather(0, back)
+    elif how == "index_select":
+        out = out.index_select(0, back)
+    elif how == "index_add":
+        return torch.zeros(batch, dtype=x.dtype).index_add(0, order // length, out)
+    elif how == "scatter_add":
+        return torch.zeros(batch, dtype=x.dtype).scatter_add(0, order // length, out)
+    elif how == "matrix":
+        return torch.nn.functional.one_hot(order // length, batch).to(x.dtype).T @ out
+    return out.view(batch, length).sum(1)
+
+
+@pytest.mark.parametrize("how", ["index", "gather", "index_select", "index_add", "scatter_add", "matrix"])
+def test_a_cached_plan_is_not_used_for_rows_that_lie_otherwise(how: str) -> None:
+    """Same structure, other row-to-sample map: exact every time, or refused; never the old map."""
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(6, 3).double()
+    params = named(layer)
+    batch, length = 4, 3
+    major = torch.arange(batch * length)
+    minor = major.view(batch, length).T.reshape(-1)
+    for order in (major, minor, major, torch.randperm(batch * length), torch.randperm(batch * length)):
+        x = torch.randn(batch, length, 6, dtype=torch.float64)
+        losses = rows_to_samples(layer, x, order, how)
+        loop = loop_gradients(losses, params)
+        try:
+            norms = per_sample_norms(losses, params, retain_graph=True)
+            clipped = clipped_gradients(losses, params, Abadi(0.1))
+        except (UnsupportedNode, NotSeparable):
+            continue
+        expected = flat(clipped_loop(loop, Flat(Abadi(0.1)))).sum(0)
+        assert torch.allclose(norms, norms_of(loop), rtol=1e-10)
+        assert torch.allclose(flat_sum(clipped.gradients), expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("shift", [0, 1, 2, -1])
+def test_losses_in_another_order_than_the_samples(shift: int) -> None:
+    """Norms follow the losses, whatever rows they come from; here the shift is not part of the structure."""
+    model, params, losses = mlp()
+    moved = losses.roll(shift, 0)
+    loop = loop_gradients(losses, params)
+    assert torch.allclose(per_sample_norms(moved, params), norms_of(loop).roll(shift, 0), rtol=1e-10)
+
+
+def mlp() -> tuple[torch.nn.Module, dict[str, torch.nn.Parameter], Tensor]:
+    case = BY_NAME["mlp"]
+    model = case.model()
+    return model, named(model), case.losses(model, 5)
+
+
+def test_results_are_keyed_as_the_parameters_were_given() -> None:
+    model, params, losses = mlp()
+    by_name = per_sample_gradients(losses, params, retain_graph=True)
+    by_tensor = per_sample_gradients(losses, model.parameters(), retain_graph=True)
+    assert list(by_name) == list(params)
+    assert all(a is b for a, b in zip(by_tensor, model.parameters(), strict=True))
+    assert all(torch.equal(by_name[name], by_tensor[p]) for name, p in params.items())
+    clipped = clipped_gradients(losses, list(model.parameters()), Abadi(1.0))
+    assert all(a is b for a, b in zip(clipped.gradients, model.parameters(), strict=True))
+
+
+def test_some_parameters_only() -> None:
+    _, params, losses = mlp()
+    some = {"2.bias": params["2.bias"], "0.weight": params["0.weight"]}
+    loop = loop_gradients(losses, some)
+    assert torch.allclose(per_sample_norms(losses, some), norms_of(loop), rtol=1e-12)
+
+
+def test_retain_graph_leaves_the_graph_for_an_ordinary_backward() -> None:
+    model, params, losses = mlp()
+    loop = loop_gradients(losses, params)
+    per_sample_norms(losses, params, retain_graph=True)
+    clipped_gradients(losses, params, Abadi(0.1), retain_graph=True)
+    losses.sum().backward()
+    for name, p in params.items():
+        assert p.grad is not None and torch.allclose(p.grad, loop[name].sum(0), rtol=1e-12)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", ["mlp", "conv2d", "embedding_tied_head", "attention_batch_first"])
+def test_empty_batch_gives_zeros(name: str, way: str | None) -> None:
+    case = BY_NAME[name]
+    model = case.model()
+    params = named(model)
+    losses = case.loss(model, **{key: value[:0] for key, value in case.draw(2).items()})
+    assert losses.shape == (0,)
+    assert per_sample_norms(losses, params, retain_graph=True).shape == (0,)
+    gradients = per_sample_gradients(losses, params, retain_graph=True)
+    assert {k: g.shape for k, g in gradients.items()} == {k: (0, *p.shape) for k, p in params.items()}
+    clipped = clipped_gradients(losses, params, Abadi(1.0), way=way)
+    assert all(not g.any() and g.shape == params[k].shape for k, g in clipped.gradients.items())
+
+
+def test_empty_losses_without_a_graph_give_zeros() -> None:
+    _, params, _ = mlp()
+    clipped = clipped_gradients(torch.zeros(0, dtype=torch.float64), params, Abadi(1.0))
+    assert all(not g.any() and g.shape == params[k].shape for k, g in clipped.gradients.items())
+
+
+def test_unused_parameter_is_zero_and_named_by_check() -> None:
+    case = BY_NAME["unused_parameter"]
+    model = case.model()
+    params = named(model)
+    losses = case.losses(model, 4)
+    gradients = per_sample_gradients(losses, params, retain_graph=True)
+    assert not gradients["spare.weight"].any() and not gradients["spare.bias"].any()
+    assert "spare.weight" in str(check(losses, params))
+
+
+def test_scaling_the_losses_scales_the_norms() -> None:
+    """Loss scaling by a power of two is exact."""
+    _, params, losses = mlp()
+    norms = per_sample_norms(losses, params, retain_graph=True)
+    assert torch.equal(per_sample_norms(losses * 2.0**16, params), norms * 2.0**16)
+
+
+def test_order_of_samples_does_not_matter() -> None:
+    case = BY_NAME["transformer_encoder_padded"]
+    model = case.model()
+    params = named(model)
+    data, order = case.draw(5), torch.tensor([3, 0, 4, 2, 1])
+    norms = per_sample_norms(case.loss(model, **data), params)
+    permuted = per_sample_norms(case.loss(model, **{key: value[order] for key, value in data.items()}), params)
+    assert torch.allclose(permuted, norms[order], rtol=1e-10)
+
+
+@pytest.mark.parametrize("style", [Flat(Abadi(0.1)), Layerwise(Abadi(0.1))], ids=["flat", "layerwise"])
+def test_factors_are_those_of_the_rule(style: Style) -> None:
+    _, params, losses = mlp()
+    loop = loop_gradients(losses, params)
+    factors = clipped_gradients(losses, params, style).factors
+    for group, names in groups_of(style, params).items():
+        expected = style.rule_of(group)(norms_of({name: loop[name] for name in names}))
+        actual = factors if isinstance(factors, Tensor) else factors[group]
+        assert torch.allclose(actual, expected, rtol=1e-10)
+
+
+def test_the_zoo_is_complete_where_its_packages_are_installed() -> None:
+    """Case names are unique, and the packages that cases need are importable, so none is left out in silence."""
+    import peft
+    import transformers
+
+    assert transformers.__version__ and peft.__version__
+    assert len(BY_NAME) == len(CASES) >= 60

@@ -1,0 +1,350 @@
+"""What must be refused, each with the reason, the place and the way out; and a refusal changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from clipwise.clipping import Abadi
+from clipwise.engine import check, check_model, clipped_gradients, per_sample_gradients, per_sample_norms
+from clipwise.errors import ClipwiseError, InvalidLosses, NotSeparable, UnsupportedNode
+
+from ..zoo import named
+from .reference import untouched
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A model whose losses must be refused with `error`; the message must contain every word of `words`."""
+
+    name: str
+    build: Callable[[], nn.Module]
+    losses: Callable[[nn.Module, Tensor], Tensor]
+    error: type[ClipwiseError]
+    words: tuple[str, ...]
+    shape: tuple[int, ...] = (6,)
+
+
+def per_row(out: Tensor) -> Tensor:
+    return out.flatten(1).square().sum(1)
+
+
+def plain(model: nn.Module, x: Tensor) -> Tensor:
+    return per_row(model(x))
+
+
+def batch_norm(affine: bool, where: str) -> Callable[[], nn.Module]:
+    """A network with a batch norm in training mode first, in the middle or last."""
+
+    def build() -> nn.Module:
+        norm = nn.BatchNorm1d(6, affine=affine)
+        layers = {
+            "first": [norm, nn.Linear(6, 6), nn.Tanh()],
+            "middle": [nn.Linear(6, 6), norm, nn.Tanh(), nn.Linear(6, 3)],
+            "last": [nn.Linear(6, 6), nn.Tanh(), norm],
+        }
+        return nn.Sequential(*layers[where]).train()
+
+    return build
+
+
+def contrastive(model: nn.Module, x: Tensor) -> Tensor:
+    """In-batch negatives: every sample's loss reads all the others."""
+    z = F.normalize(model(x), dim=1)
+    return F.cross_entropy(z @ z.T / 0.1, torch.arange(len(x)), reduction="none")
+
+
+def frozen_query(model: nn.Module, x: Tensor) -> Tensor:
+    """The keys of all samples against constant queries; only the other samples' keys carry gradients."""
+    with torch.no_grad():
+        query = x.flip(0)[:, :3].clone()
+    return F.cross_entropy(query @ model(x).T, torch.arange(len(x)), reduction="none")
+
+
+def across_the_batch(model: nn.Module, x: Tensor) -> Tensor:
+    """Attention whose tokens are the samples."""
+    h = model(x)
+    return per_row(torch.softmax(h @ h.T, dim=1) @ h)
+
+
+def centred(model: nn.Module, x: Tensor) -> Tensor:
+    y = model(x)
+    return per_row(y - y.mean(0))
+
+
+def shifted(model: nn.Module, x: Tensor) -> Tensor:
+    """Each sample's loss is read off its neighbour's output."""
+    return per_row(model(x).tanh() + model(x).roll(1, 0))
+
+
+def running_sum(model: nn.Module, x: Tensor) -> Tensor:
+    return per_row(model(x)).cumsum(0)
+
+
+def common_term(model: nn.Module, x: Tensor) -> Tensor:
+    losses = per_row(model(x))
+    return losses + losses.mean()
+
+
+class Square(torch.autograd.Function):
+    """A custom function that meets a parameter: nothing on the graph says what it does."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
+        ctx.save_for_backward(x, w)
+        return x * w * w
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
+        x, w = ctx.saved_tensors
+        return grads[0] * w * w, (grads[0] * x * 2 * w).sum(0)
+
+
+class WithCustomFunction(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = Square.apply(x, self.weight)
+        return out
+
+
+class Last(nn.Module):
+    def forward(self, out: tuple[Tensor, Any]) -> Tensor:
+        return out[0][:, -1]
+
+
+def fused_lstm() -> nn.Module:
+    return nn.Sequential(nn.LSTM(6, 4, batch_first=True), Last())
+
+
+def frequency_scaled() -> nn.Module:
+    """An embedding that divides a row's gradient by how often the whole batch uses it."""
+    return nn.Embedding(3, 4, scale_grad_by_freq=True)
+
+
+def looked_up(model: nn.Module, x: Tensor) -> Tensor:
+    return per_row(model((x > 0).long()))
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3))
+
+
+REFUSED = [
+    *(
+        Refused(f"batch_norm_{where}_{'affine' if affine else 'plain'}", batch_norm(affine, where), plain, NotSeparable,
+            ("BatchNorm",))
+        for affine in (True, False) for where in ("middle", "last")
+    ),
+    Refused("batch_norm_first_affine", batch_norm(True, "first"), plain, NotSeparable, ("BatchNorm",)),
+    Refused(
+        "batch_norm_2d",
+        lambda: nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Conv2d(3, 2, 1)).train(),
+        plain, NotSeparable, ("BatchNorm",), (2, 5, 5),
+    ),
+    Refused("contrastive", mlp, contrastive, NotSeparable, ("sample",)),
+    Refused("frozen_query_contrastive", mlp, frozen_query, NotSeparable, ("sample",)),
+    Refused("attention_across_the_batch", mlp, across_the_batch, NotSeparable, ("sample",)),
+    Refused("centred_outputs", mlp, centred, NotSeparable, ("sample",)),
+    Refused("neighbours_output", mlp, shifted, NotSeparable, ("sample",)),
+    Refused("running_sum_of_losses", mlp, running_sum, NotSeparable, ("sample",)),
+    Refused("common_term", mlp, common_term, NotSeparable, ("sample",)),
+    Refused("fused_lstm", fused_lstm, plain, UnsupportedNode, ("MkldnnRnnLayerBackward0", "mkldnn"), (5, 6)),
+    Refused("scale_grad_by_freq", frequency_scaled, looked_up, NotSeparable, ("scale_grad_by_freq",)),
+    Refused("custom_function", WithCustomFunction, plain, UnsupportedNode, ("SquareBackward", "weight")),
+]  # fmt: skip
+
+CALLS: dict[str, Callable[[Tensor, Any], object]] = {
+    "check": check,
+    "per_sample_norms": per_sample_norms,
+    "per_sample_gradients": per_sample_gradients,
+    "clipped_gradients": lambda losses, params: clipped_gradients(losses, params, Abadi(1.0)),
+    "bookkeeping": lambda losses, params: clipped_gradients(losses, params, Abadi(1.0), way="bookkeeping"),
+    "second_backward": lambda losses, params: clipped_gradients(losses, params, Abadi(1.0), way="second_backward"),
+}
+
+
+@pytest.mark.parametrize("batch", [2, 3, 4, 6])
+@pytest.mark.parametrize("refused", REFUSED, ids=lambda refused: refused.name)
+def test_is_refused_with_the_reason(refused: Refused, batch: int) -> None:
+    torch.manual_seed(0)
+    model = refused.build().double()
+    for call in CALLS.values():
+        losses = refused.losses(model, torch.randn(batch, *refused.shape, dtype=torch.float64))
+        with pytest.raises(refused.error) as caught:
+            call(losses, named(model))
+        assert all(word.lower() in str(caught.value).lower() for word in refused.words), str(caught.value)
+
+
+@pytest.mark.parametrize("refused", REFUSED, ids=lambda refused: refused.name)
+def test_is_refused_also_after_a_batch_of_one(refused: Refused) -> None:
+    """A batch of one cannot mix samples, so it may pass; it must not open the door for the next batch."""
+    torch.manual_seed(0)
+    model = refused.build().double().eval()
+    try:
+        per_sample_norms(refused.losses(model, torch.randn(1, *refused.shape, dtype=torch.float64)), named(model))
+    except ClipwiseError as early:
+        assert isinstance(early, refused.error)
+    model.train()
+    with pytest.raises(refused.error):
+        per_sample_norms(refused.losses(model, torch.randn(3, *refused.shape, dtype=torch.float64)), named(model))
+
+
+@pytest.mark.parametrize("refused", REFUSED, ids=lambda refused: refused.name)
+def test_a_refusal_changes_nothing(refused: Refused) -> None:
+    torch.manual_seed(0)
+    model = refused.build().double()
+    for p in model.parameters():
+        p.grad = torch.full_like(p, 7.0)
+    losses = refused.losses(model, torch.randn(3, *refused.shape, dtype=torch.float64))
+    with untouched(model), pytest.raises(refused.error):
+        clipped_gradients(losses, named(model), Abadi(1.0))
+
+
+def a_model_and_losses() -> tuple[nn.Module, Tensor]:
+    torch.manual_seed(0)
+    model = mlp()
+    return model, plain(model, torch.randn(4, 6))
+
+
+BAD_LOSSES: dict[str, Callable[[Tensor], Any]] = {
+    "scalar": lambda losses: losses.mean(),
+    "column": lambda losses: losses.unsqueeze(1),
+    "matrix": lambda losses: losses.unsqueeze(1).expand(4, 3),
+    "detached": lambda losses: losses.detach(),
+    "integers": lambda losses: losses.detach().long(),
+    "list": lambda losses: list(losses),
+    "number": float,
+}
+
+
+@pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad=True to a scalar")
+@pytest.mark.parametrize("spoil", BAD_LOSSES.values(), ids=BAD_LOSSES)
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_losses_that_are_no_vector_with_a_graph_are_refused(
+    call: Callable[[Tensor, Any], object], spoil: Callable[[Tensor], Any]
+) -> None:
+    model, losses = a_model_and_losses()
+    bad = spoil(losses.sum() if spoil is float else losses)
+    with untouched(model), pytest.raises(InvalidLosses) as caught:
+        call(bad, named(model))
+    assert "(B,)" in str(caught.value) or "grad" in str(caught.value)
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_losses_that_reach_no_parameter_are_refused(call: Callable[[Tensor, Any], object]) -> None:
+    model, losses = a_model_and_losses()
+    with pytest.raises(InvalidLosses, match="no parameter|none of the parameters|reach"):
+        call(losses, named(mlp()))
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_no_parameters_at_all_are_refused(call: Callable[[Tensor, Any], object]) -> None:
+    _, losses = a_model_and_losses()
+    with pytest.raises(ClipwiseError):
+        call(losses, {})
+
+
+def test_a_frozen_parameter_among_the_private_ones_is_refused() -> None:
+    """A parameter that needs no gradient would silently get noise and no signal."""
+    model, _ = a_model_and_losses()
+    next(model.parameters()).requires_grad_(False)
+    losses = plain(model, torch.randn(4, 6))
+    with pytest.raises(ClipwiseError, match="requires_grad|frozen"):
+        per_sample_norms(losses, dict(model.named_parameters()))
+
+
+def test_an_unknown_way_is_refused() -> None:
+    model, losses = a_model_and_losses()
+    with pytest.raises((ClipwiseError, ValueError), match="second_backward"):
+        clipped_gradients(losses, named(model), Abadi(1.0), way="fast")  # type: ignore[arg-type]
+
+
+def test_an_error_in_the_users_rule_leaves_everything_as_it_was() -> None:
+    @dataclass(frozen=True)
+    class Broken:
+        sensitivity: float = 1.0
+
+        def __call__(self, norms: Tensor) -> Tensor:
+            raise RuntimeError("a bug in a rule")
+
+    model, losses = a_model_and_losses()
+    for p in model.parameters():
+        p.grad = torch.full_like(p, 7.0)
+    with untouched(model), pytest.raises(RuntimeError, match="a bug in a rule"):
+        clipped_gradients(losses, named(model), Broken())
+
+
+def compiled_losses() -> tuple[nn.Module, Tensor]:
+    model = mlp()
+    return model, plain(torch.compile(model, backend="aot_eager"), torch.randn(4, 6))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_compiled_graph_is_refused_with_the_way_out() -> None:
+    """`aot_eager` makes the same single autograd node as the default backend, and needs no C++ compiler."""
+    model, losses = compiled_losses()
+    with pytest.raises(UnsupportedNode, match="[Cc]ompile"):
+        per_sample_norms(losses, named(model))
+
+
+def loss_fn(model: nn.Module, batch: Any) -> Tensor:
+    return per_row(model(batch))
+
+
+class DetachedStatistics(nn.Module):
+    """Centres by batch statistics that carry no gradient: the graph of the losses cannot show it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layer(x)
+        return y - y.detach().mean(0)
+
+
+def weighted_by_count() -> nn.Module:
+    class Weighted(nn.Module):
+        """Divides by the batch size: no sample's value matters to the others, its presence does."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(6, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.layer(x) / len(x)
+            return out
+
+    return Weighted()
+
+
+INVISIBLE: dict[str, Callable[[], nn.Module]] = {
+    "batch_norm_on_the_raw_input": batch_norm(False, "first"),
+    "detached_statistics": DetachedStatistics,
+    "divided_by_the_batch_size": weighted_by_count,
+    "batch_norm_middle": batch_norm(True, "middle"),
+}
+
+
+@pytest.mark.parametrize("build", INVISIBLE.values(), ids=INVISIBLE)
+def test_check_model_sees_what_the_graph_hides(build: Callable[[], nn.Module]) -> None:
+    torch.manual_seed(0)
+    model = build()
+    with untouched(model), pytest.raises(NotSeparable):
+        check_model(model, loss_fn, torch.randn(5, 6))
+
+
+def test_check_model_passes_an_honest_model() -> None:
+    torch.manual_seed(0)
+    model = mlp()
+    with untouched(model):
+        check_model(model, loss_fn, torch.randn(5, 6))

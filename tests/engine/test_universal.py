@@ -1,0 +1,182 @@
+"""The bound itself, on every model x rule x style: no sample moves the clipped sum by more than the sensitivity.
+
+Noise is zero throughout. A batch of one with a huge loss and a tiny clipping norm, neighbouring batches, and samples
+whose loss or data is not finite.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+import torch
+from torch import Tensor
+
+from clipwise.clipping import Abadi, Automatic, Flat, Global, GlobalScaled, Groupwise, Layerwise, Normalize, Rule, Style
+from clipwise.engine import clipped_gradients, per_sample_norms
+from clipwise.errors import UnsupportedNode
+
+from ..zoo import CASES, Case, Data, named, shared_model
+from .reference import clipped_loop, flat, flat_sum, groups_of, loop_gradients, norms_of, precision, tolerance
+
+R = 1e-3
+HUGE = 2.0**20
+RULES: list[Rule] = [Abadi(R), Automatic(R, gamma=0.01), Normalize(R), Global(R), GlobalScaled(R, Z=1e12)]
+WAYS = ("bookkeeping", "second_backward")
+
+
+def styles(rule: Rule) -> list[Style]:
+    """The rule in every style; the groups of `Groupwise` have different clipping norms."""
+    return [Flat(rule), Layerwise(rule), Groupwise({"*bias*": Abadi(2 * R), "*weight*": rule, "*": rule})]
+
+
+STYLES = [style for rule in RULES for style in styles(rule)]
+
+
+def slack(case: Case, dtype: torch.dtype) -> float:
+    """Rounding, relative: what the engine may be off by, beside what is proven."""
+    return 1.0 + tolerance(case, dtype)
+
+
+def clipped(losses: Tensor, params: dict[str, torch.nn.Parameter], style: Style, way: str | None = None) -> Tensor:
+    return flat_sum(clipped_gradients(losses, params, style, retain_graph=True, way=way).gradients)
+
+
+def supported(case: Case, losses: Tensor, params: dict[str, torch.nn.Parameter]) -> bool:
+    """Whether the engine has rules for the case; it may lack them only where the zoo says so."""
+    if "may_refuse" in case.tags:
+        try:
+            per_sample_norms(losses, params, retain_graph=True)
+        except UnsupportedNode:
+            return False
+    return True
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_one_huge_sample_is_bounded_and_keeps_its_direction(case: Case) -> None:
+    dtype = precision(case)
+    model = shared_model(case, dtype)
+    params = named(model)
+    losses = HUGE * case.losses(model, 1, seed=5, dtype=dtype)
+    if not supported(case, losses, params):
+        return
+    loop = loop_gradients(losses, params)
+    for style in STYLES:
+        expected = flat(clipped_loop(loop, style))[0]
+        actual = clipped(losses, params, style)
+        bound = style.sensitivity(list(groups_of(style, params)))
+        assert actual.norm() <= bound * slack(case, dtype), style
+        assert (actual - expected).norm() <= tolerance(case, dtype) * expected.norm(), style
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_neighbouring_batches_differ_by_at_most_the_sensitivity(case: Case) -> None:
+    """Add or remove one sample, here one with a huge loss: the others' contributions stay what they are."""
+    dtype = precision(case)
+    model = shared_model(case, dtype)
+    params = named(model)
+    batch = case.batches[2]
+    scale = torch.ones(batch, dtype=dtype)
+    scale[1] = HUGE
+    data = case.draw(batch, seed=6, dtype=dtype)
+    losses = scale * case.loss(model, **data)
+    if not supported(case, losses, params):
+        return
+    without = case.loss(model, **leave_out(data, 1))
+    loop = loop_gradients(without, params)
+    for number, style in enumerate(STYLES):
+        way = WAYS[number % 2]
+        params = above_rounding(named(model), loop, style)
+        moved = (clipped(losses, params, style, way) - clipped(without, params, style, way)).norm()
+        bound = style.sensitivity(list(groups_of(style, params)))
+        # Rounding is relative to the sum of all contributions, not only to the one that moved.
+        assert moved <= bound * (1 + batch * tolerance(case, dtype)), (style, way)
+
+
+def above_rounding(
+    params: dict[str, torch.nn.Parameter], loop: dict[str, Tensor], style: Style
+) -> dict[str, torch.nn.Parameter]:
+    """All parameters, but for `Normalize` without groups whose gradient is zero up to rounding (a key's bias).
+
+    `Normalize` brings a gradient of pure rounding to length R, and its direction changes with the batch.
+    """
+    if not any(isinstance(style.rule_of(group), Normalize) for group in groups_of(style, params)):
+        return params
+    total = norms_of(loop)
+    kept = {}
+    for names in groups_of(style, params).values():
+        norms = norms_of({name: loop[name] for name in names})
+        if not ((norms > 0) & (norms < 1e-6 * total)).any():
+            kept |= {name: params[name] for name in names}
+    return {name: p for name, p in params.items() if name in kept}
+
+
+def leave_out(data: Data, sample: int) -> Data:
+    return {name: torch.cat([value[:sample], value[sample + 1 :]]) for name, value in data.items()}
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_samples_that_are_not_finite_contribute_nothing(case: Case) -> None:
+    """A NaN or infinite loss, and NaN in the data, next to good samples: the sum is that of the good ones."""
+    dtype = precision(case)
+    model = shared_model(case, dtype)
+    params = named(model)
+    batch = case.batches[2]
+    data = case.draw(batch, seed=7, dtype=dtype)
+    if not supported(case, case.loss(model, **data), params):
+        return
+    good = loop_gradients(case.loss(model, **leave_out(data, 1)), params)
+    style = Flat(Abadi(float(norms_of(good).median()) or 1.0))
+    expected = flat(clipped_loop(good, style))
+    for poison, way in product(("nan loss", "infinite loss", "nan data"), WAYS):
+        losses = poisoned(case, model, data, poison)
+        if losses is None:
+            continue
+        result = clipped_gradients(losses, params, style, way=way)
+        error = (flat_sum(result.gradients) - expected.sum(0)).norm()
+        assert error <= tolerance(case, dtype) * expected.norm(dim=1).sum(), (poison, way)
+        assert int(result.bad) == 1, (poison, way)
+
+
+def poisoned(case: Case, model: torch.nn.Module, data: Data, poison: str) -> Tensor | None:
+    """Losses whose sample 1 is not finite; None when the data has no numbers, or the model does not pass them on."""
+    if poison != "nan data":
+        scale = torch.ones(len(next(iter(data.values()))), dtype=next(iter(model.parameters())).dtype)
+        scale[1] = float("nan") if poison == "nan loss" else float("inf")
+        losses: Tensor = case.loss(model, **data) * scale
+        return losses
+    numbers = [name for name, value in data.items() if value.is_floating_point()]
+    if not numbers:
+        return None
+    data = {name: value.clone() for name, value in data.items()}
+    for name in numbers:
+        data[name][1] = float("nan")
+    losses = case.loss(model, **data)
+    others = torch.cat([losses[:1], losses[2:]])
+    return losses if losses[1].isnan() and others.isfinite().all() else None
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_first_batch_with_a_bad_sample_is_planned_too(way: str) -> None:
+    """The very first step, nothing cached, sees a NaN."""
+    case = next(case for case in CASES if case.name == "transformer_encoder")
+    model = case.model(seed=11)
+    params = named(model)
+    data = case.draw(4, seed=8)
+    losses = poisoned(case, model, data, "nan data")
+    assert losses is not None
+    result = clipped_gradients(losses, params, Abadi(0.1), way=way)
+    good = loop_gradients(case.loss(model, **leave_out(data, 1)), params)
+    expected = flat(clipped_loop(good, Flat(Abadi(0.1)))).sum(0)
+    assert (flat_sum(result.gradients) - expected).norm() <= 1e-10 * expected.norm()
+
+
+def test_a_batch_of_bad_samples_only_gives_zeros() -> None:
+    case = next(case for case in CASES if case.name == "mlp")
+    model = case.model()
+    params = named(model)
+    for way in WAYS:
+        losses = case.losses(model, 3) * float("nan")
+        result = clipped_gradients(losses, params, Abadi(1.0), way=way)
+        assert int(result.bad) == 3
+        assert all(not g.any() for g in result.gradients.values())
