@@ -41,7 +41,8 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("name", cli.COMMANDS)
 def test_every_command_follows_the_convention(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli._load(name).NAME == name
+    command = cli._load(name)
+    assert name == command.NAME and command.HELP
     assert cli.main([name, "--help"]) == 0
     assert "--json" in capsys.readouterr().out
 

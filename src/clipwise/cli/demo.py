@@ -18,7 +18,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from clipwise.cli.table import table
-from clipwise.errors import ClipwiseError, MissingExtra
+from clipwise.errors import MissingExtra
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -67,13 +67,20 @@ class Score:
     confidence: float
 
 
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
+    return number
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("--epsilon", type=float, default=5.0, help="privacy budget of each run (default: %(default)s)")
     parser.add_argument("--delta", type=float, default=1e-4, help="(default: %(default)s, under 1/n)")
-    parser.add_argument("--runs", type=int, default=3, help="runs to average over (default: %(default)s)")
+    parser.add_argument("--runs", type=_count, default=3, help="runs to average over (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the first run (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=STEPS, help="optimizer steps of a run (default: %(default)s)")
+    parser.add_argument("--steps", type=_count, default=STEPS, help="optimizer steps of a run (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print the numbers as JSON")
 
 
@@ -156,7 +163,6 @@ def _experiment(args: argparse.Namespace) -> tuple[list[Score], Plan]:
         sampling=cw.Poisson(sample_size=sizes, batch_size=BATCH_SIZE),
         steps=args.steps,
         clip=cw.Abadi(SMALL_R),
-        noise_multiplier=1.0,
     ).calibrate(epsilon=args.epsilon, delta=args.delta)
     clips: list[tuple[str, Rule, float]] = [
         ("not private", cw.NoClip(), 0.0),
@@ -216,8 +222,6 @@ def _print(scores: Sequence[Score], plan: Plan, args: argparse.Namespace, exact:
 
 def run(args: argparse.Namespace) -> int:
     """Train, measure, print."""
-    if args.runs < 1:
-        raise ClipwiseError(f"--runs must be at least 1, got {args.runs}.")
     start = time.perf_counter()
     scores, plan = _experiment(args)
     exact, gdp = plan.epsilon(args.delta), plan.epsilon(args.delta, accountant="gdp")

@@ -17,7 +17,7 @@ from clipwise.errors import ClipwiseError
 
 __all__ = ["COMMANDS", "Command", "build_parser", "main"]
 
-COMMANDS = ("demo",)
+COMMANDS = ("demo", "check")
 
 
 class Command(Protocol):
