@@ -117,3 +117,11 @@ def test_repository_names_no_machine() -> None:
 
 def test_machine_path_is_recognised() -> None:
     assert MACHINE_PATH.search("see " + "/wo" + "rk/x") and not MACHINE_PATH.search("a/work/b, docs.org/home/x")
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    reference = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    documented = set(re.findall(r"^\.\. auto\w+:: (?:clipwise\.)?(\w+)$", reference, flags=re.MULTILINE))
+    documented |= set(vars(importlib.import_module("clipwise.errors"))) if "errors" in documented else set()
+    missing = [name for name in getattr(clipwise, "__all__", []) if name not in documented and name != "__version__"]
+    assert not missing, f"docs/api.md does not show {missing}"

@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clipwise.cli.table import table
+from clipwise.cli.table import mebibytes, table
 from clipwise.errors import ClipwiseError, DataError, NotSeparable
 
 if TYPE_CHECKING:
@@ -136,9 +136,9 @@ def _print_summary(target: str, summary: Summary, params: Mapping[str, Tensor], 
     for name in summary.unreached:
         print(f"              {name} is reached by no sample: its gradient is zero, with noise like every other")
     for way, size in summary.bytes.items():
-        print(f"  memory      about {size / 2**20:,.1f} MiB beyond the forward pass ({way.replace('_', ' ')})")
+        print(f"  memory      {mebibytes(size)} beyond the forward pass, estimated ({way.replace('_', ' ')})")
     print()
-    print(table(["parameter", "shape", "operation", "rule", "batch axis"], _parameter_rows(summary, params)))
+    print(table(["parameter", "shape", "operation", "rule", "batch axis"], _parameter_rows(summary, params), left=5))
 
 
 def run(args: argparse.Namespace) -> int:
