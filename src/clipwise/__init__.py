@@ -1,3 +1,142 @@
-"""Differentially private deep learning that stays calibrated."""
+"""Differentially private deep learning that stays calibrated.
+
+Everything public is here, and is loaded when it is first used: `import clipwise as cw`.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from clipwise.accounting import (
+        GaussianSteps,
+        Guarantee,
+        Ledger,
+        delta,
+        epsilon,
+        noise_multiplier,
+        privacy_panel,
+    )
+    from clipwise.clipping import (
+        Abadi,
+        Automatic,
+        BatchClip,
+        Flat,
+        Global,
+        GlobalScaled,
+        Groupwise,
+        Layerwise,
+        MixUp,
+        NoClip,
+        Normalize,
+    )
+    from clipwise.engine import (
+        Clipped,
+        check,
+        check_model,
+        clipped_gradients,
+        per_sample_gradients,
+        per_sample_norms,
+    )
+    from clipwise.errors import (
+        AccountingError,
+        BudgetSpent,
+        CheckFailed,
+        CheckpointError,
+        ClipwiseError,
+        DataError,
+        InvalidLosses,
+        InvalidPlan,
+        InvalidSampling,
+        LedgerError,
+        MissingExtra,
+        NotSeparable,
+        UnsupportedNode,
+    )
+    from clipwise.noise import SecureNormals
+    from clipwise.plan import Plan
+    from clipwise.private import Private, StepStatistics
+    from clipwise.sampling import FixedSize, FullBatch, Poisson, Shuffled
 
 __version__ = "0.1.0"
+
+_HOME = {
+    "accounting": ("GaussianSteps", "Guarantee", "Ledger", "delta", "epsilon", "noise_multiplier", "privacy_panel"),
+    "clipping": (
+        *("Abadi", "Automatic", "BatchClip", "Flat", "Global", "GlobalScaled", "Groupwise", "Layerwise", "MixUp"),
+        *("NoClip", "Normalize"),
+    ),
+    "engine": ("Clipped", "check", "check_model", "clipped_gradients", "per_sample_gradients", "per_sample_norms"),
+    "errors": (
+        *("AccountingError", "BudgetSpent", "CheckFailed", "CheckpointError", "ClipwiseError", "DataError"),
+        *("InvalidLosses", "InvalidPlan", "InvalidSampling", "LedgerError", "MissingExtra", "NotSeparable"),
+        "UnsupportedNode",
+    ),
+    "noise": ("SecureNormals",),
+    "plan": ("Plan",),
+    "private": ("Private", "StepStatistics"),
+    "sampling": ("FixedSize", "FullBatch", "Poisson", "Shuffled"),
+}
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+
+__all__ = [
+    "Abadi",
+    "AccountingError",
+    "Automatic",
+    "BatchClip",
+    "BudgetSpent",
+    "CheckFailed",
+    "CheckpointError",
+    "Clipped",
+    "ClipwiseError",
+    "DataError",
+    "FixedSize",
+    "Flat",
+    "FullBatch",
+    "GaussianSteps",
+    "Global",
+    "GlobalScaled",
+    "Groupwise",
+    "Guarantee",
+    "InvalidLosses",
+    "InvalidPlan",
+    "InvalidSampling",
+    "Layerwise",
+    "Ledger",
+    "LedgerError",
+    "MissingExtra",
+    "MixUp",
+    "NoClip",
+    "Normalize",
+    "NotSeparable",
+    "Plan",
+    "Poisson",
+    "Private",
+    "SecureNormals",
+    "Shuffled",
+    "StepStatistics",
+    "UnsupportedNode",
+    "check",
+    "check_model",
+    "clipped_gradients",
+    "delta",
+    "epsilon",
+    "noise_multiplier",
+    "per_sample_gradients",
+    "per_sample_norms",
+    "privacy_panel",
+]
+
+
+def __getattr__(name: str) -> Any:
+    module = _MODULE_OF.get(name)
+    if module is None:
+        raise AttributeError(f"module 'clipwise' has no attribute {name!r}")
+    value = getattr(import_module(f"clipwise.{module}"), name)
+    globals()[name] = value  # the next use is an ordinary look-up
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

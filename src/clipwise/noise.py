@@ -63,6 +63,10 @@ class Entropy:
         label = "/".join(["clipwise", str(self.seed), purpose, *map(str, counters)])
         return hashlib.shake_256(label.encode()).digest(size)
 
+    def child(self, purpose: str) -> Entropy:
+        """An entropy for somebody who must not learn this one's seed."""
+        return self if self.seed is None else Entropy(int.from_bytes(self.take(16, purpose), "little"))
+
     def generator(self, purpose: str, *counters: int) -> np.random.Generator:
         """A NumPy generator (Philox, 128-bit key) for this purpose and these counters."""
         return np.random.Generator(np.random.Philox(key=int.from_bytes(self.take(16, purpose, *counters), "little")))

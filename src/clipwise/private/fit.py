@@ -1,0 +1,119 @@
+"""Does a model and its optimizer fit private training? Checked in full once, and cheaply at every step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.optim import Optimizer
+
+from clipwise.errors import InvalidPlan, NotSeparable
+
+__all__ = ["Fit"]
+
+_REFUSED = {
+    "LBFGS": "it evaluates the gradient several times within one step, and each time would be one more release",
+    "SparseAdam": "it needs sparse gradients, and noise is dense",
+}
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The private parameters of a model, by name, and what must stay as it was when they were found."""
+
+    names: tuple[str, ...]
+    tensors: tuple[Tensor, ...]
+    frozen: tuple[Tensor, ...]
+    watched: tuple[tuple[str, Tensor], ...]
+    mixing: tuple[tuple[str, nn.Module], ...]
+    optimized: int
+
+    @classmethod
+    def of(cls, model: nn.Module, optimizer: Optimizer) -> Fit:
+        """Find the private parameters; refuse a model and an optimizer that do not fit."""
+        if not isinstance(model, nn.Module):
+            raise InvalidPlan(f"model must be a torch.nn.Module, got {type(model).__name__}.")
+        _check_optimizer(optimizer)
+        named = list(model.named_parameters())  # tied parameters once, under their first name
+        known = {id(p): name for name, p in named}
+        optimized = [p for group in optimizer.param_groups for p in group["params"]]
+        strangers = [p for p in optimized if id(p) not in known]
+        if strangers:
+            shapes = ", ".join(str(tuple(p.shape)) for p in strangers[:3])
+            raise InvalidPlan(
+                f"the optimizer has {len(strangers)} tensors that are not parameters of the model (shapes {shapes}). "
+                "Their gradients would be used without clipping and noise. Leave them out."
+            )
+        ids = {id(p) for p in optimized}
+        missing = [name for name, p in named if p.requires_grad and id(p) not in ids]
+        if missing:
+            raise InvalidPlan(
+                f"trainable parameters are missing in the optimizer: {_some(missing)}. Add them, or freeze them with "
+                "requires_grad_(False)."
+            )
+        trainable = [(name, p) for name, p in named if p.requires_grad]
+        if not trainable:
+            raise InvalidPlan("the model has no trainable parameter.")
+        return cls(
+            names=tuple(name for name, _ in trainable),
+            tensors=tuple(p for _, p in trainable),
+            frozen=tuple(p for _, p in named if not p.requires_grad),
+            watched=tuple((name, p) for name, p in named if not p.requires_grad and id(p) in ids),
+            mixing=tuple((name, m) for name, m in model.named_modules() if isinstance(m, (_BatchNorm, _InstanceNorm))),
+            optimized=len(optimized),
+        )
+
+    def holds(self, optimizer: Optimizer) -> bool:
+        """Whether the same parameters are still the trainable ones (cheap: asked at every step)."""
+        for p in self.tensors:
+            if not p.requires_grad:
+                return False
+        for p in self.frozen:
+            if p.requires_grad:
+                return False
+        return self.optimized == sum(len(group["params"]) for group in optimizer.param_groups)
+
+    def check_step(self) -> None:
+        """Refuse what may change between steps: batch statistics, and gradients that did not come through here."""
+        for name, module in self.mixing:
+            _check_normalisation(name, module)
+        for name, p in self.watched:
+            if p.grad is not None:
+                raise InvalidPlan(
+                    f"frozen parameter {name!r} has a gradient from elsewhere, which the optimizer would use without "
+                    "clipping and noise. Set it to None."
+                )
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+def _check_optimizer(optimizer: Any) -> None:
+    if not isinstance(optimizer, Optimizer):
+        raise InvalidPlan(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}.")
+    for name, reason in _REFUSED.items():
+        refused = getattr(torch.optim, name)
+        if isinstance(optimizer, refused):
+            raise InvalidPlan(f"torch.optim.{name} cannot be used privately: {reason}. Any other optimizer can.")
+
+
+def _check_normalisation(name: str, module: Any) -> None:
+    kind = type(module).__name__
+    if isinstance(module, _InstanceNorm):
+        if module.training and module.track_running_stats:
+            raise NotSeparable(
+                f"{name!r} ({kind}) gathers statistics of the private inputs in its buffers, without noise. Use "
+                "track_running_stats=False, or put it in eval mode."
+            )
+    elif module.training or not module.track_running_stats:
+        how = "is in training mode" if module.training else "has track_running_stats=False"
+        raise NotSeparable(
+            f"{name!r} ({kind}) {how}: it normalises with statistics of the whole batch, so a sample's gradient "
+            "depends on the others. Use GroupNorm or LayerNorm, or a trained BatchNorm in eval mode (model.train(), "
+            "then module.eval())."
+        )

@@ -1,0 +1,255 @@
+"""The loader: a plan's batches, cut into physical ones, through an ordinary `DataLoader`."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+from clipwise.errors import DataError, InvalidSampling
+from clipwise.noise import Entropy
+from clipwise.sampling import Draws, split
+
+__all__ = ["Loader", "Part", "fingerprint"]
+
+_OURS = ("batch_size", "batch_sampler", "drop_last", "sampler", "shuffle")
+_PROBES = 64
+
+
+@dataclass(frozen=True)
+class Part:
+    """One physical batch: piece `part` of the logical batch of step `step`."""
+
+    step: int
+    part: int
+    size: int
+    last: bool
+
+
+class Host(Protocol):
+    """What a loader needs of the run it feeds."""
+
+    @property
+    def steps_done(self) -> int:
+        """Steps on the ledger."""
+        ...
+
+    def open_loader(self) -> int:
+        """Begin an iteration: drop an unfinished logical batch, end older iterations."""
+        ...
+
+    def offer(self, iteration: int, part: Part, batch: Any) -> None:
+        """The next losses belong to this part."""
+        ...
+
+    def empty_step(self, iteration: int, part: Part) -> None:
+        """Make the noise-only step of an empty logical batch."""
+        ...
+
+
+class _PartIndices(list[int]):
+    """Indices that know their step, so that a worker can be seeded for them."""
+
+    step: int = 0
+    part: int = 0
+
+
+class _Feed:
+    """The batch sampler of the `DataLoader`, which may run ahead of training; `pending` says what it has handed out."""
+
+    def __init__(self, draws: Draws, steps: int, physical_batch_size: int | None) -> None:
+        self._draws, self._steps, self._size = draws, steps, physical_batch_size
+        self._start = 0
+        self.pending: deque[Part] = deque()
+
+    def restart(self, step: int) -> deque[Part]:
+        self._start, self.pending = step, deque()
+        return self.pending
+
+    def __iter__(self) -> Iterator[list[int]]:
+        pending = self.pending
+        for step in range(self._start, self._steps):
+            pieces = split(self._draws.batch(step), self._size)
+            if not pieces:
+                pending.append(Part(step, 0, 0, last=True))
+            for k, piece in enumerate(pieces):
+                pending.append(Part(step, k, len(piece), last=k == len(pieces) - 1))
+                indices = _PartIndices(piece.tolist())
+                indices.step, indices.part = step, k
+                yield indices
+
+
+class _SeededItems(Dataset[Any]):
+    """A view of the data set that seeds the global generators before each physical batch is read (seeded runs only)."""
+
+    def __init__(self, dataset: Dataset[Any], entropy: Entropy) -> None:
+        self._dataset, self._entropy = dataset, entropy
+
+    def __getitems__(self, indices: _PartIndices) -> list[Any]:
+        self._entropy.seed_globals("item", indices.step, indices.part)
+        many = getattr(self._dataset, "__getitems__", None)
+        if many is not None:
+            items: list[Any] = many(list(indices))
+            return items
+        return [self._dataset[i] for i in indices]
+
+
+class Loader:
+    """Iterates over the physical batches of the steps that are still to be made; iterating again goes on from there.
+
+    An empty logical batch makes its noise-only step by itself, or with `yield_empty=True` is handed out as tensors of
+    length zero. With a seed, the global generators are set before every physical batch, so that dropout and
+    augmentation replay too. Leaving the loop in the middle of a logical batch drops what was gathered of it.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        dataset: Dataset[Any],
+        draws: Draws,
+        entropy: Entropy,
+        steps: int,
+        physical_batch_size: int | None,
+        yield_empty: bool,
+        options: Mapping[str, Any],
+    ) -> None:
+        size = physical_batch_size
+        if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
+            raise InvalidSampling(f"physical_batch_size must be a positive integer or None, got {size!r}.")
+        check_dataset(dataset, draws.sampling.sample_size)
+        check_options(options)
+        self._host, self._entropy, self._yield_empty = host, entropy, yield_empty
+        self._dataset = dataset
+        self._feed = _Feed(draws, steps, size)
+        options = dict(options)
+        source = dataset
+        if entropy.seed is not None:
+            source = _SeededItems(dataset, entropy.child("items"))
+            if options.get("generator") is None:  # else the DataLoader would draw from the global generator
+                options["generator"] = torch.Generator().manual_seed(entropy.seed & 0xFFFFFFFF)
+        self._dataloader: DataLoader[Any] = DataLoader(source, batch_sampler=self._feed, **options)
+        self._template: Any = None
+
+    def __iter__(self) -> Iterator[Any]:
+        iteration = self._host.open_loader()
+        pending = self._feed.restart(self._host.steps_done)
+        for batch in self._dataloader:
+            yield from self._empties(iteration, pending)
+            yield self._hand_out(iteration, pending.popleft(), batch)
+        yield from self._empties(iteration, pending)
+
+    def _empties(self, iteration: int, pending: deque[Part]) -> Iterator[Any]:
+        while pending and pending[0].size == 0:
+            part = pending.popleft()
+            if self._yield_empty:
+                yield self._hand_out(iteration, part, self._empty_batch())
+            else:
+                self._host.empty_step(iteration, part)
+
+    def _hand_out(self, iteration: int, part: Part, batch: Any) -> Any:
+        self._host.offer(iteration, part, batch)
+        self._entropy.seed_globals("model", part.step, part.part)
+        return batch
+
+    def _empty_batch(self) -> Any:
+        if self._template is None:
+            collate: Callable[[list[Any]], Any] = self._dataloader.collate_fn
+            self._template = _emptied(collate([self._dataset[0]]))
+        return self._template
+
+
+def check_dataset(dataset: Dataset[Any], sample_size: int) -> None:
+    """Refuse data that cannot be sampled by index, or of another length than the plan's."""
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+        raise DataError(
+            f"sampling needs a data set with a length and indices (map-style), got {type(dataset).__name__}. A stream "
+            "cannot be sampled; load it first, or declare your own loader's sampling in the plan."
+        )
+    length = len(dataset)
+    if length != sample_size:
+        raise InvalidSampling(
+            f"the plan samples from {sample_size} records, the data set has {length}. Make the plan with "
+            f"sample_size={length}."
+        )
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Refuse the DataLoader keywords that would change the sampling."""
+    ours = [name for name in _OURS if name in options]
+    if ours:
+        raise InvalidSampling(
+            f"{', '.join(ours)} cannot be given: the plan's sampling decides which samples make a batch. Use "
+            "physical_batch_size to limit memory."
+        )
+    if not options.get("in_order", True):
+        raise InvalidSampling("in_order=False would mix the pieces of different logical batches.")
+
+
+def _emptied(batch: Any) -> Any:
+    """The same structure with a batch axis of length zero."""
+    if isinstance(batch, Tensor):
+        return batch[:0]
+    if isinstance(batch, Mapping):
+        return {key: _emptied(value) for key, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*map(_emptied, batch))
+    if isinstance(batch, (list, tuple)):
+        plain = all(isinstance(item, (str, bytes, int, float)) for item in batch)
+        return type(batch)([] if plain else map(_emptied, batch))
+    raise DataError(
+        f"yield_empty=True cannot make an empty {type(batch).__name__}; use a collate_fn that gives tensors, or leave "
+        "it off."
+    )
+
+
+def fingerprint(dataset: Dataset[Any]) -> str:
+    """A fingerprint of the data: all of a `TensorDataset`, else its length and up to 64 records that read the same.
+
+    It is a function of private data, so it is only ever saved beside a seed, which must be kept secret anyway.
+
+    >>> fingerprint(TensorDataset(torch.ones(3))) == fingerprint(TensorDataset(torch.ones(3)))
+    True
+    """
+    length = len(dataset)  # type: ignore[arg-type]
+    sha = hashlib.sha256(f"{type(dataset).__qualname__} {length}".encode())
+    if isinstance(dataset, TensorDataset):
+        for tensor in dataset.tensors:
+            _describe(tensor, sha.update)
+        return sha.hexdigest()
+    for i in sorted({length * k // _PROBES for k in range(_PROBES)}) if length else []:
+        first, second = hashlib.sha256(), hashlib.sha256()
+        _describe(dataset[i], first.update)
+        _describe(dataset[i], second.update)
+        if first.digest() == second.digest():  # a random augmentation is no property of the data
+            sha.update(first.digest())
+    return sha.hexdigest()
+
+
+def _describe(item: Any, put: Callable[[bytes], None]) -> None:
+    if isinstance(item, Tensor):
+        put(f"{item.dtype} {tuple(item.shape)}".encode())
+        flat = item.detach().cpu().contiguous().reshape(-1)
+        put(flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b"")
+    elif isinstance(item, np.ndarray):
+        put(f"{item.dtype} {item.shape}".encode() + item.tobytes())
+    elif isinstance(item, Mapping):
+        for key in item:
+            put(repr(key).encode())
+            _describe(item[key], put)
+    elif isinstance(item, Sequence) and not isinstance(item, (str, bytes)):
+        put(f"{type(item).__name__} {len(item)}".encode())
+        for part in item:
+            _describe(part, put)
+    elif isinstance(item, (str, bytes, int, float, np.generic, type(None))):
+        put(repr(item).encode())
+    elif callable(getattr(item, "tobytes", None)):  # images
+        put(item.tobytes())
+    else:
+        put(type(item).__qualname__.encode())

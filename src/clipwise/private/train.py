@@ -1,0 +1,415 @@
+"""The object that runs a plan inside a training loop."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import Dataset
+
+from clipwise.accounting import GaussianSteps, Ledger
+from clipwise.accounting.accountant import Accountant, Relation
+from clipwise.clipping import Style, is_private
+from clipwise.engine import check_model, clipped_gradients
+from clipwise.errors import BudgetSpent, CheckpointError, InvalidLosses, InvalidPlan, InvalidSampling
+from clipwise.noise import Entropy, GaussianNoise, Normals
+from clipwise.plan import Plan
+from clipwise.private import checkpoint, state
+from clipwise.private.fit import Fit
+from clipwise.private.loader import Loader, Part, check_dataset, fingerprint
+from clipwise.private.statistics import Part as PartStatistics
+from clipwise.private.statistics import StepStatistics
+from clipwise.sampling import Draws
+
+__all__ = ["Private"]
+
+LossFunction = Callable[[nn.Module, Any], Tensor]
+_SAMPLES_TO_CHECK = 3
+
+
+class Private:
+    """Clips, sums, adds noise, steps the optimizer and keeps the ledger, in an ordinary training loop.
+
+    Guarantees: every step is on `ledger` before its noise is drawn; what the optimizer sees is the clipped sum plus
+    noise of `noise_multiplier` times its joint sensitivity, divided by the *expected* batch size; after `plan.steps`
+    steps nothing more is released. The model, the optimizer and the data set are used as they are; only `p.grad` is
+    written.
+
+    Without `seed` all randomness is the operating system's and none of it can be saved. With `seed` the run can be
+    repeated bit for bit (same machine, same versions), and whoever knows the seed can remove the noise: for tests
+    and experiments. `loss_fn` (as for `clipwise.check_model`) has the first batch of the loader checked for losses
+    that depend on other samples in ways that a graph does not show. `noise` chooses another source of normal numbers.
+
+    >>> import clipwise as cw, torch
+    >>> from torch.utils.data import TensorDataset
+    >>> dataset = TensorDataset(torch.randn(100, 3), torch.randn(100))
+    >>> model = torch.nn.Linear(3, 1)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> plan = cw.Plan(sampling=cw.Poisson(100, 10), steps=5, clip=cw.Abadi(1.0), noise_multiplier=1.0)
+    >>> private = cw.Private(plan, model, optimizer, seed=0)
+    >>> for x, y in private.loader(dataset):
+    ...     done = private.step((model(x).squeeze(1) - y).square())
+    >>> private.ledger.steps
+    5
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        model: nn.Module,
+        optimizer: Optimizer,
+        *,
+        seed: int | None = None,
+        loss_fn: LossFunction | None = None,
+        noise: Normals | None = None,
+    ) -> None:
+        if not isinstance(plan, Plan):
+            raise InvalidPlan(f"plan must be a clipwise.Plan, got {type(plan).__name__}.")
+        if plan.noise_multiplier is None:
+            raise InvalidPlan("the plan has no noise yet: plan.calibrate(epsilon=..., delta=...) gives it some.")
+        self._plan, self._model, self._optimizer, self._loss_fn = plan, model, optimizer, loss_fn
+        self._entropy = Entropy(seed)
+        self._draws = Draws(plan.sampling, self._entropy)
+        self._source = noise
+        self._event = GaussianSteps(plan.sampling, plan.noise_multiplier)
+        self._ledger = Ledger()
+        self._done = 0
+        self._bind()
+
+        self._style: Style | None = None  # of the logical batch being gathered
+        self._scaled: tuple[Style, list[float]] | None = None
+        self._sums: list[Tensor] | None = None
+        self._gathered: list[PartStatistics] = []
+        self._last: tuple[int, list[PartStatistics]] | None = None
+
+        self._iteration = 0  # of the loader; 0 when the batches are the user's own
+        self._offered: Part | None = None
+        self._parts = 0
+        self._complete = False
+
+        self._fingerprint: str | None = None
+        self._expected_weights: str | None = None
+        self._journal: checkpoint.Journal | None = None
+        self.extra: Any = None
+        """What was given to `save(path, extra=...)`, after a resume."""
+
+    def _bind(self) -> None:
+        self._fit = Fit.of(self._model, self._optimizer)
+        self._named = dict(zip(self._fit.names, self._fit.tensors, strict=True))
+        self._wide = [_sum_dtype(p) for p in self._fit.tensors]
+        like = [torch.empty_like(p, dtype=d) for p, d in zip(self._fit.tensors, self._wide, strict=True)]
+        self._narrow = any(p.dtype != d for p, d in zip(self._fit.tensors, self._wide, strict=True))
+        self._noise = GaussianNoise(like, self._entropy, self._source)
+        self._scaled = None
+
+    # What can be asked
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of the run."""
+        return self._plan
+
+    @property
+    def ledger(self) -> Ledger:
+        """Everything that was released, as facts."""
+        return self._ledger
+
+    @property
+    def steps_done(self) -> int:
+        """Steps of the plan that are used up."""
+        return self._done
+
+    @property
+    def last(self) -> StepStatistics | None:
+        """Statistics of the last step: norms, clipping, bad samples, batch size. **Not covered by epsilon**."""
+        return None if self._last is None else StepStatistics.of(*self._last)
+
+    def epsilon(self, delta: float, accountant: Accountant = "exact", relation: Relation = "add_remove") -> float:
+        """The epsilon spent so far at this `delta`."""
+        return self._ledger.epsilon(delta, accountant, relation)
+
+    # The step
+
+    def backward(self, losses: Tensor) -> None:
+        """Add the clipped gradients of a physical batch to the sum of the logical one. Nothing is released.
+
+        An error leaves everything as it was, so the same batch can be tried again.
+        """
+        self._check_ready()
+        if not isinstance(losses, Tensor) or losses.dim() != 1:
+            shape = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
+            raise InvalidLosses(f"losses must be a tensor of shape (B,), one per sample, got {shape}.")
+        part = self._take_part(losses.shape[0])
+        style = self._current_style()
+        clipped = clipped_gradients(losses, self._named, style)
+        gradients = clipped.gradients
+        self._gather([gradients[name] for name in self._fit.names])
+        self._gathered.append(PartStatistics(clipped.norms, clipped.factors, clipped.bad))
+        self._style = style
+        if part is not None:
+            self._offered = None
+            self._parts += 1
+            self._complete = part.last
+
+    def step(self, losses: Tensor | None = None) -> bool:
+        """`backward`, and at the end of the logical batch record, add noise, step the optimizer. True if it did so.
+
+        With `private.loader` the loader knows where a logical batch ends. Without it every `step` ends one, and
+        `backward` before it adds further physical batches. `step()` without losses ends what `backward` gathered.
+        """
+        if losses is not None:
+            self.backward(losses)
+        else:
+            self._check_ready()
+            if self._offered is not None:
+                raise InvalidSampling("the batch from the loader was not given to backward(losses) or step(losses).")
+        if self._iteration and not self._complete:
+            return False
+        self._release()
+        return True
+
+    def _check_ready(self) -> None:
+        if self._done >= self._plan.steps:
+            raise BudgetSpent(
+                f"all {self._plan.steps} steps of the plan are made. More would spend privacy that was not planned: "
+                "make a plan with more steps before training."
+            )
+        if not self._fit.holds(self._optimizer):
+            if self._sums is not None:
+                raise InvalidPlan("parameters were frozen, unfrozen or added in the middle of a logical batch.")
+            self._bind()
+        self._fit.check_step()
+        if self._expected_weights is not None:
+            state.check_weights(self._expected_weights, self._model, self._optimizer)
+            self._expected_weights = None
+
+    def _take_part(self, size: int) -> Part | None:
+        """The part of the logical batch that the next losses belong to; None when the batches are the user's own."""
+        part = self._offered
+        if not self._iteration:
+            return None
+        if part is None:
+            raise InvalidSampling(
+                "these losses do not belong to a new batch of the loader: each batch is given once, since a sample "
+                "that counts twice has twice the sensitivity."
+            )
+        if (part.step, part.part) != (self._done, self._parts):
+            raise InvalidSampling(
+                "batches of the loader were skipped. Give every batch to step (losses of shape (0,) add nothing), or "
+                "start iterating anew."
+            )
+        if size != part.size:
+            raise InvalidLosses(
+                f"the batch has {part.size} samples but there are {size} losses. Give one loss per sample: sum or "
+                "average the terms of a sample first."
+            )
+        return part
+
+    def _current_style(self) -> Style:
+        """The style of this step: one object for clipping and for noise."""
+        style = self._plan.style(self._done) if self._style is None else self._style
+        if (self._scaled is None or self._scaled[0] is not style) and self._plan.noise_multiplier:
+            if not is_private(style):
+                raise InvalidPlan(f"{style!r} of step {self._done} does not bound what a sample contributes.")
+            groups = [style.group_of(name.rpartition(".")[0], name) for name in self._fit.names]
+            scales = style.noise_scales(list(dict.fromkeys(groups)))
+            self._scaled = (style, [self._plan.noise_multiplier * scales[group] for group in groups])
+        return style
+
+    def _gather(self, gradients: list[Tensor]) -> None:
+        if self._narrow:
+            gradients = [g.to(dtype) for g, dtype in zip(gradients, self._wide, strict=True)]
+        if self._sums is not None:
+            torch._foreach_add_(self._sums, gradients)
+            return
+        # Take the engine's own tensors over, but never two that share memory: noise must be independent.
+        memory = {g.untyped_storage().data_ptr() for g in gradients}
+        if len(memory) < len(gradients) or not all(g.is_contiguous() for g in gradients):
+            gradients = [g.clone(memory_format=torch.contiguous_format) for g in gradients]
+        self._sums = gradients
+
+    def _release(self) -> None:
+        """Charge first, then noise, average, optimizer. From the charge on the step is spent, whatever happens."""
+        fit, step = self._fit, self._done
+        self._style = self._current_style()
+        sums = self._sums
+        if sums is None:
+            sums = [torch.zeros_like(p, dtype=d) for p, d in zip(fit.tensors, self._wide, strict=True)]
+        before = [p.grad for p in fit.tensors]
+        self._ledger.record(self._event)
+        self._done += 1
+        self._last = (step, self._gathered)
+        self._forget()
+        try:
+            if self._journal is not None:
+                self._journal.charge(self._done)
+            if self._plan.noise_multiplier:
+                assert self._scaled is not None
+                self._noise.add_(sums, self._scaled[1], step)
+            torch._foreach_div_(sums, float(self._plan.batch_size))
+            for p, g in zip(fit.tensors, sums, strict=True):
+                p.grad = g.to(p.dtype) if self._narrow else g
+            self._optimizer.step()
+        except BaseException:
+            for p, old in zip(fit.tensors, before, strict=True):
+                p.grad = old
+            raise
+        self._optimizer.zero_grad()
+
+    def _forget(self) -> None:
+        """Drop what was gathered of the logical batch."""
+        self._sums, self._style, self._gathered = None, None, []
+        self._parts, self._complete = 0, False
+
+    # The loader
+
+    def loader(
+        self,
+        dataset: Dataset[Any],
+        physical_batch_size: int | None = None,
+        yield_empty: bool = False,
+        **options: Any,
+    ) -> Loader:
+        """The batches of the steps still to be made, drawn as the plan's sampling says.
+
+        `physical_batch_size` cuts a logical batch into pieces that fit the memory. Other keywords go to
+        `torch.utils.data.DataLoader`, but those that would change the sampling are refused. An empty batch makes its
+        noise-only step by itself, or is handed out with length zero under `yield_empty=True`.
+        """
+        check_dataset(dataset, self._plan.sampling.sample_size)
+        if self._entropy.seed is not None:
+            found = fingerprint(dataset)
+            if self._fingerprint not in (None, found):
+                raise CheckpointError(
+                    "this is not the data set that the seeded run began with: the same noise on other data would "
+                    "cancel out and reveal the difference. Resume with the same data, or start a run with another seed."
+                )
+            self._fingerprint = found
+        return Loader(
+            self,
+            dataset,
+            self._draws,
+            self._entropy,
+            self._plan.steps,
+            physical_batch_size,
+            yield_empty,
+            options,
+        )
+
+    def open_loader(self) -> int:
+        """For the loader: begin an iteration; what was gathered of an unfinished logical batch is dropped."""
+        self._forget()
+        self._offered = None
+        self._iteration += 1
+        return self._iteration
+
+    def offer(self, iteration: int, part: Part, batch: Any) -> None:
+        """For the loader: the next losses belong to this part."""
+        self._check_iteration(iteration)
+        if self._loss_fn is not None and part.size >= _SAMPLES_TO_CHECK:
+            check_model(self._model, self._loss_fn, batch)
+            self._loss_fn = None
+        self._offered = part
+
+    def empty_step(self, iteration: int, part: Part) -> None:
+        """For the loader: the noise-only step of an empty batch (left out when batches are only looked at)."""
+        self._check_iteration(iteration)
+        if part.step == self._done and not self._parts:
+            self._check_ready()
+            self._offered = None
+            self._release()
+
+    def _check_iteration(self, iteration: int) -> None:
+        if iteration != self._iteration:
+            raise InvalidSampling("a newer iteration over private.loader(...) has begun; go on with that one.")
+
+    # Saving and resuming
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plan, ledger, position and, for a seeded run only, the seed. Never a sum, a statistic or a key of noise."""
+        return state.capture(self)
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Go on from `state_dict()`, in a `Private` that has made no step yet; load model and optimizer as well.
+
+        Steps made after `state_dict()` was called are not known here. `save` and `resume` count those too.
+        """
+        state.restore(self, saved)
+
+    def save(self, path: str | os.PathLike[str], extra: Any = None) -> None:
+        """Write model, optimizer and run to one file, such that a crash leaves the old file or the new one.
+
+        From then on every step is counted in that file before it is made (unseeded runs). `extra` holds whatever the
+        loop needs besides, such as `{"scheduler": scheduler.state_dict()}`.
+        """
+        record = {
+            "run": self.state_dict(),
+            "model": dict(self._model.state_dict()),
+            "optimizer": {"class": type(self._optimizer).__name__, "state": self._optimizer.state_dict()},
+            "extra": extra,
+        }
+        journal = checkpoint.write(path, record, self._done)
+        old, self._journal = self._journal, None
+        if old is not None and old.path != journal.path:
+            old.retire(self._done)
+        elif old is not None:
+            old.close()
+        if self._entropy.seed is None:
+            self._journal = journal
+        else:  # a seeded run replays the steps after a crash: the same release, charged once
+            journal.close()
+
+    @classmethod
+    def resume(
+        cls,
+        path: str | os.PathLike[str],
+        model: nn.Module,
+        optimizer: Optimizer,
+        *,
+        plan: Plan | None = None,
+        loss_fn: LossFunction | None = None,
+        noise: Normals | None = None,
+    ) -> Private:
+        """Go on from `save`: model and optimizer are filled, and `private.loader(dataset)` gives the next batch.
+
+        `plan` is only needed when it holds a clipping rule of your own, and must equal the saved one. A seeded run
+        repeats the steps after the last save bit for bit. An unseeded one draws fresh noise, and the steps begun
+        since stay charged.
+        """
+        record, begun, live = checkpoint.read(path)
+        run = state.section(record, "run", path)
+        seed = run.get("seed")
+        if seed is None and not live:
+            raise CheckpointError(
+                f"{Path(path)} was replaced by a later checkpoint elsewhere, and the steps made since are counted "
+                "there. Resume from the latest one."
+            )
+        private = cls(plan or state.saved_plan(run), model, optimizer, seed=seed, loss_fn=loss_fn, noise=noise)
+        state.check(private, run)
+        state.load_model_and_optimizer(record, path, model, optimizer)
+        state.restore(private, run, check_weights=False)
+        private.extra = record.get("extra")
+        if seed is None:
+            private._journal = checkpoint.Journal(Path(path))
+            private._charge_interrupted(begun)
+        return private
+
+    def _charge_interrupted(self, begun: int) -> None:
+        lost = begun - self._done
+        if lost > 0:
+            event = GaussianSteps(self._event.sampling, self._event.noise_multiplier, lost, "interrupted")
+            self._ledger.record(event)
+            self._done = begun
+
+    def __getstate__(self) -> NoReturn:
+        raise TypeError("Private cannot be pickled or copied: a run has one ledger. Use save(path) and resume.")
+
+
+def _sum_dtype(p: Tensor) -> torch.dtype:
+    """Sums and noise in at least float32: half precision would round the noise away."""
+    return torch.float32 if p.dtype in (torch.float16, torch.bfloat16) else p.dtype
