@@ -1,0 +1,163 @@
+"""Look before training: is every loss its own sample's, which rules serve the model, what memory will it take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from clipwise.engine.core import Engine, Parameters
+from clipwise.engine.graph import Graph
+from clipwise.engine.plan import GraphPlan
+from clipwise.engine.rules import RULES
+from clipwise.errors import InvalidLosses, NotSeparable
+
+Batch: TypeAlias = Any  # a tensor, or a tuple, list or mapping of tensors whose first axis is the batch
+LossFn: TypeAlias = Callable[[nn.Module, Batch], Tensor]
+
+
+@dataclass(frozen=True)
+class NodeSummary:
+    """One node where parameters meet the batch."""
+
+    name: str
+    rule: str
+    parameters: tuple[str, ...]
+    layout: str
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What `check` found: the batch size, the nodes that meet parameters, and a memory estimate.
+
+    `unreached` names the parameters that no sample of this batch uses; their gradient is zero (and noised like every
+    other). `bytes` estimates what a step needs beyond the forward pass, for each way of forming the clipped sum.
+    """
+
+    batch_size: int
+    nodes: tuple[NodeSummary, ...]
+    unreached: tuple[str, ...]
+    bytes: Mapping[str, int]
+
+    def __str__(self) -> str:
+        lines = [f"separable: {self.batch_size} samples, {len(self.nodes)} nodes meet parameters"]
+        for node in self.nodes:
+            lines.append(f"  {node.name} ({node.rule}; {node.layout}): {', '.join(node.parameters)}")
+        if self.unreached:
+            lines.append(f"  reached by no sample: {', '.join(self.unreached)}")
+        for way, size in self.bytes.items():
+            lines.append(f"  memory beyond the forward pass, {way}: {size / 2**20:.1f} MiB")
+        return "\n".join(lines)
+
+
+def summarize(engine: Engine, losses: Tensor, parameters: Parameters) -> Summary:
+    """Plan, run and check once; describe what was found."""
+    if losses.shape[0] < 2:
+        raise InvalidLosses(
+            f"a batch of {losses.shape[0]} cannot show whether samples mix; pass at least two different samples."
+        )
+    backward = engine.backward(losses, parameters, keep=True)
+    graph, plan = backward.graph, backward.plan
+    nodes = tuple(_node_summary(graph, plan, k, parameters) for k in range(len(plan.meetings)))
+    unreached = tuple(parameters.describe(p) for p in range(len(parameters.tensors)) if p not in plan.roots)
+    return Summary(losses.shape[0], nodes, unreached, _bytes(graph, plan, parameters))
+
+
+def _node_summary(graph: Graph, plan: GraphPlan, k: int, parameters: Parameters) -> NodeSummary:
+    meeting = plan.meetings[k]
+    edges = {graph.edges[meeting.node][position] for position in meeting.operands}
+    reached = [p for p, roots in plan.roots.items() if edges & set(roots)]
+    name = graph.names[meeting.node]
+    rule = RULES[name]
+    layout = str(meeting.layouts[0]) if meeting.layouts else "no gradient in this batch"
+    return NodeSummary(name, rule.__module__.rpartition(".")[2], tuple(map(parameters.describe, reached)), layout)
+
+
+def _bytes(graph: Graph, plan: GraphPlan, parameters: Parameters) -> dict[str, int]:
+    def size(k: int) -> int:
+        metadata = graph.nodes[k]._input_metadata[0]
+        return torch.Size(metadata.shape).numel() * metadata.dtype.itemsize
+
+    kept = sum(size(meeting.node) for meeting in plan.meetings)
+    sums = sum(p.numel() * p.element_size() for p in parameters.tensors)
+    largest = max((size(meeting.node) for meeting in plan.meetings), default=0)
+    return {"bookkeeping": kept + sums, "second_backward": kept + largest + sums}
+
+
+def check_model(model: nn.Module, loss_fn: LossFn, batch: Batch) -> None:
+    """Rerun the forward pass with one sample changed, and with one removed: no other loss may move.
+
+    Sees what the graph of the losses cannot: statistics of the batch on the raw input, detached statistics, a division
+    by the batch size. `loss_fn(model, batch)` returns losses of shape (B,); `batch` is a tensor, or a tuple, list or
+    mapping of tensors whose first axis is the batch. Buffers and random generators are left as they were.
+
+    >>> check_model(nn.Linear(3, 1), lambda model, x: model(x).squeeze(1) ** 2, torch.randn(4, 3))
+    >>> check_model(nn.BatchNorm1d(3), lambda model, x: model(x).sum(1), torch.randn(4, 3))
+    Traceback (most recent call last):
+        ...
+    clipwise.errors.NotSeparable: changing sample 3 ...
+    """
+    size = _batch_size(batch)
+    if size < 3:
+        raise InvalidLosses(f"check_model needs a batch of at least three samples, got {size}.")
+    last = size - 1
+    keep = torch.arange(last)
+    replaced = torch.cat([keep, torch.tensor([0])])
+    with _unchanged(model) as run:
+        base = run(lambda: loss_fn(model, batch))
+        if base.shape != (size,):
+            raise InvalidLosses(f"loss_fn must return losses of shape ({size},), got {tuple(base.shape)}.")
+        trials = {
+            f"changing sample {last}": run(lambda: loss_fn(model, _take(batch, replaced))),
+            f"removing sample {last}": run(lambda: loss_fn(model, _take(batch, keep))),
+        }
+    tolerance = (1e-9 if base.dtype == torch.float64 else 1e-4) * (base.abs().max() + 1e-30)
+    for what, losses in trials.items():
+        moved = (losses[:last] - base[:last]).abs()
+        if bool((moved > tolerance).any()):
+            worst = int(moved.argmax())
+            raise NotSeparable(
+                f"{what} moves the loss of sample {worst} by {float(moved[worst]):.3g}: samples mix, though the graph may "
+                "not show it. Typical causes: batch normalization in training mode (affine or not), statistics of the "
+                "batch, a loss divided by the batch size."
+            )
+
+
+def _batch_size(batch: Batch) -> int:
+    if isinstance(batch, Tensor):
+        return batch.shape[0]
+    values = batch.values() if isinstance(batch, Mapping) else batch
+    sizes = {_batch_size(value) for value in values if isinstance(value, (Tensor, Mapping, tuple, list))}
+    if len(sizes) != 1:
+        raise InvalidLosses(f"the tensors of a batch must share their first axis, got sizes {sorted(sizes)}.")
+    return sizes.pop()
+
+
+def _take(batch: Batch, index: Tensor) -> Batch:
+    if isinstance(batch, Tensor):
+        return batch[index.to(batch.device)]
+    if isinstance(batch, Mapping):
+        return type(batch)({key: _take(value, index) for key, value in batch.items()})  # type: ignore[call-arg]
+    if isinstance(batch, (tuple, list)):
+        return type(batch)(_take(value, index) for value in batch)
+    return batch
+
+
+@contextmanager
+def _unchanged(model: nn.Module) -> Iterator[Callable[[Callable[[], Tensor]], Tensor]]:
+    """Run forward passes from the same buffers and random state each, and restore both at the end."""
+    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    devices = sorted({p.device.index or 0 for p in model.parameters() if p.is_cuda})
+
+    def run(forward: Callable[[], Tensor]) -> Tensor:
+        with torch.no_grad(), torch.random.fork_rng(devices=devices):
+            losses = forward()
+            for name, buffer in model.named_buffers():
+                buffer.copy_(buffers[name])
+        return losses
+
+    yield run

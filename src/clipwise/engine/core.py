@@ -1,0 +1,323 @@
+"""The engine: losses -> per-sample norms -> factors -> clipped sum, with its plans cached and checked.
+
+Nothing is written on the model, its parameters or the graph; every call is a function of the losses.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, Literal, TypeVar
+
+import torch
+from torch import Tensor
+
+from clipwise.clipping import Clip, Rule, Style, as_clip
+from clipwise.engine.graph import Graph, walk
+from clipwise.engine.layout import Probe, colours
+from clipwise.engine.plan import GraphPlan, Planner
+from clipwise.engine.run import Backward, StalePlan, by_second_backward
+from clipwise.errors import CheckFailed, InvalidLosses
+
+Way = Literal["bookkeeping", "second_backward"]
+Key = TypeVar("Key", Tensor, str)
+_VERIFY_EVERY = 100
+_CACHE_SIZE = 256
+
+
+@dataclass(frozen=True, eq=False)
+class Clipped(Generic[Key]):
+    """The sum over samples of factor_i * g_i, with what it was made from. No noise, no division.
+
+    `norms` and `factors` are per sample; for a style with groups, `factors` maps each group to its own vector.
+    `bad` marks samples whose gradient is not finite: their contribution is zero.
+    """
+
+    gradients: dict[Key, Tensor]
+    norms: Tensor
+    factors: Tensor | dict[str, Tensor]
+    bad: Tensor
+
+
+@dataclass
+class Entry:
+    """A cached plan and how often it has been used since it was checked."""
+
+    plan: GraphPlan
+    checked: bool = False
+    uses: int = 0
+
+
+class Parameters:
+    """The parameters of a call: distinct, in order, with their names and layers."""
+
+    def __init__(self, params: Iterable[Tensor] | Mapping[str, Tensor]) -> None:
+        named = isinstance(params, Mapping)
+        pairs = list(params.items()) if named else [("", p) for p in params]  # type: ignore[union-attr]
+        for _, p in pairs:
+            if not isinstance(p, Tensor):
+                raise TypeError(f"params must be tensors or a mapping name -> tensor, got {type(p).__name__}.")
+        self.keys: list[list[object]] = []
+        self.tensors: list[Tensor] = []
+        self.names: list[str] = []
+        self.position: dict[int, int] = {}
+        for name, p in pairs:
+            place = self.position.get(id(p))
+            if place is None:
+                place = self.position[id(p)] = len(self.tensors)
+                self.tensors.append(p)
+                self.names.append(name)
+                self.keys.append([])
+            self.keys[place].append(name if named else p)
+        self.identity = tuple(self.position)
+
+    def describe(self, place: int) -> str:
+        """A parameter as an error message names it."""
+        return self.names[place] or f"#{place} of shape {tuple(self.tensors[place].shape)}"
+
+    def layer(self, place: int) -> str:
+        """The module that owns a parameter: its name before the last dot, or itself when it has no name."""
+        name = self.names[place]
+        return name.rpartition(".")[0] if name else f"#{place}"
+
+    def keyed(self, values: Sequence[Tensor]) -> dict[object, Tensor]:
+        """Values in order of the parameters, keyed as the caller gave them."""
+        return {key: value for keys, value in zip(self.keys, values, strict=True) for key in keys}
+
+    def groups(self, style: Style) -> dict[str, list[int]]:
+        """Clipping groups of a style and the places of their parameters."""
+        groups: dict[str, list[int]] = {}
+        for place, name in enumerate(self.names):
+            groups.setdefault(style.group_of(self.layer(place), name), []).append(place)
+        return groups
+
+
+def validate(losses: Tensor, parameters: Parameters) -> None:
+    """Refuse losses that are not a differentiable vector."""
+    if not isinstance(losses, Tensor):
+        raise InvalidLosses(f"losses must be a tensor of shape (B,), got {type(losses).__name__}.")
+    if losses.dim() != 1:
+        raise InvalidLosses(
+            f"losses must have shape (B,), one loss per sample, got {tuple(losses.shape)}. Use reduction='none' and, if a "
+            "sample has several terms, sum or average them per sample."
+        )
+    if not losses.is_floating_point():
+        raise InvalidLosses(f"losses must be floating point, got {losses.dtype}.")
+    if not parameters.tensors:
+        raise InvalidLosses("params is empty: there is nothing to differentiate.")
+    if losses.numel() and losses.grad_fn is None:
+        raise InvalidLosses(
+            "losses do not require grad: they were computed under no_grad, detached, or from frozen parameters."
+        )
+
+
+class Engine:
+    """Plans, checks and runs; the cache is its only state."""
+
+    def __init__(self) -> None:
+        self._cache: OrderedDict[tuple[object, ...], Entry] = OrderedDict()
+
+    def graph(self, losses: Tensor, parameters: Parameters) -> Graph:
+        """The graph of the losses; refused when it reaches none of the parameters."""
+        graph = walk(losses, parameters.position, parameters.tensors)
+        if all(place < 0 for place in graph.leaf_parameter.values()):
+            raise InvalidLosses(
+                "no parameter is reached from the losses. Pass the parameters that the losses were computed from "
+                "(model.parameters() of the very model that was called)."
+            )
+        return graph
+
+    def entry(self, losses: Tensor, graph: Graph, parameters: Parameters) -> Entry:
+        """The plan of this graph's structure, from the cache or made now."""
+        key = (parameters.identity, graph.signature)
+        entry = self._cache.get(key)
+        if entry is None:
+            return self._make(losses, graph, parameters)
+        self._cache.move_to_end(key)
+        return entry
+
+    def _make(self, losses: Tensor, graph: Graph, parameters: Parameters) -> Entry:
+        planner = Planner(graph, losses.shape[0], parameters.describe)
+        entry = Entry(planner.plan(_prober(losses, graph)))
+        if all(len(meeting.layouts) <= 1 for meeting in entry.plan.meetings):
+            self._cache[parameters.identity, graph.signature] = entry
+            while len(self._cache) > _CACHE_SIZE:
+                self._cache.popitem(last=False)
+        return entry
+
+    def backward(self, losses: Tensor, parameters: Parameters, *, keep: bool) -> Backward:
+        """Differentiate to the meetings, planning and checking where needed; `keep` leaves the graph alive."""
+        graph = self.graph(losses, parameters)
+        entry = self.entry(losses, graph, parameters)
+        verify = not entry.checked or entry.uses % _VERIFY_EVERY == 0
+        entry.uses += 1
+        keep = keep or verify or entry.plan.live or entry.plan.routed or not entry.plan.decided
+        try:
+            backward = Backward(losses, graph, entry.plan, retain_graph=keep)
+        except StalePlan:
+            entry = self._make(losses, graph, parameters)
+            verify = True
+            backward = Backward(losses, graph, entry.plan, retain_graph=True)
+        if verify:
+            entry.checked = verify_against_autograd(losses, backward, parameters)
+        return backward
+
+
+def _prober(losses: Tensor, graph: Graph) -> Callable[[Sequence[int]], Mapping[int, Probe]]:
+    v = colours(losses.shape[0], losses)
+
+    def probe(nodes: Sequence[int]) -> Mapping[int, Probe]:
+        edges = [graph.gradient_edge((k, 0)) for k in nodes]
+        plain, coloured = (
+            torch.autograd.grad(losses, edges, cotangent, retain_graph=True, allow_unused=True)
+            for cotangent in (torch.ones_like(losses), v)
+        )
+        found = {}
+        for k, p, c in zip(nodes, plain, coloured, strict=True):
+            zero = losses.new_zeros(graph.shape((k, 0)))
+            found[k] = Probe(zero if p is None else p, zero if c is None else c, v)
+        return found
+
+    return probe
+
+
+def verify_against_autograd(losses: Tensor, backward: Backward, parameters: Parameters) -> bool:
+    """Compare with autograd: a random combination of all samples, and the norm of one sample. False: not possible now.
+
+    With random weights v, equality of sum_i v_i g_i can only hold if every per-sample gradient is right.
+    """
+    norms = backward.squared_norms()
+    total = sum(norms.values(), losses.new_zeros(losses.shape, dtype=torch.float64))
+    if not bool(torch.isfinite(total).all()):
+        return False
+    v = colours(losses.shape[0], losses)
+    largest = int(total.argmax())
+    one_hot = torch.zeros_like(losses)
+    one_hot[largest] = 1
+    tolerance = 2e-2 if any(_half(p) for p in _edge_dtypes(backward)) else 2e-3
+    ours = backward.weighted(lambda _: v)
+    theirs = torch.autograd.grad(losses, parameters.tensors, v, retain_graph=True, allow_unused=True)
+    scale = float(total.sqrt().max()) * float(v.abs().max())
+    for place, expected in enumerate(theirs):
+        got = ours.get(place)
+        difference = _distance(got, expected)
+        if difference > tolerance * max(scale, 1e-30):
+            raise CheckFailed(
+                f"the per-sample gradients of parameter {parameters.describe(place)} disagree with autograd (difference "
+                f"{difference:.3g}, scale {scale:.3g}). Nothing was released. Please report the model."
+            )
+    single = torch.autograd.grad(losses, parameters.tensors, one_hot, retain_graph=True, allow_unused=True)
+    for place, expected in enumerate(single):
+        want = 0.0 if expected is None else float(expected.double().square().sum().sqrt())
+        got_norm = float(norms[place][largest].sqrt()) if place in norms else 0.0
+        if abs(want - got_norm) > tolerance * max(float(total[largest].sqrt()), 1e-30):
+            raise CheckFailed(
+                f"the per-sample norm of parameter {parameters.describe(place)} is {got_norm:.6g}, autograd says "
+                f"{want:.6g}. Nothing was released. Please report the model."
+            )
+    return True
+
+
+def _half(dtype: torch.dtype) -> bool:
+    return dtype in (torch.float16, torch.bfloat16)
+
+
+def _edge_dtypes(backward: Backward) -> Iterable[torch.dtype]:
+    graph = backward.graph
+    return (graph.nodes[meeting.node]._input_metadata[0].dtype for meeting in backward.plan.meetings)
+
+
+def _distance(a: Tensor | None, b: Tensor | None) -> float:
+    if a is None or b is None:
+        one = a if b is None else b
+        return 0.0 if one is None else float(one.double().norm())
+    return float((a.double() - b.double()).norm())
+
+
+@dataclass
+class Outcome:
+    """Norms, factors and sums in order of the parameters."""
+
+    norms: Tensor
+    factors: dict[str, Tensor]
+    bad: Tensor
+    sums: list[Tensor] = field(default_factory=list)
+
+
+def clip(losses: Tensor, parameters: Parameters, style: Style, engine: Engine, way: Way | None, keep: bool) -> Outcome:
+    """The whole walk: norms, factors, clipped sum."""
+    groups = parameters.groups(style)
+    if losses.shape[0] == 0:
+        return _empty(losses, parameters, groups)
+    if losses.shape[0] == 1:
+        return _single(losses, parameters, style, groups, engine, keep)
+    backward = engine.backward(losses, parameters, keep=keep or way == "second_backward")
+    squared = backward.squared_norms()
+    by_group = {name: _total(squared, members, losses) for name, members in groups.items()}
+    norms = sum(by_group.values()).sqrt()  # type: ignore[union-attr]
+    bad = ~torch.isfinite(norms)
+    any_bad = bool(bad.any())
+    factors = {name: _factors(style.rule_of(name), total.sqrt(), bad) for name, total in by_group.items()}
+    of = {place: factors[name] for name, members in groups.items() for place in members}
+    if any_bad:
+        backward.discard(bad)
+    if way == "second_backward" and not any_bad:
+        members = dict(enumerate(groups.values()))
+        sums = by_second_backward(losses, backward.graph, members, of.__getitem__)
+    else:
+        sums = backward.weighted(of.__getitem__)
+    return Outcome(norms, factors, bad, _filled(sums, parameters))
+
+
+def _total(squared: Mapping[int, Tensor], members: Sequence[int], losses: Tensor) -> Tensor:
+    parts = [squared[place] for place in members if place in squared]
+    return sum(parts[1:], parts[0]) if parts else torch.zeros_like(losses)
+
+
+def _factors(rule: Rule, norms: Tensor, bad: Tensor) -> Tensor:
+    return rule(norms).masked_fill(bad, 0)
+
+
+def _filled(sums: Mapping[int, Tensor], parameters: Parameters) -> list[Tensor]:
+    """One sum per parameter in its own dtype; zero where no sample reached it."""
+    return [
+        sums[place].to(p.dtype) if place in sums else torch.zeros_like(p) for place, p in enumerate(parameters.tensors)
+    ]
+
+
+def _empty(losses: Tensor, parameters: Parameters, groups: Mapping[str, Sequence[int]]) -> Outcome:
+    nothing = losses.detach().clone()
+    zeros = [torch.zeros_like(p) for p in parameters.tensors]
+    return Outcome(nothing, dict.fromkeys(groups, nothing), nothing.bool(), zeros)
+
+
+def _single(
+    losses: Tensor, parameters: Parameters, style: Style, groups: Mapping[str, list[int]], engine: Engine, keep: bool
+) -> Outcome:
+    """A batch of one: its gradient is the per-sample gradient, and plain autograd is exact."""
+    grads = single_gradients(losses, parameters, engine, keep)
+    total = losses.new_zeros(1, dtype=torch.float64)
+    factors: dict[str, Tensor] = {}
+    sums = [torch.zeros_like(p) for p in parameters.tensors]
+    squared = {name: _norm_of([grads[m] for m in members], total) for name, members in groups.items()}
+    norms = torch.stack(list(squared.values())).sum(0).sqrt()
+    bad = ~torch.isfinite(norms)
+    for name, members in groups.items():
+        factors[name] = _factors(style.rule_of(name), squared[name].sqrt(), bad).to(losses.dtype)
+        for place in members:
+            grad = grads[place]
+            if grad is not None and not bool(bad):
+                sums[place] = grad * factors[name].to(grad.dtype)
+    return Outcome(norms.to(losses.dtype), factors, bad, sums)
+
+
+def _norm_of(grads: Sequence[Tensor | None], zero: Tensor) -> Tensor:
+    parts = [g.double().square().sum() for g in grads if g is not None]
+    return torch.stack(parts).sum().view(1) if parts else zero
+
+
+def single_gradients(losses: Tensor, parameters: Parameters, engine: Engine, keep: bool) -> Sequence[Tensor | None]:
+    """The gradients of a batch of one by plain autograd."""
+    engine.graph(losses, parameters)
+    return torch.autograd.grad(losses.sum(), parameters.tensors, retain_graph=keep, allow_unused=True)

@@ -1,0 +1,107 @@
+"""The autograd graph behind a vector of losses: its nodes, edges and structural signature.
+
+The graph is read, never changed: no hook is registered and nothing is written on a node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge
+
+LEAF = "torch::autograd::AccumulateGrad"
+NO_EDGE = (-1, 0)
+
+Node: TypeAlias = Any  # torch's node classes are generated; there is no useful static type
+Edge: TypeAlias = tuple[int, int]  # (position of the child node, which of its outputs)
+
+
+@lru_cache(maxsize=None)
+def _static_attributes(kind: type) -> tuple[str, ...]:
+    """Attributes that name axes or shifts: part of the structure, unlike sizes, which may change from step to step."""
+    return tuple(name for name in dir(kind) if name.startswith(("_saved_dim", "_saved_shifts")))
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """Nodes in breadth-first order from the losses, with their edges towards the leaves.
+
+    `leaf_parameter[k]` is the position in `parameters` of leaf node k; -1 for any other leaf.
+    """
+
+    nodes: list[Node]
+    names: list[str]
+    edges: list[tuple[Edge, ...]]
+    leaf_parameter: dict[int, int]
+    parameters: Sequence[Tensor]
+    signature: tuple[object, ...]
+
+    def shape(self, edge: Edge) -> torch.Size:
+        """The shape of the value that flows along an edge."""
+        k, output = edge
+        if self.names[k] == LEAF:
+            return self.nodes[k].variable.shape  # type: ignore[no-any-return]
+        return torch.Size(self.nodes[k]._input_metadata[output].shape)
+
+    def gradient_edge(self, edge: Edge) -> GradientEdge | Tensor:
+        """What `torch.autograd.grad` takes for this edge, as an input or an output."""
+        k, output = edge
+        return self.nodes[k].variable if self.names[k] == LEAF else GradientEdge(self.nodes[k], output)
+
+    @cached_property
+    def leaves_first(self) -> list[int]:
+        """Node positions ordered so that every node comes after all it was computed from."""
+        order: list[int] = []
+        done = [False] * len(self.nodes)
+        stack = [(0, False)]
+        while stack:
+            k, expanded = stack.pop()
+            if expanded:
+                order.append(k)
+            elif not done[k]:
+                done[k] = True
+                stack.append((k, True))
+                stack.extend((child, False) for child, _ in self.edges[k] if child >= 0 and not done[child])
+        return order
+
+
+def walk(losses: Tensor, position: Mapping[int, int], parameters: Sequence[Tensor]) -> Graph:
+    """Read the graph of `losses`; `position` maps `id(parameter)` to its place in `parameters`."""
+    root = losses.grad_fn
+    nodes: list[Node] = [root]
+    index: dict[Node, int] = {root: 0}
+    names: list[str] = []
+    edges: list[tuple[Edge, ...]] = []
+    leaf_parameter: dict[int, int] = {}
+    signature: list[object] = []
+    for node in nodes:  # grows while it is walked
+        name = node.name()
+        names.append(name)
+        if name == LEAF:
+            place = position.get(id(node.variable), -1)
+            leaf_parameter[len(edges)] = place
+            edges.append(())
+            signature.append(place)
+            continue
+        row: list[Edge] = []
+        for child, output in node.next_functions:
+            if child is None:
+                row.append(NO_EDGE)
+                continue
+            k = index.get(child)
+            if k is None:
+                k = index[child] = len(nodes)
+                nodes.append(child)
+            row.append((k, output))
+        entry = tuple(row)
+        edges.append(entry)
+        signature.append(name)
+        signature.append(entry)
+        for attribute in _static_attributes(type(node)):
+            signature.append(getattr(node, attribute))
+    return Graph(nodes, names, edges, leaf_parameter, parameters, tuple(signature))

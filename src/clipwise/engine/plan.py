@@ -1,0 +1,440 @@
+"""From a graph to a plan: which values are shared, where they meet the batch, and how each parameter is reached.
+
+A value is *shared* when it is computed from parameters and constants alone. A *meeting* is a node where a shared
+operand meets the batch. The plan depends on the graph's structure only, so it is made once and cached; sizes such as
+the batch size or the sequence length may change from step to step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from math import prod
+
+import torch
+from torch import Tensor
+
+from clipwise.engine.graph import LEAF, Edge, Graph
+from clipwise.engine.layout import Layout, Probe, Routed
+from clipwise.engine.routing import Routing, may_route, routing
+from clipwise.engine.rules import DATA_OPERANDS, LIVE, RULES
+from clipwise.errors import NotSeparable, UnsupportedNode
+
+Prober = Callable[[Sequence[int]], Mapping[int, Probe]]  # node positions -> probes of their outputs
+
+# Views keep every element's value: the norm of a gradient is the same before and after them.
+_PASSING = {"AliasBackward0", "CloneBackward0", "ToCopyBackward0"}
+_VIEWS = _PASSING | {
+    "PermuteBackward0", "ReshapeAliasBackward0", "SelectBackward0", "SliceBackward0", "SplitBackward0",
+    "SplitWithSizesBackward0", "SqueezeBackward0", "SqueezeBackward1", "SqueezeBackward2", "SqueezeBackward3",
+    "SqueezeBackward4", "TBackward0", "TransposeBackward0", "UnbindBackward0", "UnflattenBackward0",
+    "UnsafeSplitBackward0", "UnsafeViewBackward0", "UnsqueezeBackward0", "ViewBackward0",
+}  # fmt: skip
+_REGIONS = {"SelectBackward0", "SliceBackward0", "SplitBackward0", "SplitWithSizesBackward0", "UnbindBackward0"}
+_INDEXING = {
+    "CatBackward0", "EmbeddingBackward0", "EmbeddingBagBackward0", "GatherBackward0", "IndexBackward0",
+    "IndexSelectBackward0", "StackBackward0", "TakeBackward0",
+}  # fmt: skip
+_ROWWISE = {
+    "AddBackward0", "DivBackward0", "EluBackward0", "ExpBackward0", "ExpandBackward0", "GeluBackward0",
+    "HardswishBackward0", "LeakyReluBackward0", "LogBackward0", "MishBackward0", "MulBackward0", "NegBackward0",
+    "PowBackward0", "ReluBackward0", "RsqrtBackward0", "SigmoidBackward0", "SiluBackward0", "SoftplusBackward0",
+    "SqrtBackward0", "SubBackward0", "TanhBackward0", "WhereBackward0",
+}  # fmt: skip
+_ELEMENTWISE = _ROWWISE | {"MaskedFillBackward0", "MaskedFillBackward1", "RsubBackward0", "RsubBackward1"}
+_FUSED_RECURRENT = ("MkldnnRnnLayer", "CudnnRnn", "MiopenRnn")
+
+
+class _State(Enum):
+    NEUTRAL = 0  # no parameter below: data or constants
+    SHARED = 1  # parameters and constants only
+    BATCH = 2  # parameters met the batch at or below this node
+
+
+class _Entry(Enum):
+    """Whether the batch can enter at a node through an operand that is not differentiated."""
+
+    NO = 0
+    WEAK = 1  # an index, a broadcast: as often a position or a constant
+    STRONG = 2  # the data side of a matrix product or convolution
+
+
+@dataclass(frozen=True)
+class Chain:
+    """How a shared operand is made from one parameter by views alone."""
+
+    parameter: int
+    transposed: bool  # only meaningful when framed
+    framed: bool  # the parameter itself, or its transpose, or a region of it: no other reordering
+    region: Edge | None  # the edge that picks a region of the parameter
+    direct: bool  # framed and no region: a gradient is moved to the parameter without autograd
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """A node where shared operands meet the batch."""
+
+    node: int
+    operands: tuple[int, ...]  # positions among the node's inputs, one per distinct edge
+    layouts: tuple[Layout | Routed, ...]  # all that agree with what was seen; none when nothing was seen
+
+
+@dataclass(frozen=True)
+class GraphPlan:
+    """How to get every parameter's per-sample gradient out of one graph structure."""
+
+    meetings: tuple[Meeting, ...]
+    chains: Mapping[Edge, Chain]  # shared operands that are views of one parameter
+    roots: Mapping[int, tuple[Edge, ...]]  # parameter -> the shared operands that reach it
+    derived: frozenset[int]  # parameters that need instantiated gradients pulled back by autograd
+    live: bool  # some rule needs the graph to stay alive
+    decided: bool  # every layout is known beyond doubt
+    identities: tuple[int, ...]  # nodes whose leading index must be the identity at every step
+    routed: bool  # rows may be moved between samples by data: layouts are probed at every step
+    entries: tuple[tuple[int, tuple[bool, ...]], ...]  # nodes where the batch may enter, and which axes are longer than 1
+
+
+def _neutral(k: int, states: Sequence[_State]) -> bool:
+    return k < 0 or states[k] is _State.NEUTRAL
+
+
+class Planner:
+    """Builds the plan of one graph for one batch."""
+
+    def __init__(self, graph: Graph, batch_size: int, describe: Callable[[int], str]) -> None:
+        self.graph, self.batch_size, self.describe = graph, batch_size, describe
+        self.reaches = self._reached_parameters()
+        self.entries = {k: self._entry(k) for k in graph.leaves_first if self.reaches[k] and graph.names[k] != LEAF}
+
+    def _reached_parameters(self) -> list[frozenset[int]]:
+        """Parameters below each node, as far as they stay few (only shared nodes are asked)."""
+        reaches: list[frozenset[int]] = [frozenset()] * len(self.graph.nodes)
+        for k in self.graph.leaves_first:
+            if self.graph.names[k] == LEAF:
+                place = self.graph.leaf_parameter[k]
+                reaches[k] = frozenset((place,)) if place >= 0 else frozenset()
+            else:
+                below = {reaches[child] for child, _ in self.graph.edges[k] if child >= 0 and reaches[child]}
+                reaches[k] = next(iter(below)) if len(below) == 1 else frozenset().union(*below)
+        return reaches
+
+    def _entry(self, k: int) -> _Entry:
+        graph, name = self.graph, self.graph.names[k]
+        edges = graph.edges[k]
+        if name in DATA_OPERANDS:
+            inputs = [edges[i][0] for i in DATA_OPERANDS[name] if i < len(edges)]
+            return _Entry.STRONG if any(i < 0 or not self.reaches[i] for i in inputs) else _Entry.NO
+        if name in _INDEXING:
+            return _Entry.WEAK
+        if name in _VIEWS:
+            return _Entry.NO
+        below = [graph.shape(edge) for edge in edges if edge[0] >= 0 and self.reaches[edge[0]]]
+        if len(below) < len(edges) and name not in _ELEMENTWISE:
+            return _Entry.WEAK
+        try:
+            known = prod(torch.broadcast_shapes(*below))
+        except RuntimeError:
+            known = sum(prod(shape) for shape in below)
+        return _Entry.WEAK if prod(graph.shape((k, 0))) > known else _Entry.NO
+
+    def _states(self, is_batch: Callable[[int], bool]) -> list[_State]:
+        """States of all nodes, when `is_batch` tells whether the batch enters at a node."""
+        states = [_State.NEUTRAL] * len(self.graph.nodes)
+        for k in self.graph.leaves_first:
+            if not self.reaches[k]:
+                continue
+            if self.graph.names[k] == LEAF:
+                states[k] = _State.SHARED
+                continue
+            met = any(child >= 0 and states[child] is _State.BATCH for child, _ in self.graph.edges[k])
+            states[k] = _State.BATCH if met or (self.entries[k] is not _Entry.NO and is_batch(k)) else _State.SHARED
+        return states
+
+    def _meetings(self, states: Sequence[_State]) -> list[int]:
+        return [
+            k
+            for k in self.graph.leaves_first
+            if states[k] is _State.BATCH
+            and any(child >= 0 and states[child] is _State.SHARED for child, _ in self.graph.edges[k])
+        ]
+
+    def plan(self, probe: Prober) -> GraphPlan:
+        """Probe, classify, and say how each parameter is reached."""
+        optimistic = self._states(lambda k: True)
+        cautious = self._states(lambda k: self.entries[k] is _Entry.STRONG)
+        routers = [k for k in self.entries if may_route(self.graph, k, lambda i: bool(self.reaches[i]))]
+        wanted = {k for k, entry in self.entries.items() if entry is not _Entry.NO}
+        wanted.update(self._meetings(optimistic), self._meetings(cautious), routers)
+        probes: dict[int, Probe] = {}
+        layouts: dict[int, tuple[Layout | Routed, ...]] = {}
+        while wanted:
+            found = probe(sorted(wanted))
+            probes.update(found)
+            layouts.update((k, self._layouts(found[k])) for k in wanted)
+            states = self._states(lambda k: probes[k].blank or bool(layouts[k]))
+            meetings = self._meetings(states)
+            wanted = {k for k in meetings if k not in probes}
+        self._refuse_hidden_batch(states, layouts)
+        met = [self._meeting(k, states, probes[k], layouts[k]) for k in meetings]
+        moves = {k: self._routing(k, states, layouts[k]) for k in routers if states[k] is _State.BATCH}
+        return self._bind(met, moves)
+
+    def _routing(self, k: int, states: Sequence[_State], layouts: tuple[Layout | Routed, ...]) -> Routing:
+        def is_batch(i: int) -> bool:
+            return states[i] is _State.BATCH
+
+        if not any(child >= 0 and is_batch(child) for child, _ in self.graph.edges[k]):
+            return Routing.NEVER
+        return routing(self.graph, k, layouts, is_batch)
+
+    def _layouts(self, probe: Probe) -> tuple[Layout | Routed, ...]:
+        if probe.blank:
+            return ()
+        return probe.layouts(self.batch_size) or self._routed(probe)
+
+    def _routed(self, probe: Probe) -> tuple[Routed, ...]:
+        """Rows in no regular order: look for an index on the graph that explains every row's colour."""
+        rows = probe.plain.shape[0] if probe.plain.dim() else 0
+        plain, major, minor = None, Layout(0), Layout(0, inner=1)
+        for k, name in enumerate(self.graph.names):
+            if "Index" not in name and "Gather" not in name:
+                continue
+            for item, index in enumerate(saved_indices(self.graph, k)):
+                for within in (plain, major, minor):
+                    for placed in (False, True):
+                        for other in (major, minor):
+                            routed = Routed(k, item, placed, other, within)
+                            size = source_rows(self.graph, k, item)
+                            owners = routed.owners(index, size, rows, self.batch_size)
+                            if owners is not None and probe.agrees(owners, 0):
+                                return (routed,)
+        return ()
+
+    def _refuse_hidden_batch(
+        self, states: Sequence[_State], layouts: Mapping[int, tuple[Layout | Routed, ...]]
+    ) -> None:
+        """Data met parameters in a shape that could hold the batch, but shows no layout: samples may mix after it.
+
+        A table of positions looks the same as long as it is only broadcast; a reduction or a product of it does not.
+        """
+        axes = {
+            self.graph.shape((k, 0))[layout[0].axis]
+            for k, layout in layouts.items()
+            if layout and isinstance(layout[0], Layout)
+        } | {self.batch_size}
+        suspects = {
+            k
+            for k, entry in self.entries.items()
+            if entry is _Entry.STRONG
+            and states[k] is _State.SHARED
+            and any(self.graph.shape((k, 0))[axis] in axes for axis in self._data_axes(k))
+        }
+        for k in self.graph.leaves_first:
+            below = [child for child, _ in self.graph.edges[k]]
+            if not suspects.intersection(below):
+                continue
+            if not self._keeps_rows(k, suspects):
+                raise self._mixing(next(child for child in below if child in suspects))
+            if states[k] is _State.SHARED:
+                suspects.add(k)
+
+    def _data_axes(self, k: int) -> list[int]:
+        """The output axes of a product that come from the operand that is not differentiated."""
+        first, second = DATA_OPERANDS[self.graph.names[k]]
+        rank = len(self.graph.shape((k, 0)))
+        if self.graph.names[k].startswith(("Mv", "Addmv")):
+            return [] if self.graph.edges[k][second][0] < 0 else [0]
+        if self.graph.names[k].startswith("Convolution"):
+            return [0]
+        child = self.graph.edges[k][first][0]
+        left_is_data = child < 0 or not self.reaches[child]
+        return [*range(rank - 2), rank - 2 if left_is_data else rank - 1]
+
+    def _keeps_rows(self, k: int, suspects: set[int]) -> bool:
+        """Whether a node treats each row of its suspicious operand alike: no reduction, no product over rows."""
+        name = self.graph.names[k]
+        if name in DATA_OPERANDS:
+            left = self.graph.edges[k][DATA_OPERANDS[name][0]][0]
+            others = [child for i, (child, _) in enumerate(self.graph.edges[k]) if i != DATA_OPERANDS[name][0]]
+            return left in suspects and not suspects.intersection(others)
+        return name in _VIEWS or name in _INDEXING or name in _ROWWISE
+
+    def _mixing(self, k: int) -> NotSeparable:
+        cause = ""
+        if any(n.startswith("NativeBatchNorm") and self.graph.nodes[i]._saved_training
+               for i, n in enumerate(self.graph.names)):  # fmt: skip
+            cause = " The graph holds batch normalization in training mode: call .eval() on it or use GroupNorm."
+        reached = ", ".join(self.describe(p) for p in sorted(self.reaches[k])[:3])
+        return NotSeparable(
+            f"samples mix after {self.graph.names[k]} (parameters {reached}): the loss of one sample depends on others, "
+            "so it has no bounded per-sample gradient. Typical causes: batch normalization in training mode, "
+            f"a contrastive loss, attention or a statistic over the batch.{cause}"
+        )
+
+    def _meeting(
+        self, k: int, states: Sequence[_State], probe: Probe, layouts: tuple[Layout | Routed, ...]
+    ) -> Meeting:
+        name = self.graph.names[k]
+        distinct: dict[Edge, int] = {}
+        for position, edge in enumerate(self.graph.edges[k]):
+            if edge[0] >= 0 and states[edge[0]] is _State.SHARED:
+                distinct.setdefault(edge, position)
+        if name not in RULES:
+            raise self._no_rule(k, distinct)
+        repeated = len(distinct) < sum(edge in distinct for edge in self.graph.edges[k])
+        if repeated and name not in LIVE:
+            raise UnsupportedNode(
+                f"{name} uses the same shared value twice ({self._parameters(distinct)}); compute it apart."
+            )
+        if not layouts and not probe.blank:
+            raise self._mixing(k)
+        return Meeting(k, tuple(distinct.values()), layouts)
+
+    def _parameters(self, edges: Iterable[Edge]) -> str:
+        reached = frozenset().union(*(self.reaches[child] for child, _ in edges))
+        return ", ".join(self.describe(p) for p in sorted(reached)[:3])
+
+    def _no_rule(self, k: int, edges: Iterable[Edge]) -> UnsupportedNode:
+        name, parameters = self.graph.names[k], self._parameters(edges)
+        if name.startswith(_FUSED_RECURRENT):
+            return UnsupportedNode(
+                f"{name} (parameters {parameters}) is a fused recurrent kernel that hides how often its weights are "
+                "used. Run the forward pass unfused: `with torch.backends.mkldnn.flags(enabled=False): ...` on CPU, "
+                "`with torch.backends.cudnn.flags(enabled=False): ...` on GPU."
+            )
+        if "CompiledFunction" in name:
+            return UnsupportedNode(
+                f"{name} (parameters {parameters}): a compiled graph hides the uses of its parameters. Call the model "
+                "without torch.compile for private training."
+            )
+        return UnsupportedNode(
+            f"{name} has no per-sample rule (parameters {parameters}). Write it with supported operations, freeze "
+            "these parameters, or ask for a rule."
+        )
+
+    def _bind(self, meetings: list[Meeting], moves: Mapping[int, Routing]) -> GraphPlan:
+        roots: dict[int, dict[Edge, None]] = {}
+        chains: dict[Edge, Chain] = {}
+        for meeting in meetings:
+            for position in meeting.operands:
+                edge = self.graph.edges[meeting.node][position]
+                for parameter in self.reaches[edge[0]]:
+                    roots.setdefault(parameter, {})[edge] = None
+                chain = chain_of(self.graph, edge)
+                if chain is not None:
+                    chains[edge] = chain
+        derived = {parameter for parameter, edges in roots.items() if not _simple(self.graph, edges, chains)}
+        return GraphPlan(
+            tuple(meetings),
+            chains,
+            {p: tuple(edges) for p, edges in roots.items()},
+            frozenset(derived),
+            live=any(self.graph.names[meeting.node] in LIVE for meeting in meetings),
+            decided=all(len(meeting.layouts) == 1 for meeting in meetings),
+            identities=tuple(k for k, move in moves.items() if move is Routing.IDENTITY),
+            routed=any(move is Routing.MAYBE for move in moves.values()),
+            entries=tuple((k, pattern(self.graph, k)) for k, entry in self.entries.items() if entry is not _Entry.NO),
+        )
+
+
+def pattern(graph: Graph, k: int) -> tuple[bool, ...]:
+    """Which axes of a node's output are longer than one: what tells (1, T, D) from (B, T, D)."""
+    return tuple(size > 1 for size in graph.nodes[k]._input_metadata[0].shape)
+
+
+def _simple(graph: Graph, edges: Iterable[Edge], chains: Mapping[Edge, Chain]) -> bool:
+    """Whether a parameter's norm follows from its operands' norms, without pulling gradients back through autograd."""
+    held = [chains.get(edge) for edge in edges]
+    if any(chain is None for chain in held):
+        return False
+    if len(held) == 1:
+        return True
+    return all(chain is not None and chain.framed for chain in held) and not overlapping(
+        graph, [chain.region for chain in held if chain is not None]
+    )
+
+
+def overlapping(graph: Graph, regions: Sequence[Edge | None]) -> bool:
+    """Whether parts of a parameter overlap without being the same, so that its norm is not a sum over parts."""
+    if all(region is None for region in regions):
+        return False
+    if any(region is None for region in regions):
+        return True
+    ranges = sorted({interval(graph, region) for region in regions if region is not None})
+    axes = {axis for axis, _, _ in ranges}
+    return len(axes) > 1 or any(a[2] > b[1] for a, b in zip(ranges, ranges[1:], strict=False))
+
+
+def chain_of(graph: Graph, edge: Edge) -> Chain | None:
+    """The chain of views from an operand down to one parameter, or None if it is computed in any other way."""
+    transposed, framed, region = False, True, None
+    while graph.names[edge[0]] != LEAF:
+        k = edge[0]
+        name, below = graph.names[k], graph.edges[k]
+        if name not in _VIEWS or len(below) != 1 or below[0][0] < 0:
+            return None
+        if name == "TBackward0" or (name == "TransposeBackward0" and len(graph.shape(edge)) == 2):
+            transposed = not transposed
+            framed = framed and region is None
+        elif name in _REGIONS and region is None:
+            region = edge
+            framed = framed and getattr(graph.nodes[k], "_saved_step", 1) == 1
+        elif name not in _PASSING:
+            framed = False
+        edge = below[0]
+    parameter = graph.leaf_parameter[edge[0]]
+    if parameter < 0:
+        return None
+    return Chain(parameter, transposed, framed, region, direct=framed and region is None)
+
+
+def interval(graph: Graph, edge: Edge) -> tuple[int, int, int]:
+    """The axis and the half-open range of it that a region edge picks, as it is at this step."""
+    (k, output), name = edge, graph.names[edge[0]]
+    node, shape = graph.nodes[k], graph.shape(graph.edges[k][0])
+    axis = _signed(node._saved_dim) % len(shape)
+    size = shape[axis]
+    if name == "SelectBackward0":
+        start = _signed(node._saved_index) % size
+        return axis, start, start + 1
+    if name == "UnbindBackward0":
+        return axis, output, output + 1
+    if name == "SliceBackward0":
+        start, stop = _signed(node._saved_start), _signed(node._saved_end)
+        return axis, min(max(start + size if start < 0 else start, 0), size), min(stop + size if stop < 0 else stop, size)
+    if name == "SplitBackward0":
+        step = node._saved_split_size
+        return axis, output * step, min((output + 1) * step, size)
+    sizes = node._saved_split_sizes
+    return axis, sum(sizes[:output]), sum(sizes[: output + 1])
+
+
+def _signed(value: int | None) -> int:
+    """torch shows negative integers of a node as unsigned 64-bit ones."""
+    value = value or 0
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+def saved_indices(graph: Graph, k: int) -> list[Tensor]:
+    """The one-dimensional index tensors that a node saved; masks as the positions they keep."""
+    node = graph.nodes[k]
+    saved = getattr(node, "_saved_indices", None)
+    if saved is None:
+        saved = getattr(node, "_saved_index", None)
+    items = saved if isinstance(saved, (tuple, list)) else [saved]
+    tensors = []
+    for item in items:
+        if isinstance(item, Tensor) and item.dtype == torch.bool:
+            tensors.extend(item.nonzero(as_tuple=True))
+        elif isinstance(item, Tensor) and not item.is_floating_point():
+            tensors.append(item.flatten())
+    return tensors
+
+
+def source_rows(graph: Graph, k: int, item: int) -> int:
+    """The length of the axis that the item-th index of a node points into."""
+    node = graph.nodes[k]
+    sizes = getattr(node, "_saved_self_sym_sizes", None)
+    shape = tuple(sizes) if sizes else tuple(graph.shape((k, 0)))
+    return shape[item] if item < len(shape) else 0

@@ -1,0 +1,58 @@
+"""Rare operations, differentiated by autograd itself: one small backward pass through one node per sample.
+
+Exact for any node whose output has a known layout, and slow; it serves the operations listed here.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge
+
+from clipwise.engine.rules.base import Finish, Operand, Rule, Samples, carries_batch
+from clipwise.engine.uses import Dense, Use
+
+
+def by_autograd(operand: Operand, samples: Samples) -> Finish:
+    """Back-propagate each sample's part of the gradient through this node alone."""
+    output = GradientEdge(operand.node, 0)
+
+    def finish(gradient: Tensor) -> Use:
+        owners = samples.owners(gradient.shape[samples.axis]).to(gradient.device)
+        shape = [1] * gradient.dim()
+        shape[samples.axis] = -1
+        rows = []
+        for sample in range(samples.batch_size):
+            part = torch.where((owners == sample).view(shape), gradient, 0)
+            (row,) = torch.autograd.grad([output], [operand.edge], [part], retain_graph=True, allow_unused=True)
+            rows.append(gradient.new_zeros(operand.shape) if row is None else row)
+        return Dense(torch.stack(rows), operand.shape)
+
+    return finish
+
+
+def _broadcast_by_autograd(operand: Operand, samples: Samples) -> Finish:
+    """The same for operations that broadcast: the operand must not have the batch axis itself."""
+    out = operand.node._input_metadata[0].shape
+    padded = [1] * (len(out) - len(operand.shape)) + list(operand.shape)
+    if padded[samples.axis] != 1:
+        raise carries_batch(operand, f"an operand of shape {operand.shape} carries the batch axis")
+    return by_autograd(operand, samples)
+
+
+RULES: dict[str, Rule] = dict.fromkeys(
+    (
+        "AddcmulBackward0", "AddcdivBackward0", "Atan2Backward0", "ClampBackward0", "ClampMaxBackward1",
+        "ClampMinBackward1", "FmaxBackward0", "FminBackward0", "HypotBackward0", "LerpBackward0", "LerpBackward1",
+        "LogaddexpBackward0", "MaximumBackward0", "MinimumBackward0", "PowBackward1", "RemainderBackward1",
+        "XlogyBackward0",
+    ),
+    _broadcast_by_autograd,
+) | dict.fromkeys(
+    (
+        "CatBackward0", "CdistBackward0", "ConstantPadNdBackward0", "GatherBackward0", "IndexAddBackward0",
+        "IndexCopyBackward0", "IndexPutBackward0", "MaskedScatterBackward0", "RollBackward0", "ScatterAddBackward0",
+        "ScatterBackward0", "StackBackward0", "TakeBackward0", "TrilinearBackward0",
+    ),
+    by_autograd,
+)  # fmt: skip

@@ -1,0 +1,131 @@
+"""Convolutions in one to three dimensions, strided, dilated, grouped, transposed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from clipwise.engine.rules.base import Finish, Operand, Rule, Samples, carries_batch
+from clipwise.engine.uses import Dense, Outer, Use, accurate, per_sample, squares, weighted_sum
+
+_INPUT, _WEIGHT, _BIAS = 0, 1, 2
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """The fixed numbers of a convolution."""
+
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    transposed: bool
+    output_padding: tuple[int, ...]
+    groups: int
+
+    def weight_gradient(self, gradient: Tensor, inputs: Tensor, shape: Sequence[int], groups: int) -> Tensor:
+        """torch's own weight gradient of this convolution, for a weight of the given shape."""
+        weight = inputs.new_empty(1).expand(*shape)
+        only_weight = [False, True, False]
+        _, result, _ = torch.ops.aten.convolution_backward(
+            gradient, inputs, weight, [0], self.stride, self.padding, self.dilation, self.transposed,
+            self.output_padding, groups, only_weight,
+        )  # fmt: skip
+        return result  # type: ignore[no-any-return]
+
+
+class Convolved(Use):
+    """A convolution's weight gradient; `inputs` and `outputs` are (B, t, channels, *space), t images per sample."""
+
+    def __init__(self, inputs: Tensor, outputs: Tensor, shape: Sequence[int], geometry: Geometry) -> None:
+        self.inputs, self.outputs = accurate(inputs), accurate(outputs)
+        self.shape = tuple(shape)
+        self.geometry = geometry
+        self.batch_size = inputs.shape[0]
+        self._kept: Tensor | None = None
+
+    @property
+    def _ghost(self) -> bool:
+        """Few positions and many channels: Gram matrices over positions are smaller than the gradient itself."""
+        geometry = self.geometry
+        if geometry.transposed or geometry.groups != 1 or self.inputs.shape[1] != 1 or len(self.shape) != 4:
+            return False
+        positions, m, n = prod(self.outputs.shape[3:]), prod(self.shape[1:]), self.shape[0]
+        return positions * (m + n) * 2 <= m * n
+
+    def squared_norms(self) -> Tensor:
+        if self._ghost:
+            return self._outer().squared_norms()
+        total = []
+        size = max(1, (1 << 24) // prod(self.shape))
+        for start in range(0, self.batch_size, size):
+            gradients = self.gradients(slice(start, start + size))
+            total.append(squares(gradients))
+        if len(total) == 1 and gradients.numel() <= self.inputs.numel() + self.outputs.numel():
+            self._kept = gradients
+        return torch.cat(total)
+
+    def _outer(self) -> Outer:
+        geometry = self.geometry
+        patches = F.unfold(
+            self.inputs[:, 0], self.shape[2:], geometry.dilation, geometry.padding, geometry.stride
+        )  # (B, C*k, T)
+        return Outer(self.outputs[:, 0].flatten(2).mT, patches.mT, self.shape)
+
+    def gradients(self, samples: slice = slice(None)) -> Tensor:
+        """All samples in one call of torch's kernel: the batch is folded into the groups."""
+        if self._kept is not None:
+            return self._kept[samples]
+        inputs, outputs = (tensor[samples].transpose(0, 1) for tensor in (self.inputs, self.outputs))
+        batch = inputs.shape[1]
+        folded = self.geometry.weight_gradient(
+            outputs.flatten(1, 2), inputs.flatten(1, 2), (batch * self.shape[0], *self.shape[1:]),
+            batch * self.geometry.groups,
+        )  # fmt: skip
+        return folded.view(batch, *self.shape)
+
+    def weighted(self, factors_B: Tensor) -> Tensor:
+        if self._kept is not None:
+            return weighted_sum(factors_B, self._kept)
+        inputs, outputs = self.inputs, self.outputs
+        factors = per_sample(factors_B.to(inputs.dtype), inputs.dim())
+        if inputs.numel() < outputs.numel():
+            inputs = inputs * factors
+        else:
+            outputs = outputs * factors
+        return self.geometry.weight_gradient(
+            outputs.flatten(0, 1), inputs.flatten(0, 1), self.shape, self.geometry.groups
+        )
+
+    def without(self, bad_B: Tensor) -> Use:
+        mask = per_sample(bad_B, self.inputs.dim())
+        return Convolved(
+            self.inputs.masked_fill(mask, 0), self.outputs.masked_fill(mask, 0), self.shape, self.geometry
+        )
+
+
+def convolution(operand: Operand, samples: Samples) -> Finish:
+    """The batch is on the first axis; one sample may hold several images there."""
+    node = operand.node
+    if samples.axis != 0 or operand.position == _INPUT:
+        raise carries_batch(operand, "the input of a convolution is computed from the batch and mixes samples before")
+    if operand.position == _BIAS:
+        return lambda gradient: Dense(_channel_sums(samples.split(gradient)), operand.shape)
+    geometry = Geometry(
+        tuple(node._saved_stride), tuple(node._saved_padding), tuple(node._saved_dilation), node._saved_transposed,
+        tuple(node._saved_output_padding), node._saved_groups,
+    )  # fmt: skip
+    inputs = samples.split(node._saved_input)
+    return lambda gradient: Convolved(inputs, samples.split(gradient), operand.shape, geometry)
+
+
+def _channel_sums(gradient: Tensor) -> Tensor:
+    """(B, t, C, *space) -> (B, C)."""
+    return gradient.flatten(3).sum((1, 3)) if gradient.dim() > 3 else gradient.sum(1)
+
+
+RULES: dict[str, Rule] = {"ConvolutionBackward0": convolution}

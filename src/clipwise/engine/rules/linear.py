@@ -1,0 +1,118 @@
+"""Matrix products with a shared factor: every gradient is a sum of outer products."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from clipwise.engine.rules.base import Finish, Operand, Rule, Samples, carries_batch, sum_to_operand
+from clipwise.engine.uses import Dense, Outer, Use
+
+_LEFT = "the left factor of a matrix product is computed from the batch and mixes samples before"
+_RIGHT = "the right factor of a matrix product is computed from the batch and mixes samples before"
+
+
+def _product(operand: Operand, samples: Samples, other: Tensor, right: bool, scale: float) -> Finish:
+    """Y = A @ W with W shared: W's gradient is sum_t a_t g_t^T over the sample's rows; likewise for W @ A by columns."""
+    rows, columns = other.dim() - 2, other.dim() - 1
+    if samples.axis != (rows if right else columns):
+        raise carries_batch(operand, _RIGHT if right else _LEFT)
+    data = samples.split(other, samples.axis)  # (B, *E, t, k), or (B, *E, k, t) by columns
+
+    def finish(gradient: Tensor) -> Use:
+        split = samples.split(gradient if scale == 1 else gradient * scale)
+        if right:
+            left, other_side = data, split
+        else:
+            left, other_side = split.mT, data.mT
+        if left.dim() == 4 and left.shape[1] == 1:
+            left, other_side = left[:, 0], other_side[:, 0]
+        return Outer(left, other_side, operand.shape)
+
+    return finish
+
+
+def mm(operand: Operand, samples: Samples) -> Finish:
+    """Y = A @ B, also batched: one factor shared."""
+    right = operand.position == 1
+    other = operand.node._saved_self if right else operand.node._saved_mat2
+    return _product(operand, samples, other, right, 1)
+
+
+def _added(operand: Operand, samples: Samples, scale: float) -> Finish:
+    return lambda gradient: sum_to_operand(
+        gradient if scale == 1 else gradient * scale, samples, operand, operand.shape
+    )
+
+
+def addmm(operand: Operand, samples: Samples) -> Finish:
+    """Y = beta * C + alpha * A @ B."""
+    node = operand.node
+    if operand.position == 0:
+        return _added(operand, samples, node._saved_beta)
+    right = operand.position == 2
+    return _product(operand, samples, node._saved_mat1 if right else node._saved_mat2, right, node._saved_alpha)
+
+
+def baddbmm(operand: Operand, samples: Samples) -> Finish:
+    """Y = beta * C + alpha * A @ B for stacks of matrices."""
+    node = operand.node
+    if operand.position == 0:
+        return _added(operand, samples, node._saved_beta)
+    right = operand.position == 2
+    return _product(operand, samples, node._saved_batch1 if right else node._saved_batch2, right, node._saved_alpha)
+
+
+def linear(operand: Operand, samples: Samples) -> Finish:
+    """Y = A @ W^T + b as one node: rows on any leading axes."""
+    if operand.position == 2:
+        return _added(operand, samples, 1)
+    if operand.position == 0:
+        raise carries_batch(operand, _LEFT)
+    data = samples.split(operand.node._saved_input).flatten(1, -2)
+    return lambda gradient: Outer(samples.split(gradient).flatten(1, -2), data, operand.shape)
+
+
+def _vector(operand: Operand, samples: Samples, matrix: Tensor, scale: float) -> Finish:
+    """y = A @ w with w shared: w's gradient is sum_t g_t a_t."""
+    data = samples.split(matrix)
+    return lambda gradient: Dense((data * (samples.split(gradient) * scale).unsqueeze(-1)).sum(1), operand.shape)
+
+
+def mv(operand: Operand, samples: Samples) -> Finish:
+    """y = A @ v."""
+    if operand.position == 0:
+        raise carries_batch(operand, _LEFT)
+    return _vector(operand, samples, operand.node._saved_self, 1)
+
+
+def addmv(operand: Operand, samples: Samples) -> Finish:
+    """y = beta * c + alpha * A @ v."""
+    node = operand.node
+    if operand.position == 0:
+        return _added(operand, samples, node._saved_beta)
+    if operand.position == 1:
+        raise carries_batch(operand, _LEFT)
+    return _vector(operand, samples, node._saved_mat, node._saved_alpha)
+
+
+RULES: dict[str, Rule] = {
+    "MmBackward0": mm,
+    "BmmBackward0": mm,
+    "AddmmBackward0": addmm,
+    "BaddbmmBackward0": baddbmm,
+    "LinearBackward0": linear,
+    "MvBackward0": mv,
+    "AddmvBackward0": addmv,
+}
+# Where the other factor is not differentiated, the batch may enter: its position among the node's inputs.
+DATA_OPERANDS: dict[str, tuple[int, ...]] = {
+    "MmBackward0": (0, 1),
+    "BmmBackward0": (0, 1),
+    "AddmmBackward0": (1, 2),
+    "BaddbmmBackward0": (1, 2),
+    "LinearBackward0": (0, 1),
+    "MvBackward0": (0, 1),
+    "AddmvBackward0": (1, 2),
+    "ConvolutionBackward0": (0, 1),
+    "GroupedMmBackward0": (0, 1),
+}

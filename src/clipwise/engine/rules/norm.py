@@ -1,0 +1,65 @@
+"""Normalization layers: the affine part is shared, the normalized input is the sample's own."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from clipwise.engine.rules.base import Finish, Operand, Rule, Samples, carries_batch, sum_to_operand
+
+_INPUT, _WEIGHT = 0, 1
+
+
+def _affine(operand: Operand, samples: Samples, normalized: Tensor | None, aligned: tuple[int, ...]) -> Finish:
+    """y = weight * normalized + bias, with weight and bias broadcast as `aligned`."""
+    if operand.position == _INPUT:
+        raise carries_batch(operand, "its input is computed from the batch and mixes samples before")
+    if operand.position == _WEIGHT:
+        assert normalized is not None
+        return lambda gradient: sum_to_operand(gradient * normalized, samples, operand, aligned)
+    return lambda gradient: sum_to_operand(gradient, samples, operand, aligned)
+
+
+def layer_norm(operand: Operand, samples: Samples) -> Finish:
+    """LayerNorm: affine over the trailing axes."""
+    normalized = None
+    if operand.position == _WEIGHT:
+        node = operand.node
+        normalized = (node._saved_input - node._saved_result1) * node._saved_result2
+    return _affine(operand, samples, normalized, operand.shape)
+
+
+def _channels(tensor: Tensor) -> tuple[int, ...]:
+    return (1, tensor.shape[1], *([1] * (tensor.dim() - 2)))
+
+
+def group_norm(operand: Operand, samples: Samples) -> Finish:
+    """GroupNorm: statistics per sample and group, affine per channel."""
+    node = operand.node
+    inputs = node._saved_input
+    normalized = None
+    if operand.position == _WEIGHT:
+        grouped = inputs.reshape(node._saved_N, node._saved_group, -1)
+        mean, rstd = (t.reshape(node._saved_N, node._saved_group, 1) for t in (node._saved_result1, node._saved_result2))
+        normalized = ((grouped - mean) * rstd).view_as(inputs)
+    return _affine(operand, samples, normalized, _channels(inputs))
+
+
+def batch_norm(operand: Operand, samples: Samples) -> Finish:
+    """BatchNorm with fixed statistics: an affine map per channel."""
+    node = operand.node
+    if node._saved_training:
+        raise carries_batch(operand, "batch normalization in training mode uses statistics of the whole batch")
+    inputs = node._saved_input
+    normalized = None
+    if operand.position == _WEIGHT:
+        shape = _channels(inputs)
+        rstd = (node._saved_running_var + node._saved_eps).rsqrt()
+        normalized = (inputs - node._saved_running_mean.view(shape)) * rstd.view(shape)
+    return _affine(operand, samples, normalized, _channels(inputs))
+
+
+RULES: dict[str, Rule] = {
+    "NativeLayerNormBackward0": layer_norm,
+    "NativeGroupNormBackward0": group_norm,
+    "NativeBatchNormBackward0": batch_norm,
+}

@@ -1,0 +1,117 @@
+"""Tables indexed by the batch: embeddings, embedding bags, advanced indexing."""
+
+from __future__ import annotations
+
+from math import prod
+
+import torch
+from torch import Tensor
+
+from clipwise.engine.layout import pack
+from clipwise.engine.rules.base import Finish, Operand, Rule, Samples, carries_batch, unsupported
+from clipwise.engine.uses import Dense, Gathered, Use
+
+_NOT_INDEX = "a table computed from the batch is indexed, and mixes samples"
+_FREQUENCY = "scale_grad_by_freq divides by how often a token occurs in the whole batch, which mixes samples"
+_SUM, _MEAN, _MAX = 0, 1, 2
+
+
+def _without_padding(index: Tensor, padding: int, rows: int) -> Tensor:
+    return index.masked_fill(index == padding, -1) if 0 <= padding < rows else index
+
+
+def _gather(operand: Operand, samples: Samples, index: Tensor, rows: int | None = None) -> Finish:
+    """`table[index]`: the output's leading axes are the index's, the trailing ones the row's."""
+    if samples.axis >= index.dim():
+        raise carries_batch(operand, _NOT_INDEX)
+    index_BT = samples.split(index).flatten(1)
+
+    def finish(gradient: Tensor) -> Use:
+        split = samples.split(gradient)
+        return Gathered(index_BT, split.reshape(*index_BT.shape, -1), operand.shape, rows)
+
+    return finish
+
+
+def embedding(operand: Operand, samples: Samples) -> Finish:
+    """`F.embedding`: the padding row receives nothing."""
+    node = operand.node
+    if node._saved_scale_grad_by_freq:
+        raise unsupported(operand, _FREQUENCY)
+    index = _without_padding(node._saved_indices, node._saved_padding_idx, operand.shape[0])
+    return _gather(operand, samples, index)
+
+
+def index(operand: Operand, samples: Samples) -> Finish:
+    """`table[i]`, `table[i, j]`, ...: integer tensors on the leading axes, read as one index into flattened rows."""
+    indices = operand.node._saved_indices
+    leading = [i for i in indices if i is not None]
+    if any(i is None for i in indices[: len(leading)]) or any(i.dtype == torch.bool for i in leading):
+        raise unsupported(operand, "an index with a mask, or not on the leading axes")
+    flat = torch.zeros((), dtype=torch.long, device=leading[0].device)
+    for size, part in zip(operand.shape, leading, strict=False):
+        flat = flat * size + torch.where(part < 0, part + size, part)
+    return _gather(operand, samples, flat, rows=prod(operand.shape[: len(leading)]))
+
+
+def index_select(operand: Operand, samples: Samples) -> Finish:
+    """`table.index_select(0, index)`."""
+    if operand.node._saved_dim != 0:
+        raise unsupported(operand, "index_select on another axis than the first")
+    return _gather(operand, samples, operand.node._saved_index)
+
+
+def embedding_bag(operand: Operand, samples: Samples) -> Finish:
+    """`F.embedding_bag`: every entry receives its bag's gradient, weighted."""
+    node = operand.node
+    if operand.position != 0:
+        raise unsupported(operand, "per_sample_weights of an embedding bag computed from parameters")
+    if node._saved_scale_grad_by_freq:
+        raise unsupported(operand, _FREQUENCY)
+    if samples.axis != 0 or samples.table is not None:
+        raise carries_batch(operand, _NOT_INDEX)
+    if node._saved_mode == _MAX:
+        return _bag_of_maxima(operand, samples, node._saved_result3)
+    index, bags, sizes = node._saved_indices, _bag_of_entry(node), node._saved_result2
+    weights = node._saved_per_sample_weights
+    kept = _without_padding(index, node._saved_padding_idx, operand.shape[0])
+    mean = node._saved_mode == _MEAN
+
+    def finish(gradient: Tensor) -> Use:
+        if mean:
+            gradient = gradient / sizes.clamp(min=1).unsqueeze(1).to(gradient.dtype)
+        values = gradient[bags] if weights is None else gradient[bags] * weights.unsqueeze(1)
+        owners = samples.owners(gradient.shape[0]).to(index.device)[bags]
+        table = pack(owners, samples.batch_size)
+        entries = torch.cat([kept, kept.new_full((1,), -1)])
+        padded = torch.cat([values, values.new_zeros(1, values.shape[1])])
+        return Gathered(entries[table], padded[table], operand.shape)
+
+    return finish
+
+
+def _bag_of_entry(node: object) -> Tensor:
+    """Which bag each entry belongs to; torch leaves it out where it takes a fast path."""
+    offsets, entries = node._saved_offsets, node._saved_indices.numel()  # type: ignore[attr-defined]
+    positions = torch.arange(entries, device=offsets.device)
+    bags = node._saved_result2.numel()  # type: ignore[attr-defined]
+    return torch.bucketize(positions, offsets[:bags], right=True) - 1
+
+
+def _bag_of_maxima(operand: Operand, samples: Samples, winners: Tensor) -> Finish:
+    """Mode "max": each column's gradient goes to the row that won it."""
+
+    def finish(gradient: Tensor) -> Use:
+        split, rows = samples.split(gradient), samples.split(winners)
+        table = gradient.new_zeros(samples.batch_size, *operand.shape)
+        return Dense(table.scatter_add_(1, rows.clamp(min=0), torch.where(rows >= 0, split, 0)), operand.shape)
+
+    return finish
+
+
+RULES: dict[str, Rule] = {
+    "EmbeddingBackward0": embedding,
+    "EmbeddingBagBackward0": embedding_bag,
+    "IndexBackward0": index,
+    "IndexSelectBackward0": index_select,
+}

@@ -1,0 +1,295 @@
+"""One step through a plan: read the saved tensors, differentiate to the meetings, and answer from the uses.
+
+Backward stops at the nodes where parameters meet the batch, so no ordinary weight gradient is computed. What the rules
+need was saved by the forward pass and is read before backward frees it: no hook, no copy.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from clipwise.engine.graph import Edge, Graph
+from clipwise.engine.layout import Layout, Probe, colours, pack
+from clipwise.engine.plan import GraphPlan, Meeting, interval, overlapping, pattern, saved_indices, source_rows
+from clipwise.engine.routing import is_identity
+from clipwise.engine.rules import RULES, Finish, Operand, Samples
+from clipwise.engine.uses import Outer, Use, chunks, joint_squared_norms, squares, summed
+
+Factors = Callable[[int], Tensor]  # parameter -> factors (B,)
+
+
+class StalePlan(Exception):
+    """A cached plan does not fit this step's sizes; it is made anew. Never leaves the engine."""
+
+
+class Backward:
+    """The uses of every shared operand after one backward pass to the meetings."""
+
+    def __init__(self, losses: Tensor, graph: Graph, plan: GraphPlan, *, retain_graph: bool) -> None:
+        self.graph, self.plan = graph, plan
+        self.batch_size = losses.shape[0]
+        self.uses: dict[Edge, list[Use]] = {}
+        self._refuse_stale()
+        pending = [(meeting, self._read(meeting)) for meeting in plan.meetings]
+        edges = [graph.gradient_edge((meeting.node, 0)) for meeting, _ in pending]
+        gradients = torch.autograd.grad(
+            losses, edges, torch.ones_like(losses), retain_graph=retain_graph, allow_unused=True
+        )
+        if plan.routed:
+            self._reprobe(losses, edges, gradients)
+        for (meeting, finishers), gradient in zip(pending, gradients, strict=True):
+            if gradient is None:
+                continue
+            if not meeting.layouts:
+                if bool((gradient != 0).any()):  # also true for NaN
+                    raise StalePlan
+                continue
+            for edge, finish in finishers:
+                self.uses.setdefault(edge, []).append(finish(gradient))
+
+    def _read(self, meeting: Meeting) -> list[tuple[Edge, Finish]]:
+        if not meeting.layouts:
+            return []
+        graph, k = self.graph, meeting.node
+        samples = self._samples(meeting)
+        finishers = []
+        for position in meeting.operands:
+            edge = graph.edges[k][position]
+            operand = Operand(
+                graph.nodes[k], graph.names[k], position, tuple(graph.shape(edge)), graph.gradient_edge(edge)
+            )
+            finishers.append((edge, RULES[graph.names[k]](operand, samples)))
+        return finishers
+
+    def _refuse_stale(self) -> None:
+        """A plan is only used while everything it took from the numbers still holds."""
+        graph, plan = self.graph, self.plan
+        if any(pattern(graph, k) != seen for k, seen in plan.entries):
+            raise StalePlan
+        if not all(is_identity(graph, k) for k in plan.identities):
+            raise StalePlan
+        for parameter, edges in plan.roots.items():
+            if len(edges) > 1 and parameter not in plan.derived:
+                if overlapping(graph, [plan.chains[edge].region for edge in edges]):
+                    raise StalePlan
+
+    def _owners(self, meeting: Meeting) -> Tensor:
+        """The sample of each position along the batch axis of a meeting's output."""
+        shape, layout = self.graph.shape((meeting.node, 0)), meeting.layouts[0]
+        owners: Tensor | None = None
+        if not isinstance(layout, Layout):
+            index = saved_indices(self.graph, layout.node)[layout.item]
+            size = source_rows(self.graph, layout.node, layout.item)
+            owners = layout.owners(index, size, shape[0], self.batch_size)
+        elif layout.fits(shape, self.batch_size):
+            owners = layout.owners(shape, self.batch_size)
+        if owners is None:
+            raise StalePlan
+        return owners
+
+    def _samples(self, meeting: Meeting) -> Samples:
+        layout = meeting.layouts[0]
+        if not isinstance(layout, Layout):
+            owners = self._owners(meeting)
+            return Samples(self.batch_size, Layout(0), owners, pack(owners, self.batch_size))
+        if not layout.fits(self.graph.shape((meeting.node, 0)), self.batch_size):
+            raise StalePlan
+        return Samples(self.batch_size, layout)
+
+    def _reprobe(self, losses: Tensor, edges: Sequence[object], gradients: Sequence[Tensor | None]) -> None:
+        """Rows may have moved between samples: every layout must agree with this step's colours."""
+        v = colours(self.batch_size, losses)
+        coloured = torch.autograd.grad(losses, edges, v, retain_graph=True, allow_unused=True)  # type: ignore[arg-type]
+        for meeting, plain, colour in zip(self.plan.meetings, gradients, coloured, strict=True):
+            if plain is None or colour is None or not meeting.layouts:
+                continue
+            axis = meeting.layouts[0].axis if isinstance(meeting.layouts[0], Layout) else 0
+            if not Probe(plain, colour, v).agrees(self._owners(meeting), axis):
+                raise StalePlan
+
+    def discard(self, bad_B: Tensor) -> None:
+        """Set the contribution of some samples to zero, whatever they hold."""
+        self.uses = {edge: [use.without(bad_B) for use in uses] for edge, uses in self.uses.items()}
+
+    # -- per parameter ------------------------------------------------------------------------------------------
+
+    def _in_frame(self, edge: Edge) -> list[Use]:
+        """Uses of a framed operand, turned to the orientation of the parameter."""
+        uses = self.uses.get(edge, [])
+        if not self.plan.chains[edge].transposed:
+            return uses
+        return [use.transposed() if isinstance(use, Outer) else use for use in uses]
+
+    def squared_norms(self) -> dict[int, Tensor]:
+        """Squared per-sample gradient norm (B,) of every parameter that is reached."""
+        norms = {
+            parameter: self._simple_squared_norms(parameter, edges)
+            for parameter, edges in self.plan.roots.items()
+            if parameter not in self.plan.derived
+        }
+        for parameter, parts in self._derived(squares).items():
+            norms[parameter] = torch.cat(parts)
+        return {parameter: norm for parameter, norm in norms.items() if norm is not None}
+
+    def _simple_squared_norms(self, parameter: int, edges: Sequence[Edge]) -> Tensor | None:
+        if len(edges) == 1:
+            uses = self.uses.get(edges[0], [])
+            return joint_squared_norms(uses) if uses else None
+        total: Tensor | None = None
+        for group in self._regions(edges):
+            uses = [use for edge in group for use in self._in_frame(edge)]
+            if uses:
+                norm = joint_squared_norms(uses)
+                total = norm if total is None else total + norm
+        return total
+
+    def _regions(self, edges: Sequence[Edge]) -> list[list[Edge]]:
+        """Operands by the part of the parameter they are; different parts do not overlap."""
+        whole: list[Edge] = []
+        parts: dict[tuple[int, int, int], list[Edge]] = {}
+        for edge in edges:
+            region = self.plan.chains[edge].region
+            if region is None:
+                whole.append(edge)
+            else:
+                parts.setdefault(interval(self.graph, region), []).append(edge)
+        return [whole] if whole else list(parts.values())
+
+    def _derived(self, reduce: Callable[[Tensor], Tensor]) -> dict[int, list[Tensor]]:
+        """Instantiate the gradients of operands, pull them back to their parameters, reduce, a chunk at a time."""
+        parameters = sorted(self.plan.derived)
+        edges = list({edge: None for p in parameters for edge in self.plan.roots[p] if self.uses.get(edge)})
+        results: dict[int, list[Tensor]] = {p: [] for p in parameters}
+        if not edges:
+            return {}
+        largest = max((self.uses[edge][0] for edge in edges), key=lambda use: torch.Size(use.shape).numel())
+        for chunk in chunks(largest):
+            grads = [summed(self.uses[edge], chunk) for edge in edges]
+            pulled = self._pull_back_batched(edges, grads, parameters)
+            for parameter, gradient in zip(parameters, pulled, strict=True):
+                results[parameter].append(reduce(gradient))
+        return results
+
+    def _pull_back_batched(self, edges: Sequence[Edge], grads: Sequence[Tensor], parameters: Sequence[int]) -> list[Tensor]:
+        """Vector-Jacobian products of the shared part of the graph, one per sample: (b, *parameter.shape) each."""
+        leaves = [self.graph.parameters[p] for p in parameters]
+        batch = grads[0].shape[0]
+        total = [leaf.new_zeros(batch, *leaf.shape, dtype=grads[0].dtype) for leaf in leaves]
+        place = {p: i for i, p in enumerate(parameters)}
+        through = []
+        for edge, grad in zip(edges, grads, strict=True):
+            chain = self.plan.chains.get(edge)
+            if chain is not None and chain.direct and not chain.transposed:
+                total[place[chain.parameter]] += grad
+            else:
+                through.append((edge, grad))
+        if through:
+            for part, pulled in zip(total, self._vjp(through, leaves), strict=True):
+                if pulled is not None:
+                    part += pulled
+        return total
+
+    def _vjp(self, through: Sequence[tuple[Edge, Tensor]], leaves: Sequence[Tensor]) -> Sequence[Tensor | None]:
+        outputs = [self.graph.gradient_edge(edge) for edge, _ in through]
+        grads = [grad.to(_dtype(self.graph, edge)) for edge, grad in through]
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # vmap tells where it falls back to a loop
+                return torch.autograd.grad(
+                    outputs, leaves, grads, retain_graph=True, allow_unused=True, is_grads_batched=True
+                )
+        except RuntimeError:  # an operation that vmap cannot batch: one sample after the other
+            rows = [
+                torch.autograd.grad(outputs, leaves, [g[i] for g in grads], retain_graph=True, allow_unused=True)
+                for i in range(grads[0].shape[0])
+            ]
+            return [None if column[0] is None else torch.stack(column) for column in zip(*rows, strict=True)]
+
+    def gradients(self) -> dict[int, Tensor]:
+        """Per-sample gradients (B, *shape) of every parameter that is reached."""
+        found: dict[int, Tensor] = {}
+        for parameter, edges in self.plan.roots.items():
+            used = [edge for edge in edges if self.uses.get(edge)]
+            if parameter in self.plan.derived or not used:
+                continue
+            if all(self.plan.chains[edge].direct for edge in used):
+                whole = [use for edge in used for use in self._in_frame(edge)]
+                found[parameter] = _turned(summed(whole, slice(None)), self.graph.parameters[parameter])
+            else:
+                grads = [summed(self.uses[edge], slice(None)) for edge in used]
+                found[parameter] = self._pull_back_batched(used, grads, [parameter])[0]
+        for parameter, parts in self._derived(lambda gradient: gradient).items():
+            found[parameter] = torch.cat(parts)
+        return found
+
+    # -- the clipped sum by book-keeping ------------------------------------------------------------------------
+
+    def weighted(self, factors: Factors) -> dict[int, Tensor]:
+        """sum_i c_i g_i of every parameter that is reached, from the same saved tensors."""
+        sums: dict[int, Tensor] = {}
+        through: dict[int, list[tuple[Edge, int]]] = {}
+        for parameter, edges in self.plan.roots.items():
+            for edge in edges:
+                if not self.uses.get(edge):
+                    continue
+                chain = self.plan.chains.get(edge)
+                if chain is not None and chain.direct:
+                    part = _added([use.weighted(factors(parameter)) for use in self._in_frame(edge)])
+                    _accumulate(sums, parameter, part.view(self.graph.parameters[parameter].shape))
+                else:
+                    through.setdefault(id(factors(parameter)), []).append((edge, parameter))
+        for pairs in through.values():
+            self._pull_back(pairs, factors, sums)
+        return sums
+
+    def _pull_back(self, pairs: Sequence[tuple[Edge, int]], factors: Factors, sums: dict[int, Tensor]) -> None:
+        """Weighted sums of operands, pulled back to the parameters of one clipping group in one pass."""
+        common = factors(pairs[0][1])
+        edges = list(dict.fromkeys(edge for edge, _ in pairs))
+        parameters = sorted({parameter for _, parameter in pairs})
+        grads = [
+            _added([use.weighted(common) for use in self.uses[edge]]).to(_dtype(self.graph, edge)) for edge in edges
+        ]
+        pulled = torch.autograd.grad(
+            [self.graph.gradient_edge(edge) for edge in edges],
+            [self.graph.parameters[p] for p in parameters],
+            grads,
+            retain_graph=True,
+            allow_unused=True,
+        )
+        for parameter, part in zip(parameters, pulled, strict=True):
+            if part is not None:
+                _accumulate(sums, parameter, part)
+
+
+def _dtype(graph: Graph, edge: Edge) -> torch.dtype:
+    k, output = edge
+    return graph.nodes[k]._input_metadata[output].dtype  # type: ignore[no-any-return]
+
+
+def _turned(gradients_B: Tensor, parameter: Tensor) -> Tensor:
+    return gradients_B.reshape(gradients_B.shape[0], *parameter.shape)
+
+
+def _added(parts: Sequence[Tensor]) -> Tensor:
+    return sum(parts[1:], parts[0])
+
+
+def _accumulate(sums: dict[int, Tensor], parameter: int, part: Tensor) -> None:
+    held = sums.get(parameter)
+    sums[parameter] = part if held is None else held + part
+
+
+def by_second_backward(losses: Tensor, graph: Graph, groups: Mapping[int, Sequence[int]], factors: Factors) -> dict[int, Tensor]:
+    """The same sum by plain autograd: the factors are the cotangents of the losses, one backward per group."""
+    sums: dict[int, Tensor] = {}
+    for members in groups.values():
+        leaves = [graph.parameters[p] for p in members]
+        cotangent = factors(members[0]).to(losses.dtype)
+        pulled = torch.autograd.grad(losses, leaves, cotangent, retain_graph=True, allow_unused=True)
+        sums.update((p, part) for p, part in zip(members, pulled, strict=True) if part is not None)
+    return sums

@@ -1,0 +1,250 @@
+"""What one use of a shared tensor gives: per-sample gradients, their squared norms, and their weighted sum.
+
+A node where a shared tensor meets the batch gives one *use* of that tensor. Each kind of use knows its per-sample
+gradient g_i without having to form it, and answers three questions: ||g_i||^2, g_i itself, and sum_i c_i g_i.
+
+Shape suffixes: B samples, T positions, E extra axes, m and n the two sides of a matrix.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from math import prod
+
+import torch
+from torch import Tensor
+
+# Instantiated gradients are kept for the weighted sum when they are not larger than what they were made from.
+_ALL = slice(None)
+
+
+def accurate(tensor: Tensor) -> Tensor:
+    """Half precision is widened: a norm that reads low by rounding would break the bound."""
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+
+
+def squares(tensor_B: Tensor) -> Tensor:
+    """Squared norm of each sample's block, (B, ...) -> (B,)."""
+    return tensor_B.reshape(tensor_B.shape[0], -1).square().sum(1)
+
+
+def per_sample(factors_B: Tensor, dim: int) -> Tensor:
+    """Factors shaped to scale a tensor of `dim` axes whose first is the batch."""
+    return factors_B.view(-1, *([1] * (dim - 1)))
+
+
+def weighted_sum(factors_B: Tensor, gradients_B: Tensor) -> Tensor:
+    """sum_i c_i g_i for instantiated gradients."""
+    flat = gradients_B.reshape(gradients_B.shape[0], -1)
+    return (factors_B.to(flat.dtype) @ flat).view(gradients_B.shape[1:])
+
+
+class Use(ABC):
+    """One use of a shared tensor of shape `shape` by `batch_size` samples."""
+
+    shape: tuple[int, ...]
+    batch_size: int
+
+    @abstractmethod
+    def squared_norms(self) -> Tensor:
+        """||g_i||^2, shape (B,)."""
+
+    @abstractmethod
+    def gradients(self, samples: slice = _ALL) -> Tensor:
+        """g_i for some samples, shape (b, *shape)."""
+
+    @abstractmethod
+    def weighted(self, factors_B: Tensor) -> Tensor:
+        """sum_i c_i g_i, of shape `shape`."""
+
+    @abstractmethod
+    def without(self, bad_B: Tensor) -> Use:
+        """The same use with the gradients of some samples set to zero, whatever they hold (NaN, Inf)."""
+
+
+class Dense(Use):
+    """A gradient that is cheap to form: biases, scales, position embeddings."""
+
+    def __init__(self, gradients_B: Tensor, shape: Sequence[int]) -> None:
+        self.shape = tuple(shape)
+        self.batch_size = gradients_B.shape[0]
+        self._gradients = accurate(gradients_B).reshape(self.batch_size, *self.shape)
+
+    def squared_norms(self) -> Tensor:
+        return squares(self._gradients)
+
+    def gradients(self, samples: slice = _ALL) -> Tensor:
+        return self._gradients[samples]
+
+    def weighted(self, factors_B: Tensor) -> Tensor:
+        return weighted_sum(factors_B, self._gradients)
+
+    def without(self, bad_B: Tensor) -> Use:
+        return Dense(_zeroed(self._gradients, bad_B), self.shape)
+
+
+class Outer(Use):
+    """A sum of outer products over positions: g_i = sum_t l_it r_it^T, as in every linear map.
+
+    `left` is (B, *E, T, m), `right` (B, *E, T, n); the gradient is (*E, m, n), seen as `shape`.
+    """
+
+    def __init__(self, left: Tensor, right: Tensor, shape: Sequence[int]) -> None:
+        self.left, self.right = accurate(left), accurate(right)
+        self.shape = tuple(shape)
+        self.batch_size = left.shape[0]
+        self._kept: Tensor | None = None
+
+    @property
+    def ghost_is_cheaper(self) -> bool:
+        """Gram matrices of size T x T against matrices of size m x n."""
+        *_, positions, m = self.left.shape
+        n = self.right.shape[-1]
+        return positions * (m + n) <= m * n
+
+    def squared_norms(self) -> Tensor:
+        left, right = self.left, self.right
+        if left.shape[-2] == 1:  # ||l r^T|| = ||l|| ||r||
+            return (left.square().sum(-1) * right.square().sum(-1)).flatten(1).sum(1)
+        if self.ghost_is_cheaper:  # ||L^T R||^2 = <L L^T, R R^T>
+            product = (left @ left.mT).mul_(right @ right.mT)
+            return product.flatten(1).sum(1).clamp_(min=0)
+        gradients = left.mT @ right
+        if gradients.numel() <= left.numel() + right.numel():
+            self._kept = gradients
+        return squares(gradients)
+
+    def gradients(self, samples: slice = _ALL) -> Tensor:
+        if self._kept is not None:
+            return self._kept[samples].reshape(-1, *self.shape)
+        gradients = self.left[samples].mT @ self.right[samples]
+        return gradients.reshape(gradients.shape[0], *self.shape)
+
+    def weighted(self, factors_B: Tensor) -> Tensor:
+        if self._kept is not None:
+            return weighted_sum(factors_B, self._kept).view(self.shape)
+        left, right = self.left, self.right
+        factors = per_sample(factors_B.to(left.dtype), left.dim())
+        if left.shape[-1] < right.shape[-1]:
+            left = left * factors
+        else:
+            right = right * factors
+        return (_rows(left).mT @ _rows(right)).reshape(self.shape)
+
+    def without(self, bad_B: Tensor) -> Use:
+        return Outer(_zeroed(self.left, bad_B), _zeroed(self.right, bad_B), self.shape)
+
+    def transposed(self) -> Outer:
+        """The same use of the transposed matrix."""
+        m, n = self.left.shape[-1], self.right.shape[-1]
+        return Outer(self.right, self.left, (*self.shape[:-2], n, m) if len(self.shape) > 1 else (n, m))
+
+
+class Gathered(Use):
+    """Rows of a table picked by index, as in an embedding: row `index` receives `right`.
+
+    `index` is (B, T), `right` (B, T, n); a negative index receives nothing (padding).
+    """
+
+    def __init__(self, index: Tensor, right: Tensor, shape: Sequence[int], rows: int | None = None) -> None:
+        self.index, self.right = index, accurate(right)
+        self.shape = tuple(shape)
+        self.rows = self.shape[0] if rows is None else rows
+        self.batch_size = index.shape[0]
+
+    def _by_sample(self, samples: slice) -> tuple[Tensor, Tensor]:
+        """(sample * rows + index, value) of every entry that counts."""
+        index, right = self.index[samples], self.right[samples]
+        offset = torch.arange(index.shape[0], device=index.device).unsqueeze(1) * self.rows
+        keep = index >= 0
+        return (index + offset)[keep], right[keep]
+
+    def squared_norms(self) -> Tensor:
+        keys, values = self._by_sample(_ALL)
+        distinct, inverse = torch.unique(keys, return_inverse=True)  # an index met twice adds before it is squared
+        totals = values.new_zeros(distinct.numel(), values.shape[-1]).index_add_(0, inverse, values)
+        norms = values.new_zeros(self.batch_size)
+        return norms.index_add_(0, distinct // self.rows, totals.square().sum(1))
+
+    def gradients(self, samples: slice = _ALL) -> Tensor:
+        keys, values = self._by_sample(samples)
+        batch = self.index[samples].shape[0]
+        flat = values.new_zeros(batch * self.rows, values.shape[-1]).index_add_(0, keys, values)
+        return flat.view(batch, *self.shape)
+
+    def weighted(self, factors_B: Tensor) -> Tensor:
+        values = self.right * per_sample(factors_B.to(self.right.dtype), 3)
+        keep = self.index >= 0
+        table = values.new_zeros(self.rows, values.shape[-1])
+        return table.index_add_(0, self.index[keep], values[keep]).view(self.shape)
+
+    def without(self, bad_B: Tensor) -> Use:
+        return Gathered(self.index, _zeroed(self.right, bad_B), self.shape, self.rows)
+
+
+def _rows(tensor: Tensor) -> Tensor:
+    """(B, *E, T, m) -> (*E, B*T, m), without a copy where the memory allows it."""
+    extra = tensor.dim() - 3
+    if extra:
+        return tensor.movedim(0, -3).flatten(-3, -2)
+    if tensor.stride(0) < tensor.stride(1):  # batch-minor memory: positions outermost
+        tensor = tensor.transpose(0, 1)
+    return tensor.reshape(-1, tensor.shape[-1])
+
+
+def _zeroed(tensor_B: Tensor, bad_B: Tensor) -> Tensor:
+    return tensor_B.masked_fill(per_sample(bad_B, tensor_B.dim()), 0)
+
+
+def cross(outer: Outer, gathered: Gathered) -> Tensor:
+    """<g_i, h_i> of a matrix used as a linear map (g) and as a table (h): a gather, no matrix is formed."""
+    index = gathered.index.clamp(min=0)
+    picked = torch.gather(outer.left, 2, index.unsqueeze(1).expand(-1, outer.left.shape[1], -1))  # (B, S, T)
+    products = outer.right @ gathered.right.mT  # (B, S, T)
+    return torch.where((gathered.index >= 0).unsqueeze(1), picked * products, 0).flatten(1).sum(1)
+
+
+def merge(uses: Sequence[Use]) -> list[Use]:
+    """Uses of one tensor, merged along their positions where they are of one kind."""
+    outers = [use for use in uses if isinstance(use, Outer) and use.left.dim() == 3]
+    gathered = [use for use in uses if isinstance(use, Gathered)]
+    dense = [use for use in uses if isinstance(use, Dense)]
+    rest = [use for use in uses if use not in outers and use not in gathered and use not in dense]
+    merged: list[Use] = list(rest)
+    if outers and len({(use.left.shape[-1], use.right.shape[-1]) for use in outers}) > 1:
+        merged.extend(outers)
+    elif outers:
+        left, right = [use.left for use in outers], [use.right for use in outers]
+        merged.append(outers[0] if len(outers) == 1 else Outer(torch.cat(left, 1), torch.cat(right, 1), outers[0].shape))
+    if gathered:
+        index = torch.cat([use.index for use in gathered], 1)
+        merged.append(Gathered(index, torch.cat([use.right for use in gathered], 1), gathered[0].shape, gathered[0].rows))
+    if dense:
+        merged.append(Dense(sum((use.gradients() for use in dense[1:]), dense[0].gradients()), dense[0].shape))
+    return merged
+
+
+def joint_squared_norms(uses: Sequence[Use]) -> Tensor:
+    """||sum of the uses' gradients||^2 per sample: uses of one tensor add before they are squared."""
+    merged = merge(uses) if len(uses) > 1 else list(uses)
+    if len(merged) == 1:
+        return merged[0].squared_norms()
+    if len(merged) == 2:
+        outer = next((use for use in merged if isinstance(use, Outer)), None)
+        gathered = next((use for use in merged if isinstance(use, Gathered)), None)
+        if outer is not None and gathered is not None and outer.left.shape[-1] == gathered.rows:
+            total = outer.squared_norms() + gathered.squared_norms() + 2 * cross(outer, gathered)
+            return total.clamp_(min=0)
+    return torch.cat([squares(summed(merged, chunk)) for chunk in chunks(merged[0])])
+
+
+def summed(uses: Sequence[Use], samples: slice) -> Tensor:
+    """The added gradients of several uses of one tensor, for some samples."""
+    return sum((use.gradients(samples) for use in uses[1:]), uses[0].gradients(samples))
+
+
+def chunks(use: Use, limit: int = 1 << 24) -> list[slice]:
+    """Slices of the batch whose instantiated gradients stay below `limit` elements."""
+    size = max(1, limit // max(1, prod(use.shape)))
+    return [slice(start, start + size) for start in range(0, use.batch_size, size)]
