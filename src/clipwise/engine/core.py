@@ -320,4 +320,4 @@ def _norm_of(grads: Sequence[Tensor | None], zero: Tensor) -> Tensor:
 def single_gradients(losses: Tensor, parameters: Parameters, engine: Engine, keep: bool) -> Sequence[Tensor | None]:
     """The gradients of a batch of one by plain autograd."""
     engine.graph(losses, parameters)
-    return torch.autograd.grad(losses.sum(), parameters.tensors, retain_graph=keep, allow_unused=True)
+    return torch.autograd.grad(losses, parameters.tensors, torch.ones_like(losses), retain_graph=keep, allow_unused=True)
