@@ -6,7 +6,7 @@ Nothing is written on the model, its parameters or the graph; every call is a fu
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Literal, TypeVar
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from clipwise.clipping import Clip, Rule, Style, as_clip
 from clipwise.engine.graph import Graph, walk
-from clipwise.engine.layout import Probe, colours
+from clipwise.engine.layout import Probe, colours, digit_colours, owners_by_digits
 from clipwise.engine.plan import GraphPlan, Planner
 from clipwise.engine.run import Backward, StalePlan, by_second_backward
 from clipwise.errors import CheckFailed, InvalidLosses
@@ -139,7 +139,7 @@ class Engine:
 
     def _make(self, losses: Tensor, graph: Graph, parameters: Parameters) -> Entry:
         planner = Planner(graph, losses.shape[0], parameters.describe)
-        entry = Entry(planner.plan(_prober(losses, graph)))
+        entry = Entry(planner.plan(_AutogradProber(losses, graph)))
         if all(len(meeting.layouts) <= 1 for meeting in entry.plan.meetings):
             self._cache[parameters.identity, graph.signature] = entry
             while len(self._cache) > _CACHE_SIZE:
@@ -164,22 +164,30 @@ class Engine:
         return backward
 
 
-def _prober(losses: Tensor, graph: Graph) -> Callable[[Sequence[int]], Mapping[int, Probe]]:
-    v = colours(losses.shape[0], losses)
+class _AutogradProber:
+    """Back-propagates colours to the outputs of nodes."""
 
-    def probe(nodes: Sequence[int]) -> Mapping[int, Probe]:
-        edges = [graph.gradient_edge((k, 0)) for k in nodes]
-        plain, coloured = (
-            torch.autograd.grad(losses, edges, cotangent, retain_graph=True, allow_unused=True)
-            for cotangent in (torch.ones_like(losses), v)
-        )
-        found = {}
-        for k, p, c in zip(nodes, plain, coloured, strict=True):
-            zero = losses.new_zeros(graph.shape((k, 0)))
-            found[k] = Probe(zero if p is None else p, zero if c is None else c, v)
-        return found
+    def __init__(self, losses: Tensor, graph: Graph) -> None:
+        self._losses, self._graph = losses, graph
 
-    return probe
+    def _gradients(self, nodes: Sequence[int], cotangent: Tensor) -> list[Tensor]:
+        edges = [self._graph.gradient_edge((k, 0)) for k in nodes]
+        found = torch.autograd.grad(self._losses, edges, cotangent, retain_graph=True, allow_unused=True)
+        shapes = [self._graph.shape((k, 0)) for k in nodes]
+        return [self._losses.new_zeros(s) if g is None else g for g, s in zip(found, shapes, strict=True)]
+
+    def __call__(self, nodes: Sequence[int]) -> Mapping[int, Probe]:
+        v = colours(self._losses.shape[0], self._losses)
+        plain = self._gradients(nodes, torch.ones_like(self._losses))
+        coloured = self._gradients(nodes, v)
+        return {k: Probe(p, c, v) for k, p, c in zip(nodes, plain, coloured, strict=True)}
+
+    def scattered_axis(self, node: int) -> int | None:
+        digits = digit_colours(self._losses.shape[0], self._losses)
+        (plain,) = self._gradients([node], torch.ones_like(self._losses))
+        coloured = [self._gradients([node], v)[0] for v in digits]
+        fitting = (k for k in range(plain.dim()) if owners_by_digits(plain, coloured, digits, k) is not None)
+        return next(fitting, None)
 
 
 def verify_against_autograd(losses: Tensor, backward: Backward, parameters: Parameters) -> bool:

@@ -18,14 +18,28 @@ from torch import Tensor
 _RELATIVE, _ABSOLUTE = 1e-3, 1e-6
 
 
+_PALETTE = tuple(sign * 2.0**k for k in range(8) for sign in (1, -1))
+
+
 def colours(batch_size: int, like: Tensor) -> Tensor:
     """One signed power of two per sample; all distinct up to 16 samples, neighbours distinct beyond."""
-    palette = torch.tensor([s * 2.0**k for k in range(8) for s in (1, -1)], dtype=like.dtype)
+    palette = torch.tensor(_PALETTE, dtype=like.dtype)
     generator = torch.Generator().manual_seed(0x5EED)
-    rounds = -(-batch_size // 16)
-    return torch.cat([palette[torch.randperm(16, generator=generator)] for _ in range(rounds)])[:batch_size].to(
-        like.device
-    )
+    rounds = -(-batch_size // len(_PALETTE))
+    order = [torch.randperm(len(_PALETTE), generator=generator) for _ in range(rounds)]
+    return palette[torch.cat(order)[:batch_size]].to(like.device)
+
+
+def digit_colours(batch_size: int, like: Tensor) -> list[Tensor]:
+    """Colourings that together tell every sample from every other: the digits of its number in base 16."""
+    palette = torch.tensor(_PALETTE, dtype=like.dtype, device=like.device)
+    number = torch.arange(batch_size, device=like.device)
+    digits = []
+    while True:
+        digits.append(palette[number % len(_PALETTE)])
+        number = number // len(_PALETTE)
+        if not bool(number.any()):
+            return digits
 
 
 @dataclass(frozen=True)
@@ -71,45 +85,13 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class Routed:
-    """Samples along axis 0 in an order that an index on the graph tells; the index is read anew at every step.
+class Scattered:
+    """Samples along an axis in no regular order, such as tokens routed to experts; read off by colours at every step."""
 
-    `node` saved it, as its `item`-th index tensor. If not `placed`, row r comes from (or goes to) row `index[r]` of a
-    tensor in layout `other`; if `placed`, row `index[j]` goes to row j of it. `within` says how the rows of one
-    entry of the index lie, when the index orders whole samples.
-    """
-
-    node: int
-    item: int
-    placed: bool
-    other: Layout
-    within: Layout | None = None
-
-    def owners(self, index: Tensor, other_rows: int, rows: int, batch_size: int) -> Tensor | None:
-        """The sample of each row, or None when the index does not fit."""
-        entries = rows if self.within is None else batch_size
-        if index.numel() != entries or not entries:
-            return None
-        size = entries if self.placed else other_rows
-        limit = entries if self.placed else other_rows
-        if not self.other.fits([size], batch_size) or int(index.max()) >= limit or int(index.min()) < 0:
-            return None
-        samples = self.other.owners([size], batch_size).to(index.device)
-        if self.placed:
-            owners = torch.full_like(index, -1)
-            owners[index] = samples
-            if bool((owners < 0).any()):
-                return None
-        else:
-            owners = samples[index]
-        if self.within is None:
-            return owners
-        if not self.within.fits([rows], batch_size):
-            return None
-        return owners[self.within.owners([rows], batch_size).to(index.device)]
+    axis: int
 
     def __str__(self) -> str:
-        return f"axis 0, routed by the index of node {self.node}"
+        return f"axis {self.axis}, scattered"
 
 
 def candidates(shape: Sequence[int], batch_size: int) -> Iterator[Layout]:
@@ -159,6 +141,26 @@ class Probe:
             if self.agrees(layout.owners(self.plain.shape, batch_size), layout.axis):
                 found.append(layout)
         return tuple(found)
+
+
+def owners_by_digits(plain: Tensor, coloured: Sequence[Tensor], digits: Sequence[Tensor], axis: int) -> Tensor | None:
+    """The sample of each position along an axis, read off its colours; None when a position mixes samples.
+
+    A position that received no gradient may belong to anybody and is given to sample 0.
+    """
+    palette = torch.tensor(_PALETTE, dtype=torch.float64, device=plain.device)
+    rows = plain.movedim(axis, 0).reshape(plain.shape[axis], -1).double().nan_to_num(0, 0, 0)
+    energy = rows.square().sum(1)
+    owners = torch.zeros(rows.shape[0], dtype=torch.long, device=plain.device)
+    for place, colour in enumerate(coloured):
+        projected = (colour.movedim(axis, 0).reshape(rows.shape).double().nan_to_num(0, 0, 0) * rows).sum(1)
+        ratio = torch.where(energy > 0, projected / energy, palette[0])
+        nearest = (ratio.unsqueeze(1) - palette).abs().argmin(1)
+        owners += torch.where(energy > 0, nearest, 0) * len(_PALETTE) ** place
+    if bool((owners >= digits[0].numel()).any()):
+        return None
+    agree = all(Probe(plain, c, v).agrees(owners, axis) for c, v in zip(coloured, digits, strict=True))
+    return owners if agree else None
 
 
 def pack(owners: Tensor, batch_size: int) -> Tensor:

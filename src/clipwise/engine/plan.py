@@ -11,17 +11,30 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from math import prod
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from clipwise.engine.graph import LEAF, Edge, Graph
-from clipwise.engine.layout import Layout, Probe, Routed
+from clipwise.engine.layout import Layout, Probe, Scattered
 from clipwise.engine.routing import Routing, may_route, routing
 from clipwise.engine.rules import DATA_OPERANDS, LIVE, RULES
 from clipwise.errors import NotSeparable, UnsupportedNode
 
-Prober = Callable[[Sequence[int]], Mapping[int, Probe]]  # node positions -> probes of their outputs
+
+
+class Prober(Protocol):
+    """Asks autograd about the outputs of nodes."""
+
+    def __call__(self, nodes: Sequence[int]) -> Mapping[int, Probe]:
+        """Probe the outputs of nodes."""
+        ...
+
+    def scattered_axis(self, node: int) -> int | None:
+        """The axis along which every position belongs to one sample, in whatever order."""
+        ...
+
 
 # Views keep every element's value: the norm of a gradient is the same before and after them.
 _PASSING = {"AliasBackward0", "CloneBackward0", "ToCopyBackward0"}
@@ -77,7 +90,7 @@ class Meeting:
 
     node: int
     operands: tuple[int, ...]  # positions among the node's inputs, one per distinct edge
-    layouts: tuple[Layout | Routed, ...]  # all that agree with what was seen; none when nothing was seen
+    layouts: tuple[Layout | Scattered, ...]  # all that agree with what was seen; none when nothing was seen
 
 
 @dataclass(frozen=True)
@@ -164,14 +177,15 @@ class Planner:
         optimistic = self._states(lambda k: True)
         cautious = self._states(lambda k: self.entries[k] is _Entry.STRONG)
         routers = [k for k in self.entries if may_route(self.graph, k, lambda i: bool(self.reaches[i]))]
+        self._may_scatter = bool(routers)
         wanted = {k for k, entry in self.entries.items() if entry is not _Entry.NO}
         wanted.update(self._meetings(optimistic), self._meetings(cautious), routers)
         probes: dict[int, Probe] = {}
-        layouts: dict[int, tuple[Layout | Routed, ...]] = {}
+        layouts: dict[int, tuple[Layout | Scattered, ...]] = {}
         while wanted:
             found = probe(sorted(wanted))
             probes.update(found)
-            layouts.update((k, self._layouts(found[k])) for k in wanted)
+            layouts.update((k, self._layouts(k, found[k], probe)) for k in wanted)
             states = self._states(lambda k: probes[k].blank or bool(layouts[k]))
             meetings = self._meetings(states)
             wanted = {k for k in meetings if k not in probes}
@@ -180,7 +194,7 @@ class Planner:
         moves = {k: self._routing(k, states, layouts[k]) for k in routers if states[k] is _State.BATCH}
         return self._bind(met, moves)
 
-    def _routing(self, k: int, states: Sequence[_State], layouts: tuple[Layout | Routed, ...]) -> Routing:
+    def _routing(self, k: int, states: Sequence[_State], layouts: tuple[Layout | Scattered, ...]) -> Routing:
         def is_batch(i: int) -> bool:
             return states[i] is _State.BATCH
 
@@ -188,31 +202,17 @@ class Planner:
             return Routing.NEVER
         return routing(self.graph, k, layouts, is_batch)
 
-    def _layouts(self, probe: Probe) -> tuple[Layout | Routed, ...]:
-        if probe.blank:
+    def _layouts(self, k: int, found: Probe, probe: Prober) -> tuple[Layout | Scattered, ...]:
+        if found.blank:
             return ()
-        return probe.layouts(self.batch_size) or self._routed(probe)
-
-    def _routed(self, probe: Probe) -> tuple[Routed, ...]:
-        """Rows in no regular order: look for an index on the graph that explains every row's colour."""
-        rows = probe.plain.shape[0] if probe.plain.dim() else 0
-        plain, major, minor = None, Layout(0), Layout(0, inner=1)
-        for k, name in enumerate(self.graph.names):
-            if "Index" not in name and "Gather" not in name:
-                continue
-            for item, index in enumerate(saved_indices(self.graph, k)):
-                for within in (plain, major, minor):
-                    for placed in (False, True):
-                        for other in (major, minor):
-                            routed = Routed(k, item, placed, other, within)
-                            size = source_rows(self.graph, k, item)
-                            owners = routed.owners(index, size, rows, self.batch_size)
-                            if owners is not None and probe.agrees(owners, 0):
-                                return (routed,)
-        return ()
+        regular = found.layouts(self.batch_size)
+        if regular or not self._may_scatter:
+            return regular
+        axis = probe.scattered_axis(k)
+        return () if axis is None else (Scattered(axis),)
 
     def _refuse_hidden_batch(
-        self, states: Sequence[_State], layouts: Mapping[int, tuple[Layout | Routed, ...]]
+        self, states: Sequence[_State], layouts: Mapping[int, tuple[Layout | Scattered, ...]]
     ) -> None:
         """Data met parameters in a shape that could hold the batch, but shows no layout: samples may mix after it.
 
@@ -269,11 +269,12 @@ class Planner:
         return NotSeparable(
             f"samples mix after {self.graph.names[k]} (parameters {reached}): the loss of one sample depends on others, "
             "so it has no bounded per-sample gradient. Typical causes: batch normalization in training mode, "
-            f"a contrastive loss, attention or a statistic over the batch.{cause}"
+            "a contrastive loss, attention or a statistic over the batch; or rows in an order that the graph does not "
+            f"tell.{cause}"
         )
 
     def _meeting(
-        self, k: int, states: Sequence[_State], probe: Probe, layouts: tuple[Layout | Routed, ...]
+        self, k: int, states: Sequence[_State], probe: Probe, layouts: tuple[Layout | Scattered, ...]
     ) -> Meeting:
         name = self.graph.names[k]
         distinct: dict[Edge, int] = {}
@@ -333,7 +334,8 @@ class Planner:
             live=any(self.graph.names[meeting.node] in LIVE for meeting in meetings),
             decided=all(len(meeting.layouts) == 1 for meeting in meetings),
             identities=tuple(k for k, move in moves.items() if move is Routing.IDENTITY),
-            routed=any(move is Routing.MAYBE for move in moves.values()),
+            routed=any(move is Routing.MAYBE for move in moves.values())
+            or any(isinstance(layout, Scattered) for meeting in meetings for layout in meeting.layouts),
             entries=tuple((k, pattern(self.graph, k)) for k, entry in self.entries.items() if entry is not _Entry.NO),
         )
 
@@ -414,27 +416,3 @@ def _signed(value: int | None) -> int:
     """torch shows negative integers of a node as unsigned 64-bit ones."""
     value = value or 0
     return value - (1 << 64) if value >= 1 << 63 else value
-
-
-def saved_indices(graph: Graph, k: int) -> list[Tensor]:
-    """The one-dimensional index tensors that a node saved; masks as the positions they keep."""
-    node = graph.nodes[k]
-    saved = getattr(node, "_saved_indices", None)
-    if saved is None:
-        saved = getattr(node, "_saved_index", None)
-    items = saved if isinstance(saved, (tuple, list)) else [saved]
-    tensors = []
-    for item in items:
-        if isinstance(item, Tensor) and item.dtype == torch.bool:
-            tensors.extend(item.nonzero(as_tuple=True))
-        elif isinstance(item, Tensor) and not item.is_floating_point():
-            tensors.append(item.flatten())
-    return tensors
-
-
-def source_rows(graph: Graph, k: int, item: int) -> int:
-    """The length of the axis that the item-th index of a node points into."""
-    node = graph.nodes[k]
-    sizes = getattr(node, "_saved_self_sym_sizes", None)
-    shape = tuple(sizes) if sizes else tuple(graph.shape((k, 0)))
-    return shape[item] if item < len(shape) else 0

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from clipwise.engine.graph import Graph
-from clipwise.engine.layout import Layout, Routed
+from clipwise.engine.layout import Layout, Scattered
 
 _ALONG_AXIS = ("Gather", "IndexSelect", "IndexAdd", "IndexCopy", "Scatter", "ScatterAdd", "TakeAlongDim")
 _MOVED_OPERAND = {"IndexAdd": 1, "IndexCopy": 1, "IndexPut": 1, "Scatter": 1, "ScatterAdd": 1, "MaskedScatter": 1}
@@ -43,7 +43,7 @@ def may_route(graph: Graph, k: int, has_parameters: Callable[[int], bool]) -> bo
     return kind in _ALONG_AXIS or kind in _OTHERS
 
 
-def routing(graph: Graph, k: int, layouts: tuple[Layout | Routed, ...], is_batch: Callable[[int], bool]) -> Routing:
+def routing(graph: Graph, k: int, layouts: tuple[Layout | Scattered, ...], is_batch: Callable[[int], bool]) -> Routing:
     """How far a node can be trusted, given the layout of its output."""
     kind, edges = _kind(graph.names[k]), graph.edges[k]
     moved = _MOVED_OPERAND.get(kind)

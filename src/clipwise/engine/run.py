@@ -11,10 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge
 
 from clipwise.engine.graph import Edge, Graph
-from clipwise.engine.layout import Layout, Probe, colours, pack
-from clipwise.engine.plan import GraphPlan, Meeting, interval, overlapping, pattern, saved_indices, source_rows
+from clipwise.engine.layout import Layout, Probe, Scattered, digit_colours, owners_by_digits, pack
+from clipwise.engine.plan import GraphPlan, Meeting, interval, overlapping, pattern
 from clipwise.engine.routing import is_identity
 from clipwise.engine.rules import RULES, Finish, Operand, Samples
 from clipwise.engine.uses import Outer, Use, chunks, joint_squared_norms, squares, summed
@@ -34,14 +35,13 @@ class Backward:
         self.batch_size = losses.shape[0]
         self.uses: dict[Edge, list[Use]] = {}
         self._refuse_stale()
-        pending = [(meeting, self._read(meeting)) for meeting in plan.meetings]
-        edges = [graph.gradient_edge((meeting.node, 0)) for meeting, _ in pending]
+        edges = [graph.gradient_edge((meeting.node, 0)) for meeting in plan.meetings]
+        moved = self._moved_rows(losses, edges) if plan.routed else {}
+        pending = [self._read(meeting, moved.get(meeting.node)) for meeting in plan.meetings]
         gradients = torch.autograd.grad(
             losses, edges, torch.ones_like(losses), retain_graph=retain_graph, allow_unused=True
         )
-        if plan.routed:
-            self._reprobe(losses, edges, gradients)
-        for (meeting, finishers), gradient in zip(pending, gradients, strict=True):
+        for meeting, finishers, gradient in zip(plan.meetings, pending, gradients, strict=True):
             if gradient is None:
                 continue
             if not meeting.layouts:
@@ -51,11 +51,11 @@ class Backward:
             for edge, finish in finishers:
                 self.uses.setdefault(edge, []).append(finish(gradient))
 
-    def _read(self, meeting: Meeting) -> list[tuple[Edge, Finish]]:
+    def _read(self, meeting: Meeting, owners: Tensor | None) -> list[tuple[Edge, Finish]]:
         if not meeting.layouts:
             return []
         graph, k = self.graph, meeting.node
-        samples = self._samples(meeting)
+        samples = self._samples(meeting, owners)
         finishers = []
         for position in meeting.operands:
             edge = graph.edges[k][position]
@@ -77,39 +77,39 @@ class Backward:
                 if overlapping(graph, [plan.chains[edge].region for edge in edges]):
                     raise StalePlan
 
-    def _owners(self, meeting: Meeting) -> Tensor:
-        """The sample of each position along the batch axis of a meeting's output."""
-        shape, layout = self.graph.shape((meeting.node, 0)), meeting.layouts[0]
-        owners: Tensor | None = None
-        if not isinstance(layout, Layout):
-            index = saved_indices(self.graph, layout.node)[layout.item]
-            size = source_rows(self.graph, layout.node, layout.item)
-            owners = layout.owners(index, size, shape[0], self.batch_size)
-        elif layout.fits(shape, self.batch_size):
-            owners = layout.owners(shape, self.batch_size)
-        if owners is None:
-            raise StalePlan
-        return owners
-
-    def _samples(self, meeting: Meeting) -> Samples:
+    def _samples(self, meeting: Meeting, owners: Tensor | None) -> Samples:
         layout = meeting.layouts[0]
-        if not isinstance(layout, Layout):
-            owners = self._owners(meeting)
-            return Samples(self.batch_size, Layout(0), owners, pack(owners, self.batch_size))
+        if isinstance(layout, Scattered):
+            assert owners is not None
+            return Samples(self.batch_size, Layout(layout.axis), owners, pack(owners, self.batch_size))
         if not layout.fits(self.graph.shape((meeting.node, 0)), self.batch_size):
             raise StalePlan
         return Samples(self.batch_size, layout)
 
-    def _reprobe(self, losses: Tensor, edges: Sequence[object], gradients: Sequence[Tensor | None]) -> None:
-        """Rows may have moved between samples: every layout must agree with this step's colours."""
-        v = colours(self.batch_size, losses)
-        coloured = torch.autograd.grad(losses, edges, v, retain_graph=True, allow_unused=True)  # type: ignore[arg-type]
-        for meeting, plain, colour in zip(self.plan.meetings, gradients, coloured, strict=True):
-            if plain is None or colour is None or not meeting.layouts:
+    def _moved_rows(self, losses: Tensor, edges: Sequence[GradientEdge | Tensor]) -> dict[int, Tensor]:
+        """Rows may move between samples by data: read the owners of scattered ones, test every other layout."""
+        digits = digit_colours(self.batch_size, losses)
+        plain, *coloured = (
+            torch.autograd.grad(losses, edges, cotangent, retain_graph=True, allow_unused=True)
+            for cotangent in (torch.ones_like(losses), *digits)
+        )
+        owners: dict[int, Tensor] = {}
+        for meeting, gradient, *colours in zip(self.plan.meetings, plain, *coloured, strict=True):
+            if gradient is None or not meeting.layouts:
                 continue
-            axis = meeting.layouts[0].axis if isinstance(meeting.layouts[0], Layout) else 0
-            if not Probe(plain, colour, v).agrees(self._owners(meeting), axis):
+            layout, shape = meeting.layouts[0], gradient.shape
+            if isinstance(layout, Scattered):
+                read = owners_by_digits(gradient, colours, digits, layout.axis)
+                if read is None:
+                    raise StalePlan
+                owners[meeting.node] = read
+                continue
+            if not layout.fits(shape, self.batch_size):
                 raise StalePlan
+            expected = layout.owners(shape, self.batch_size)
+            if not all(Probe(gradient, c, v).agrees(expected, layout.axis) for c, v in zip(colours, digits, strict=True)):
+                raise StalePlan
+        return owners
 
     def discard(self, bad_B: Tensor) -> None:
         """Set the contribution of some samples to zero, whatever they hold."""

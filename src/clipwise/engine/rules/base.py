@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
@@ -17,11 +18,11 @@ from clipwise.errors import NotSeparable, UnsupportedNode
 
 @dataclass(frozen=True)
 class Samples:
-    """Where the samples lie in a node's output: a regular layout, or a table of row positions for routed rows."""
+    """Where the samples lie in a node's output: a regular layout, or a table of positions for scattered rows."""
 
     batch_size: int
     layout: Layout
-    routed: Tensor | None = None  # the owner of each row
+    scattered: Tensor | None = None  # the owner of each position
     table: Tensor | None = None  # (B, T) row positions, padded
 
     @property
@@ -32,15 +33,16 @@ class Samples:
     def owners(self, size: int) -> Tensor:
         """The sample of each position along the batch axis, of the given size."""
         shape = [1] * self.axis + [size]
-        return self.layout.owners(shape, self.batch_size) if self.routed is None else self.routed
+        return self.layout.owners(shape, self.batch_size) if self.scattered is None else self.scattered
 
     def split(self, tensor: Tensor, axis: int | None = None) -> Tensor:
-        """Batch axis first; what is left of its axis stays in place. Padded rows of routed samples are zero."""
+        """Batch axis first; what is left of its axis stays in place. Padded rows of scattered samples are zero."""
         if self.table is None:
             return self.layout.split(tensor, self.batch_size, axis)
-        padded = tensor.new_zeros(tensor.shape[0] + 1, *tensor.shape[1:])
-        padded[:-1] = tensor
-        return padded[self.table]
+        k = self.axis if axis is None else axis
+        rows = tensor.movedim(k, 0)
+        padded = torch.cat([rows, rows.new_zeros(1, *rows.shape[1:])])
+        return padded[self.table].movedim(1, k + 1)
 
 
 @dataclass(frozen=True)
