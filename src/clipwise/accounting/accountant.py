@@ -2,14 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import get_args
 
+from clipwise.accounting.contour import NotConverged, exact_delta, exact_epsilon
+from clipwise.accounting.edgeworth import edgeworth_delta, edgeworth_epsilon
 from clipwise.accounting.events import Event
-from clipwise.accounting.guarantee import Guarantee
-from clipwise.accounting.problem import Accountant, Relation, check_delta, check_epsilon, pose
+from clipwise.accounting.gdp import gdp_delta, gdp_epsilon
+from clipwise.accounting.guarantee import Guarantee, Kind
+from clipwise.accounting.laws import Composition
+from clipwise.accounting.pld import pld_delta, pld_epsilon
+from clipwise.accounting.problem import Accountant, Problem, Relation, check_delta, check_epsilon, pose
 from clipwise.accounting.rdp import rdp_delta, rdp_epsilon
+from clipwise.accounting.shuffle import shuffled_delta, shuffled_epsilon
+from clipwise.errors import AccountingError
 
 __all__ = ["Accountant", "Relation", "account", "account_delta"]
+
+_LARGE_EPSILON = 50.0
+
+
+@dataclass(frozen=True)
+class _Answer:
+    value: float
+    kind: Kind
+    accountant: str
+    warnings: tuple[str, ...] = ()
 
 
 def account(
@@ -19,13 +40,23 @@ def account(
     relation: Relation = "add_remove",
     group: int = 1,
 ) -> Guarantee:
-    """Epsilon at `delta` for everything in `events`."""
-    check_delta(delta)
-    problem = pose(events, relation, group)
-    epsilon = max((rdp_epsilon(c, delta) for c in problem.upper), default=0.0) if problem.private else float("inf")
-    return Guarantee(
-        epsilon, delta, "upper bound", "rdp", problem.relation, problem.sampling, None, problem.warnings, problem.unit
-    )
+    """Epsilon at `delta` for everything in `events`.
+
+    Guarantees: unless `kind` is "approximation", the true epsilon is at most this one (up to 1e-8 of it when
+    "numerically exact", which printing rounds away).
+    """
+    start = time.perf_counter()
+    delta = check_delta(delta)
+    problem = _pose(events, relation, group, accountant)
+    if not problem.private:
+        answer = _Answer(math.inf, "upper bound", accountant, ("Some steps had no noise: nothing is private.",))
+    elif problem.events:
+        answer = _answer(problem, delta, accountant, _EPSILON)
+    else:
+        answer = _Answer(0.0, "numerically exact", accountant)
+    lower = _lower_epsilon(problem, delta, answer.value) if problem.lower is not None else None
+    warnings = problem.warnings + answer.warnings + _warnings(problem, answer.value, delta)
+    return _guarantee(problem, answer, answer.value, delta, lower, warnings, time.perf_counter() - start)
 
 
 def account_delta(
@@ -35,10 +66,141 @@ def account_delta(
     relation: Relation = "add_remove",
     group: int = 1,
 ) -> Guarantee:
-    """Delta at `epsilon` for everything in `events`."""
-    check_epsilon(epsilon)
-    problem = pose(events, relation, group)
-    delta = max((rdp_delta(c, epsilon) for c in problem.upper), default=0.0) if problem.private else 1.0
+    """Delta at `epsilon` for everything in `events`; `lower` is in terms of delta here."""
+    start = time.perf_counter()
+    epsilon = check_epsilon(epsilon)
+    problem = _pose(events, relation, group, accountant)
+    if not problem.private:
+        answer = _Answer(1.0, "upper bound", accountant, ("Some steps had no noise: nothing is private.",))
+    elif problem.events:
+        answer = _answer(problem, epsilon, accountant, _DELTA)
+    else:
+        answer = _Answer(0.0, "numerically exact", accountant)
+    lower = _lower_delta(problem, epsilon, answer.value) if problem.lower is not None else None
+    warnings = problem.warnings + answer.warnings + _warnings(problem, epsilon, answer.value)
+    return _guarantee(problem, answer, epsilon, answer.value, lower, warnings, time.perf_counter() - start)
+
+
+def _pose(events: Iterable[Event], relation: Relation, group: int, accountant: str) -> Problem:
+    if accountant not in get_args(Accountant):
+        raise AccountingError(f"accountant must be one of {', '.join(get_args(Accountant))}, got {accountant!r}.")
+    return pose(events, relation, group)
+
+
+def _guarantee(
+    problem: Problem,
+    answer: _Answer,
+    epsilon: float,
+    delta: float,
+    lower: float | None,
+    warnings: tuple[str, ...],
+    seconds: float,
+) -> Guarantee:
     return Guarantee(
-        epsilon, delta, "upper bound", "rdp", problem.relation, problem.sampling, None, problem.warnings, problem.unit
+        epsilon=epsilon,
+        delta=delta,
+        kind=answer.kind,
+        accountant=answer.accountant,
+        relation=problem.relation,
+        sampling=problem.sampling,
+        lower=lower,
+        warnings=warnings,
+        unit=problem.unit,
+        group=problem.group,
+        seconds=seconds,
     )
+
+
+@dataclass(frozen=True)
+class _Question:
+    """The accountants' functions for one unknown, epsilon or delta."""
+
+    exact: Callable[[Composition, float], float]
+    rdp: Callable[[Composition, float], float]
+    pld: Callable[[Problem, float], float]
+    gdp: Callable[[Composition, float], float]
+    edgeworth: Callable[[Composition, float], float]
+
+
+_EPSILON = _Question(exact_epsilon, rdp_epsilon, pld_epsilon, gdp_epsilon, edgeworth_epsilon)
+_DELTA = _Question(exact_delta, rdp_delta, pld_delta, gdp_delta, edgeworth_delta)
+
+
+def _answer(problem: Problem, given: float, accountant: str, ask: _Question) -> _Answer:
+    interval = problem.lower is not None
+    if accountant == "exact":
+        return _exact(problem, given, ask)
+    if accountant == "rdp":
+        return _Answer(max(ask.rdp(c, given) for c in problem.upper), "upper bound", "rdp")
+    if accountant == "pld":
+        return _Answer(ask.pld(problem, given), "upper bound", "pld")
+    plain = not any(c.terms for c in problem.upper)
+    if interval and not plain:
+        raise AccountingError(f"{accountant} has no formula for fixed-size batches; ask exact or rdp.")
+    value = max(ask.gdp(c, given) if accountant == "gdp" else ask.edgeworth(c, given) for c in problem.upper)
+    if plain:
+        return _Answer(value, "upper bound" if interval else "numerically exact", accountant)
+    return _Answer(value, "approximation", accountant)
+
+
+def _exact(problem: Problem, given: float, ask: _Question) -> _Answer:
+    kind: Kind = "upper bound" if problem.lower is not None else "numerically exact"
+    try:
+        return _Answer(max(ask.exact(c, given) for c in problem.upper), kind, "exact")
+    except NotConverged:
+        pass
+    bounds = [max(ask.rdp(c, given) for c in problem.upper)]
+    for factor in (8, 64):
+        # More steps release more, so the exact answer for a longer run is an upper bound for this one.
+        try:
+            bounds.append(max(ask.exact(_longer(c, factor), given) for c in problem.upper))
+            break
+        except NotConverged:
+            continue
+    reason = "The contour integral did not converge here; this is an upper bound "
+    source = "from Renyi divergences." if bounds[0] == min(bounds) else "from a run with more steps."
+    return _Answer(min(bounds), "upper bound", "exact" if min(bounds) < bounds[0] else "rdp", (reason + source,))
+
+
+def _longer(composition: Composition, factor: int) -> Composition:
+    return replace(composition, terms=tuple((law, factor * count) for law, count in composition.terms))
+
+
+def _lower_epsilon(problem: Problem, delta: float, upper: float) -> float:
+    return min(
+        upper,
+        max(
+            [_or_zero(exact_epsilon, c, delta) for c in problem.lower or ()]
+            + [0.0]
+            + [shuffled_epsilon(run, delta) for run in problem.shuffled]
+        ),
+    )
+
+
+def _lower_delta(problem: Problem, epsilon: float, upper: float) -> float:
+    return min(
+        upper,
+        max(
+            [_or_zero(exact_delta, c, epsilon) for c in problem.lower or ()]
+            + [0.0]
+            + [shuffled_delta(run, epsilon) for run in problem.shuffled]
+        ),
+    )
+
+
+def _or_zero(function: Callable[[Composition, float], float], composition: Composition, given: float) -> float:
+    try:
+        return function(composition, given)
+    except NotConverged:
+        return 0.0
+
+
+def _warnings(problem: Problem, epsilon: float, delta: float) -> tuple[str, ...]:
+    found = []
+    if problem.sample_size is not None and delta > 1.0 / problem.sample_size:
+        found.append(
+            f"delta {delta:g} is over 1/{problem.sample_size}: it allows publishing a record outright now and then."
+        )
+    if problem.private and epsilon > _LARGE_EPSILON:
+        found.append(f"epsilon over {_LARGE_EPSILON:g} promises next to nothing.")
+    return tuple(found)

@@ -90,5 +90,5 @@ def round_up(value: float, digits: int = 3) -> float:
     >>> round_up(2.1047)
     2.105
     """
-    scale = 10**digits
+    scale = 10.0**digits
     return math.ceil(value * scale) / scale

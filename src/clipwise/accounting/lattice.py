@@ -1,7 +1,8 @@
 """Quadrature of one step: the privacy loss at a lattice of outputs, with its probabilities.
 
 The trapezoidal rule converges exponentially for an analytic integrand with Gaussian tails: the error is
-exp(-2 pi d / h) times the integrand's growth on the lines Im x = +-d, and a mixture has no zero for |Im x| < pi / spread.
+exp(-2 pi d / h) times the integrand's growth on the lines Im x = +-d, and a mixture has no zero for
+|Im x| < pi / spread.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ from scipy import special
 
 from clipwise.accounting.laws import Law, Mixture, Pair
 
-__all__ = ["Floats", "Points", "log_density_ratio", "points"]
+__all__ = ["WINDOW_WIDTH", "Floats", "Points", "log_density_ratio", "points", "points_cut", "points_whole"]
 
 Floats = NDArray[np.float64]
+
+WINDOW_WIDTH = 1.0 / 6.0  # width of the smooth step that parts small from large losses, over its place
 
 _ACCURACY = 40.0  # nats: e^-40 is below double precision
 _GAUSS_NODES, _GAUSS_WEIGHTS = np.polynomial.legendre.leggauss(16)
@@ -26,14 +29,15 @@ _GAUSS_NODES, _GAUSS_WEIGHTS = np.polynomial.legendre.leggauss(16)
 
 @dataclass(frozen=True)
 class Points:
-    """Losses and their probabilities under the first data set."""
+    """Losses, their probabilities under the first data set, and the probability that was left out."""
 
     loss: Floats
     weight: Floats
+    lost: float
 
 
 def log_density_ratio(mixture: Mixture, x: Floats) -> Floats:
-    """log of the mixture's density over the standard normal one, accurate where the two nearly agree."""
+    """Log of the mixture's density over the standard normal one, accurate where the two nearly agree."""
     if len(mixture) == 1:
         mean = mixture[0][1]
         return np.asarray(mean * x - 0.5 * mean**2)
@@ -42,8 +46,8 @@ def log_density_ratio(mixture: Mixture, x: Floats) -> Floats:
     near = np.log1p(np.sum(weights * np.expm1(np.minimum(exponents, 600.0)), axis=0))
     if float(exponents.max()) < 30.0:
         return np.asarray(near)
-    far = special.logsumexp(exponents + np.log(weights), axis=0)
-    return np.where(exponents.max(axis=0) < 30.0, near, far)
+    far: Floats = special.logsumexp(exponents + np.log(weights), axis=0)
+    return np.asarray(np.where(exponents.max(axis=0) < 30.0, near, far))
 
 
 def _posterior_moments(mixture: Mixture, x: Floats) -> tuple[Floats, Floats]:
@@ -62,25 +66,28 @@ def _extent(pair: Pair, tail: float) -> tuple[float, float]:
 
 
 @lru_cache(maxsize=4096)
-def _smoothness(pair: Pair, low: float, high: float) -> tuple[float, float, float]:
-    """The zero-free strip's half width, and the largest first and second derivative of the loss."""
+def _smoothness(pair: Pair, low: float, high: float, window: float = 0.0) -> tuple[float, float, float, float]:
+    """The zero-free strip's half width, the loss's largest slope and curvature, and its slope near `window`."""
     x = np.linspace(low, high, 257)
     mean_p, var_p = _posterior_moments(pair.p, x)
     mean_q, var_q = _posterior_moments(pair.q, x)
     spread = max(max(m for _, m in side) - min(m for _, m in side) for side in (pair.p, pair.q))
     strip = 0.8 * math.pi / spread if spread > 0 else 6.0
-    return min(strip, 6.0), float(np.max(np.abs(mean_p - mean_q))), float(np.max(np.maximum(var_q - var_p, 0.0)))
+    slope, curvature = np.abs(mean_p - mean_q), np.maximum(var_q - var_p, 0.0)
+    steep = 0.0
+    if window > 0.0:
+        loss = log_density_ratio(pair.p, x) - log_density_ratio(pair.q, x)
+        steep = float(slope[max(0, int(np.argmin(np.abs(loss - 2.0 * window))) - 1)])
+    return min(strip, 6.0), float(slope.max()), float(curvature.max()), steep
 
 
-def _lattice(pair: Pair, low: float, high: float, tilt: float, frequency: float, scale: float) -> tuple[Floats, Floats]:
-    strip, slope, curvature = _smoothness(pair, low, high)
-    growth = 1.0 + tilt * curvature
+def _spacing(pair: Pair, low: float, high: float, tilt: float, frequency: float, taper: float, window: float) -> float:
+    strip, slope, curvature, steep = _smoothness(pair, low, high, window)
+    growth = 1.0 + tilt * curvature + (2.0 / taper**2 if taper else 0.0)
+    if window:
+        growth += 2.0 * (steep / (WINDOW_WIDTH * window)) ** 2
     width = min(strip, math.sqrt(2.0 * _ACCURACY / growth))
-    spacing = scale * 2.0 * math.pi / (_ACCURACY / width + 0.5 * width * growth + frequency * slope)
-    if pair.symmetrised:
-        return _gauss(0.5 * (pair.p[0][1] + pair.p[-1][1]), high, 8.0 * spacing)
-    count = int((high - low) / spacing) + 2
-    return low + spacing * np.arange(count), np.full(count, spacing)
+    return 2.0 * math.pi / (_ACCURACY / width + 0.5 * width * growth + frequency * slope)
 
 
 def _gauss(low: float, high: float, width: float) -> tuple[Floats, Floats]:
@@ -91,35 +98,90 @@ def _gauss(low: float, high: float, width: float) -> tuple[Floats, Floats]:
     return x, np.tile(half * _GAUSS_WEIGHTS, panels)
 
 
-def _pair_points(
-    pair: Pair, tail: float, tilt: float, frequency: float, scale: float, high: float | None
-) -> tuple[Floats, Floats]:
-    low, top = _extent(pair, tail)
-    x, dx = _lattice(pair, low, top if high is None else max(top, high), tilt, frequency, scale)
+@dataclass(frozen=True)
+class _Span:
+    """Where the outputs are sampled: from low to high, and faded out beyond over a length of about `taper`."""
+
+    low: float
+    high: float
+    taper: float = 0.0
+    margin: float = 0.0
+
+
+def _faded(pair: Pair, tail: float, tilt: float) -> _Span:
+    low, high = _extent(pair, tail)
+    # The fade must fall faster than the tilt exp(t L) rises, or the tail would come back.
+    steep = tilt * _smoothness(pair, low, high)[1]
+    taper = 1.0 / math.sqrt(4.0 + steep)
+    return _Span(low, high, taper, 6.5 * taper + steep * taper**2)
+
+
+def _nodes(
+    pair: Pair, span: _Span, tilt: float, frequency: float, scale: float, window: float
+) -> tuple[Floats, Floats, Floats]:
+    """Outputs, their quadrature weights, and the share that is kept of each."""
+    begin, end = span.low - span.margin, span.high + span.margin
+    spacing = scale * _spacing(pair, begin, end, tilt, frequency, span.taper, window)
+    if pair.symmetrised:
+        x, dx = _gauss(0.5 * (pair.p[0][1] + pair.p[-1][1]), end, 8.0 * spacing)
+    else:
+        count = int((end - begin) / spacing) + 2
+        x, dx = begin + spacing * np.arange(count, dtype=np.float64), np.full(count, spacing, dtype=np.float64)
+    if not span.taper:
+        return x, dx, np.ones_like(x)
+    kept = 0.25 * special.erfc((x - span.high) / span.taper) * special.erfc((span.low - x) / span.taper)
+    return x, dx, np.asarray(kept)
+
+
+def _pair_points(pair: Pair, nodes: tuple[Floats, Floats, Floats]) -> Points:
+    x, dx, kept = nodes
     log_p = log_density_ratio(pair.p, x)
     loss = log_p - log_density_ratio(pair.q, x) if pair.q != ((1.0, 0.0),) else log_p
-    weight = dx * np.exp(log_p - 0.5 * x**2) / math.sqrt(2.0 * math.pi)
+    whole = dx * np.exp(log_p - 0.5 * x**2) / math.sqrt(2.0 * math.pi)
+    weight, lost = whole * kept, float(whole @ (1.0 - kept))
     if not pair.symmetrised:
-        return loss, weight
+        return Points(loss, weight, lost)
     # Losses above zero are the pair's own, those below their mirror image, and the rest of the mass sits at zero.
     mirror = weight * np.exp(-loss)
     rest = 1.0 - float(weight.sum()) - float(mirror.sum())
-    return np.concatenate([loss, -loss, [0.0]]), np.concatenate([weight, mirror, [rest]])
+    return Points(np.concatenate([loss, -loss, [0.0]]), np.concatenate([weight, mirror, [rest]]), lost)
 
 
 def points(
-    law: Law,
-    tail: float,
-    tilt: float = 0.0,
-    frequency: float = 0.0,
-    scale: float = 1.0,
-    high: float | None = None,
+    law: Law, tail: float, tilt: float = 0.0, frequency: float = 0.0, scale: float = 1.0, window: float = 0.0
 ) -> Points:
     """Losses and probabilities such that sums of exp(z * loss), |Re z| <= tilt, |Im z| <= frequency, are accurate.
 
-    At most a probability of about `tail` is left out at each end; `high` extends the upper end. `scale` < 1 refines.
+    The law is faded out where a probability of about `tail` is left. `scale` < 1 refines; with `window`, a smooth step
+    of the loss there is resolved too.
     """
-    parts = [(w, _pair_points(pair, tail, tilt, frequency, scale, high)) for w, pair in law.parts]
+    return _join(law, [(pair, _faded(pair, tail, tilt)) for _, pair in law.parts], tilt, frequency, scale, window)
+
+
+def points_cut(law: Law, tail: float) -> Points:
+    """A quick lattice, simply cut off where a probability of `tail` is left."""
+    return _join(law, [(pair, _Span(*_extent(pair, tail))) for _, pair in law.parts], 8.0)
+
+
+def points_whole(law: Law, high: float, tilt: float) -> Points:
+    """The law on [-high, high], nothing faded out."""
+    return _join(law, [(pair, _Span(-high, high)) for _, pair in law.parts], tilt)
+
+
+def _join(
+    law: Law,
+    spans: list[tuple[Pair, _Span]],
+    tilt: float,
+    frequency: float = 0.0,
+    scale: float = 1.0,
+    window: float = 0.0,
+) -> Points:
+    parts = [_pair_points(pair, _nodes(pair, span, tilt, frequency, scale, window)) for pair, span in spans]
     if len(parts) == 1:
-        return Points(*parts[0][1])
-    return Points(np.concatenate([loss for _, (loss, _) in parts]), np.concatenate([w * p for w, (_, p) in parts]))
+        return parts[0]
+    shares = [share for share, _ in law.parts]
+    return Points(
+        np.concatenate([part.loss for part in parts]),
+        np.concatenate([share * part.weight for share, part in zip(shares, parts, strict=True)]),
+        sum(share * part.lost for share, part in zip(shares, parts, strict=True)),
+    )

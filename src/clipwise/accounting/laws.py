@@ -1,7 +1,8 @@
 """One step as a pair of output distributions, in units of the noise's standard deviation.
 
 A step's worst case is a pair of Gaussian mixtures with unit variance (Zhu, Dong, Wang 2022): with rate q and
-mu = 1/sigma, removing a record compares P = (1-q) N(0,1) + q N(mu,1) with Q = N(0,1). The accountants need nothing else.
+mu = 1/sigma, removing a record compares P = (1-q) N(0,1) + q N(mu,1) with Q = N(0,1). The accountants need nothing
+else.
 """
 
 from __future__ import annotations

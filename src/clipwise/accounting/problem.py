@@ -121,7 +121,9 @@ def _directions(
     together = [e for e in events if not (isinstance(e, PrivateCalibration) and e.disjoint)]
     for part in (together, apart):
         for bucket, bound in ((upper, "upper"), (lower, "lower")):
-            composition = Composition.of([(law, n) for event in part for law, n in _laws(event, relation, group, bound)])
+            composition = Composition.of(
+                [(law, n) for event in part for law, n in _laws(event, relation, group, bound)]
+            )
             if composition.empty:
                 continue
             bucket.append(composition)

@@ -1,0 +1,335 @@
+"""The exact accountant: one contour integral through the saddle point, in double precision.
+
+With K(z) = sum over the steps of log E_P[exp(z L)], L the privacy loss,
+delta(eps) = (1/pi) int_0^inf Re[exp(K(z) - eps z) / (z (z+1))] dy on z = t + iy, for any t > 0 (Alghamdi et al. 2023,
+theorem 3.1). What makes it fast and safe:
+
+- t at the saddle point, where the integrand cancels least;
+- equal steps of y: the sum is then delta(eps) + sum over n != 0 of delta(eps + n H) exp(n H t) with H = 2 pi / step, every
+  term positive, and H is chosen so that Chernoff's bound makes them negligible;
+- the loss's far tail, less probable than 1e-12 delta, is faded out, so that events nobody will see do not rule t;
+- where the integrand falls slowly because most runs see no large loss at all, the runs without one are taken out: they
+  contribute nothing to delta, which Chernoff's bound shows, and the rest of the integrand falls fast;
+- a second contour with another t and another lattice must agree.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import optimize, special
+
+from clipwise.accounting.gaussian import gaussian_delta, gaussian_epsilon
+from clipwise.accounting.lattice import WINDOW_WIDTH, Points, points, points_cut
+from clipwise.accounting.laws import Composition
+from clipwise.accounting.saddle import NotConverged, Saddle, saddle_table, tail_share
+
+__all__ = ["NotConverged", "exact_delta", "exact_epsilon"]
+
+Complexes = NDArray[np.complex128]
+
+_ALIAS = 1e-11  # share of delta that the equal steps of y may add, at most
+_REST = 1e-10  # share of delta in the part of the contour that is not summed
+_AGREE = 1e-7  # two contours must agree to this share of delta
+_CANCEL = 1e7  # the summands' absolute values over delta, at most
+_CHUNK = 64
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    """How hard to try: the share of delta faded out with the loss's tail, and the work (lattice points times nodes)."""
+
+    tail: float
+    split: bool
+    work: int
+
+
+_ATTEMPTS = (
+    _Attempt(1e-12, split=False, work=4_000_000),
+    _Attempt(1e-10, split=True, work=12_000_000),
+    _Attempt(1e-7, split=False, work=12_000_000),
+    _Attempt(1e-7, split=True, work=30_000_000),
+)
+
+
+def exact_epsilon(composition: Composition, delta: float) -> float:
+    """The epsilon at `delta`, to about 1e-9 of its value; raises `NotConverged` when that cannot be had."""
+    if composition.empty:
+        return 0.0
+    if not composition.terms:
+        return gaussian_epsilon(math.sqrt(composition.gaussian), delta)
+    for attempt in _ATTEMPTS[:-1]:
+        try:
+            return _epsilon(composition, delta, attempt)
+        except NotConverged:
+            continue
+    return _epsilon(composition, delta, _ATTEMPTS[-1])
+
+
+def exact_delta(composition: Composition, epsilon: float, floor: float = 1e-18) -> float:
+    """The delta at `epsilon`; a value below `floor` is given as `floor`."""
+    if composition.empty:
+        return 0.0
+    if not composition.terms:
+        return max(floor, gaussian_delta(math.sqrt(composition.gaussian), epsilon))
+    for attempt in _ATTEMPTS[:-1]:
+        try:
+            return _delta(composition, epsilon, floor, attempt)
+        except NotConverged:
+            continue
+    return _delta(composition, epsilon, floor, _ATTEMPTS[-1])
+
+
+def _epsilon(composition: Composition, delta: float, attempt: _Attempt) -> float:
+    tail = tail_share(composition, attempt.tail * delta)
+    saddle = saddle_table(composition, tail)
+    epsilon = min(saddle.at_delta(math.log(delta))[1], _guess(composition, delta, tail))
+    t = _abscissa(saddle, epsilon, delta)
+    for _ in range(8):
+        contour = _Contour(composition, saddle, tail, t, epsilon, delta, attempt)
+        found = contour.solve(delta)
+        if found == 0.0:
+            return 0.0
+        moved = abs(found - epsilon) > 0.1 * found
+        t, epsilon = _abscissa(saddle, found, delta), found
+        if not moved:
+            break
+    contour.assert_sound(epsilon, delta)
+    if epsilon > saddle.renyi_epsilon(math.log(delta)) * (1.0 + 1e-6):
+        raise NotConverged("The value exceeds the Renyi bound.")
+    check = _Contour(composition, saddle, tail, saddle.other(t), epsilon, delta, attempt, scale=0.83)
+    _assert_agreement(delta, check.delta(epsilon), contour.lost + check.lost)
+    return epsilon
+
+
+def _delta(composition: Composition, epsilon: float, floor: float, attempt: _Attempt) -> float:
+    size = 1.0
+    for _ in range(12):
+        tail = tail_share(composition, attempt.tail * size)
+        saddle = saddle_table(composition, tail)
+        t = _abscissa(saddle, epsilon, size)
+        contour = _Contour(composition, saddle, tail, t, epsilon, size, attempt)
+        found = contour.delta(epsilon)
+        if found > 0.3 * size or size <= floor:
+            break
+        # Until the tail and the steps suit the answer's size, it is known only up to that size.
+        size = max(floor, found if found > 1e-6 * size else 1e-6 * size)
+    if found <= floor:
+        return floor
+    contour.assert_sound(epsilon, found)
+    check = _Contour(composition, saddle, tail, saddle.other(t), epsilon, size, attempt, scale=0.83)
+    _assert_agreement(found, check.delta(epsilon), contour.lost + check.lost)
+    return min(1.0, found)
+
+
+def _assert_agreement(first: float, second: float, lost: float) -> None:
+    if not abs(first - second) <= _AGREE * abs(first) + lost:
+        raise NotConverged(f"Two contours disagree: delta {first:.6g} and {second:.6g}.")
+
+
+class _Contour:
+    """exp(K(z)) at equal steps along Re z = t, enough of them for a delta near `epsilon`."""
+
+    def __init__(
+        self,
+        composition: Composition,
+        saddle: Saddle,
+        tail: float,
+        t: float,
+        epsilon: float,
+        delta: float,
+        attempt: _Attempt,
+        scale: float = 1.0,
+    ) -> None:
+        self._composition = composition
+        self._t, self._guess, self._lattice_scale = t, epsilon, scale
+        self._tail = tail
+        self._step = 2.0 * math.pi / _period(saddle, t, epsilon, delta)
+        self._window = _window(composition, tail, epsilon, delta) if attempt.split else 0.0
+        self._work_left = attempt.work
+        self._z: Complexes = np.empty(0, np.complex128)
+        self._value: Complexes = np.empty(0, np.complex128)
+        self._log_scale, self.lost = 0.0, 0.0
+        self._grow(delta)
+
+    def _grow(self, delta: float) -> None:
+        count = _CHUNK
+        while True:
+            begin = len(self._z)
+            z = self._t + 1j * self._step * np.arange(begin, begin + count)
+            K, excess = self._log_moments(z)
+            if begin == 0:
+                self._log_scale = float(K[0].real)
+            with np.errstate(over="ignore"):
+                value = np.exp(K - self._log_scale) * (1.0 if excess is None else np.expm1(excess))
+            self._z, self._value = np.concatenate([self._z, z]), np.concatenate([self._value, value])
+            if self._rest(self._guess) <= _REST * delta:
+                return
+            count = min(2 * count, 4096)
+
+    def _log_moments(self, z: Complexes) -> tuple[Complexes, Complexes | None]:
+        """K, or K of the runs without a large loss and what the others add to it."""
+        total, lost = 0.5 * self._composition.gaussian * z * (z + 1.0), 0.0
+        excess = np.zeros_like(z) if self._window else None
+        for law, count in self._composition.terms:
+            t, y = float(z[0].real), float(z[-1].imag)
+            grid = points(law, self._tail, t, y, self._lattice_scale, window=self._window)
+            lost += count * grid.lost
+            self._work_left -= len(grid.loss) * len(z)
+            if self._work_left < 0:
+                raise NotConverged(f"The contour would need more than {len(self._z)} nodes.")
+            if excess is None:
+                total = total + count * _log_moment(grid, z)
+                continue
+            log_calm, ratio = _split_moment(grid, z, self._window)
+            total = total + count * log_calm
+            excess = excess + count * _log1p(ratio)
+        self.lost = max(self.lost, lost)
+        return total, excess
+
+    def _terms(self, epsilon: float) -> Complexes:
+        terms = self._value * np.exp(-1j * epsilon * self._z.imag) / (self._z * (self._z + 1.0))
+        terms[0] *= 0.5
+        return np.asarray(terms)
+
+    def _factor(self, epsilon: float) -> float:
+        return math.exp(min(700.0, self._log_scale - epsilon * self._t)) * self._step / math.pi
+
+    def _rest(self, epsilon: float) -> float:
+        # The integrand falls at least like y^-2, so the rest is at most about (last index) * (last terms).
+        n = len(self._z)
+        last = slice(n - max(16, n // 4), n)
+        size = np.abs(self._value[last] / (self._z[last] * (self._z[last] + 1.0)))
+        return float(n * np.max(size) * self._factor(epsilon))
+
+    def assert_sound(self, epsilon: float, delta: float) -> None:
+        """Raise unless the contour is long enough and keeps enough digits at this epsilon."""
+        if self._rest(epsilon) > 10.0 * _REST * delta:
+            raise NotConverged("The contour is too short.")
+        if float(np.sum(np.abs(self._terms(epsilon)))) * self._factor(epsilon) > _CANCEL * delta:
+            raise NotConverged("The integrand cancels too much for double precision.")
+
+    def delta(self, epsilon: float) -> float:
+        """The delta at `epsilon`; what was faded out counts as if it were all lost, so that it errs upwards."""
+        return float(np.sum(self._terms(epsilon).real)) * self._factor(epsilon) + self.lost
+
+    def solve(self, delta: float) -> float:
+        """The epsilon at `delta`: the root of log delta, which falls."""
+
+        def gap(value: float) -> float:
+            found = self.delta(value)
+            return math.log(found / delta) if found > 0.0 else -1.0
+
+        epsilon = max(0.0, self._guess)
+        low, high, step = epsilon, epsilon, 0.02 * epsilon + 1e-9
+        while gap(low) <= 0.0:
+            if low == 0.0:
+                return 0.0
+            low, step = max(0.0, low - step), 2.0 * step
+        step = 0.02 * epsilon + 1e-9
+        while gap(high) > 0.0:
+            high, step = high + step, 2.0 * step
+            if not high < 1e15:
+                raise NotConverged("No epsilon reaches this delta.")
+        return float(optimize.brentq(gap, low, high, xtol=1e-12 * high, rtol=1e-12))
+
+
+def _abscissa(saddle: Saddle, epsilon: float, delta: float) -> float:
+    """The saddle point, or a little left of it where longer steps of y more than pay for the cancellation."""
+    best = saddle.at_epsilon(epsilon)[0]
+    exponent = saddle.K - epsilon * saddle.t - np.log(saddle.t * (1.0 + saddle.t))
+    near = (saddle.t > 0.2 * best) & (saddle.t <= best)
+    near &= exponent < float(np.interp(best, saddle.t, exponent)) + 4.0
+    candidates = [best, *(float(t) for t in saddle.t[near])]
+    return min(candidates, key=lambda t: _period(saddle, t, epsilon, delta))
+
+
+def _guess(composition: Composition, delta: float, tail: float) -> float:
+    """A first epsilon where one large loss or many small ones decide, and not the saddle point's neighbourhood."""
+    variance, steps = composition.gaussian, 0
+    losses, weights = [np.zeros(1)], [np.zeros(1)]
+    for law, count in composition.terms:
+        grid = points_cut(law, tail)
+        common = np.abs(grid.loss) * count * grid.weight > delta * np.abs(grid.loss)
+        variance += count * float(grid.weight[common] @ grid.loss[common] ** 2)
+        losses.append(grid.loss)
+        weights.append(count * grid.weight)
+        steps += count
+    loss, weight = np.concatenate(losses), np.concatenate(weights)
+
+    def excess(epsilon: float) -> float:
+        return float(weight @ np.maximum(0.0, -np.expm1(np.minimum(0.0, epsilon - loss)))) - delta
+
+    top = float(loss.max())
+    single = 0.0 if excess(0.0) <= 0.0 else float(optimize.brentq(excess, 0.0, top, xtol=1e-3 * top))
+    return max(single, gaussian_epsilon(math.sqrt(variance), delta))
+
+
+def _period(saddle: Saddle, t: float, epsilon: float, delta: float) -> float:
+    """H such that delta(eps - H) exp(-H t) and delta(eps + H) exp(H t) are both below `_ALIAS` delta."""
+    small = math.log(_ALIAS * delta)
+    right = saddle.t > 1.05 * t
+    if not np.any(right):
+        raise NotConverged("The saddle point lies at the end of the table.")
+    chernoff = (saddle.K[right] - epsilon * saddle.t[right] - small) / (saddle.t[right] - t)
+    return max(-small / t, float(np.min(chernoff)))
+
+
+def _log1p(x: Complexes) -> Complexes:
+    real, imaginary = x.real, x.imag
+    return np.asarray(0.5 * np.log1p(2.0 * real + real**2 + imaginary**2) + 1j * np.arctan2(imaginary, 1.0 + real))
+
+
+def _turn(weight: NDArray[np.float64], sine: NDArray[np.float64], cosine: NDArray[np.float64]) -> Complexes:
+    # exp(i y L) - 1 = -2 sin^2(yL/2) + 2i sin(yL/2) cos(yL/2): no cancellation for small y L.
+    return np.asarray(-2.0 * (sine**2 @ weight) + 2j * ((sine * cosine) @ weight))
+
+
+def _log_moment(grid: Points, z: Complexes) -> Complexes:
+    """The log of E_P[exp(z L)] at z of one real part."""
+    t = float(z[0].real)
+    moment = float(grid.weight @ np.expm1(t * grid.loss))
+    angle = np.outer(0.5 * z.imag, grid.loss)
+    turned = _turn(grid.weight * np.exp(t * grid.loss) / (1.0 + moment), np.sin(angle), np.cos(angle))
+    return math.log1p(moment) + _log1p(turned)
+
+
+def _split_moment(grid: Points, z: Complexes, window: float) -> tuple[Complexes, Complexes]:
+    """The log of E_P[exp(z L); small L] and the ratio of the large losses' part to it."""
+    t = float(z[0].real)
+    large = _large(grid, window)
+    calm, tilt = grid.weight * (1.0 - large), np.exp(t * grid.loss)
+    moment = float(calm @ np.expm1(t * grid.loss)) - float(grid.weight @ large)
+    angle = np.outer(0.5 * z.imag, grid.loss)
+    sine, cosine = np.sin(angle), np.cos(angle)
+    calm_part = 1.0 + moment + _turn(calm * tilt, sine, cosine)
+    jump = grid.weight * large * tilt
+    jump_part = float(jump.sum()) + _turn(jump, sine, cosine)
+    return _log1p(calm_part - 1.0), jump_part / calm_part
+
+
+def _large(grid: Points, window: float) -> NDArray[np.float64]:
+    """A smooth step from 0 to 1 where the loss passes `window`."""
+    return np.asarray(0.5 * special.erfc((window - grid.loss) / (WINDOW_WIDTH * window)))
+
+
+@lru_cache(maxsize=64)
+def _window(composition: Composition, tail: float, epsilon: float, delta: float) -> float:
+    """The largest loss such that runs whose every loss stays below about that never reach epsilon."""
+    grids = [(points_cut(law, tail), n) for law, n in composition.terms]
+    for share in (1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 256):
+        window = epsilon / share
+        for t in np.geomspace(0.5, 64.0, 15) / window:
+            K = 0.5 * composition.gaussian * t * (t + 1.0)
+            for grid, count in grids:
+                calm = grid.weight * (1.0 - _large(grid, window))
+                with np.errstate(over="ignore", invalid="ignore"):
+                    exponent = np.where(calm > 1e-300, t * grid.loss, 0.0)
+                    K += count * math.log(max(1e-300, float(np.sum(calm * np.exp(exponent)))))
+            if K - epsilon * t < math.log(1e-12 * delta):
+                return window
+    raise NotConverged("No loss is both small against epsilon and rare.")
