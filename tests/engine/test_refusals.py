@@ -158,7 +158,7 @@ REFUSED = [
     Refused("running_sum_of_losses", mlp, running_sum, NotSeparable, ("sample",)),
     Refused("common_term", mlp, common_term, NotSeparable, ("sample",)),
     Refused("fused_lstm", fused_lstm, plain, UnsupportedNode, ("MkldnnRnnLayerBackward0", "mkldnn"), (5, 6)),
-    Refused("scale_grad_by_freq", frequency_scaled, looked_up, NotSeparable, ("scale_grad_by_freq",)),
+    Refused("scale_grad_by_freq", frequency_scaled, looked_up, UnsupportedNode, ("scale_grad_by_freq",)),
     Refused("custom_function", WithCustomFunction, plain, UnsupportedNode, ("SquareBackward", "weight")),
 ]  # fmt: skip
 
@@ -176,9 +176,9 @@ CALLS: dict[str, Callable[[Tensor, Any], object]] = {
 @pytest.mark.parametrize("refused", REFUSED, ids=lambda refused: refused.name)
 def test_is_refused_with_the_reason(refused: Refused, batch: int) -> None:
     torch.manual_seed(0)
-    model = refused.build().double()
+    model = refused.build()
     for call in CALLS.values():
-        losses = refused.losses(model, torch.randn(batch, *refused.shape, dtype=torch.float64))
+        losses = refused.losses(model, torch.randn(batch, *refused.shape))
         with pytest.raises(refused.error) as caught:
             call(losses, named(model))
         assert all(word.lower() in str(caught.value).lower() for word in refused.words), str(caught.value)
@@ -188,23 +188,23 @@ def test_is_refused_with_the_reason(refused: Refused, batch: int) -> None:
 def test_is_refused_also_after_a_batch_of_one(refused: Refused) -> None:
     """A batch of one cannot mix samples, so it may pass; it must not open the door for the next batch."""
     torch.manual_seed(0)
-    model = refused.build().double().eval()
+    model = refused.build().eval()
     try:
-        per_sample_norms(refused.losses(model, torch.randn(1, *refused.shape, dtype=torch.float64)), named(model))
+        per_sample_norms(refused.losses(model, torch.randn(1, *refused.shape)), named(model))
     except ClipwiseError as early:
         assert isinstance(early, refused.error)
     model.train()
     with pytest.raises(refused.error):
-        per_sample_norms(refused.losses(model, torch.randn(3, *refused.shape, dtype=torch.float64)), named(model))
+        per_sample_norms(refused.losses(model, torch.randn(3, *refused.shape)), named(model))
 
 
 @pytest.mark.parametrize("refused", REFUSED, ids=lambda refused: refused.name)
 def test_a_refusal_changes_nothing(refused: Refused) -> None:
     torch.manual_seed(0)
-    model = refused.build().double()
+    model = refused.build()
     for p in model.parameters():
         p.grad = torch.full_like(p, 7.0)
-    losses = refused.losses(model, torch.randn(3, *refused.shape, dtype=torch.float64))
+    losses = refused.losses(model, torch.randn(3, *refused.shape))
     with untouched(model), pytest.raises(refused.error):
         clipped_gradients(losses, named(model), Abadi(1.0))
 
@@ -236,7 +236,7 @@ def test_losses_that_are_no_vector_with_a_graph_are_refused(
     bad = spoil(losses.sum() if spoil is float else losses)
     with untouched(model), pytest.raises(InvalidLosses) as caught:
         call(bad, named(model))
-    assert "(B,)" in str(caught.value) or "grad" in str(caught.value)
+    assert "losses" in str(caught.value)
 
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
@@ -338,13 +338,13 @@ INVISIBLE: dict[str, Callable[[], nn.Module]] = {
 @pytest.mark.parametrize("build", INVISIBLE.values(), ids=INVISIBLE)
 def test_check_model_sees_what_the_graph_hides(build: Callable[[], nn.Module]) -> None:
     torch.manual_seed(0)
-    model = build()
+    model, batch = build(), torch.randn(5, 6)
     with untouched(model), pytest.raises(NotSeparable):
-        check_model(model, loss_fn, torch.randn(5, 6))
+        check_model(model, loss_fn, batch)
 
 
 def test_check_model_passes_an_honest_model() -> None:
     torch.manual_seed(0)
-    model = mlp()
+    model, batch = mlp(), torch.randn(5, 6)
     with untouched(model):
-        check_model(model, loss_fn, torch.randn(5, 6))
+        check_model(model, loss_fn, batch)

@@ -33,11 +33,6 @@ def styles(rule: Rule) -> list[Style]:
 STYLES = [style for rule in RULES for style in styles(rule)]
 
 
-def slack(case: Case, dtype: torch.dtype) -> float:
-    """Rounding, relative: what the engine may be off by, beside what is proven."""
-    return 1.0 + tolerance(case, dtype)
-
-
 def clipped(losses: Tensor, params: dict[str, torch.nn.Parameter], style: Style, way: str | None = None) -> Tensor:
     return flat_sum(clipped_gradients(losses, params, style, retain_graph=True, way=way).gradients)
 
@@ -61,12 +56,13 @@ def test_one_huge_sample_is_bounded_and_keeps_its_direction(case: Case) -> None:
     if not supported(case, losses, params):
         return
     loop = loop_gradients(losses, params)
+    rounding = tolerance(case, losses, dtype)
     for style in STYLES:
         expected = flat(clipped_loop(loop, style))[0]
         actual = clipped(losses, params, style)
         bound = style.sensitivity(list(groups_of(style, params)))
-        assert actual.norm() <= bound * slack(case, dtype), style
-        assert (actual - expected).norm() <= tolerance(case, dtype) * expected.norm(), style
+        assert actual.norm() <= bound * (1 + rounding), style
+        assert (actual - expected).norm() <= rounding * expected.norm(), style
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -83,14 +79,14 @@ def test_neighbouring_batches_differ_by_at_most_the_sensitivity(case: Case) -> N
     if not supported(case, losses, params):
         return
     without = case.loss(model, **leave_out(data, 1))
-    loop = loop_gradients(without, params)
+    loop, rounding = loop_gradients(without, params), tolerance(case, losses, dtype)
     for number, style in enumerate(STYLES):
         way = WAYS[number % 2]
         params = above_rounding(named(model), loop, style)
         moved = (clipped(losses, params, style, way) - clipped(without, params, style, way)).norm()
         bound = style.sensitivity(list(groups_of(style, params)))
         # Rounding is relative to the sum of all contributions, not only to the one that moved.
-        assert moved <= bound * (1 + batch * tolerance(case, dtype)), (style, way)
+        assert moved <= bound * (1 + batch * rounding), (style, way)
 
 
 def above_rounding(
@@ -123,19 +119,21 @@ def test_samples_that_are_not_finite_contribute_nothing(case: Case) -> None:
     params = named(model)
     batch = case.batches[2]
     data = case.draw(batch, seed=7, dtype=dtype)
-    if not supported(case, case.loss(model, **data), params):
+    losses = case.loss(model, **data)
+    if not supported(case, losses, params):
         return
+    rounding = tolerance(case, losses, dtype)
     good = loop_gradients(case.loss(model, **leave_out(data, 1)), params)
     style = Flat(Abadi(float(norms_of(good).median()) or 1.0))
     expected = flat(clipped_loop(good, style))
     for poison, way in product(("nan loss", "infinite loss", "nan data"), WAYS):
-        losses = poisoned(case, model, data, poison)
-        if losses is None:
+        spoilt = poisoned(case, model, data, poison)
+        if spoilt is None:
             continue
-        result = clipped_gradients(losses, params, style, way=way)
+        result = clipped_gradients(spoilt, params, style, way=way)
         error = (flat_sum(result.gradients) - expected.sum(0)).norm()
-        assert error <= tolerance(case, dtype) * expected.norm(dim=1).sum(), (poison, way)
-        assert int(result.bad) == 1, (poison, way)
+        assert result.bad.nonzero().tolist() == [[1]], (poison, way)
+        assert error <= rounding * expected.norm(dim=1).sum(), (poison, way)
 
 
 def poisoned(case: Case, model: torch.nn.Module, data: Data, poison: str) -> Tensor | None:
@@ -178,5 +176,5 @@ def test_a_batch_of_bad_samples_only_gives_zeros() -> None:
     for way in WAYS:
         losses = case.losses(model, 3) * float("nan")
         result = clipped_gradients(losses, params, Abadi(1.0), way=way)
-        assert int(result.bad) == 3
+        assert result.bad.all()
         assert all(not g.any() for g in result.gradients.values())

@@ -98,7 +98,7 @@ VISION = [
     vision("poolformer", "PoolFormer", {"hidden_sizes": [4, 8], "depths": [1, 1], "num_encoder_blocks": 2,
         "patch_sizes": [7, 3], "strides": [4, 2], "padding": [2, 1], "mlp_ratio": 2.0}, LARGE_IMAGES),
     vision("mobilenet_v2", "MobileNetV2", {"depth_multiplier": 0.1, "image_size": 32, "min_depth": 4,
-        "depth_divisible_by": 4}, LARGE_IMAGES, batches=(1, 2, 3)),
+        "depth_divisible_by": 4, "finegrained_output": False, "expand_ratio": 2.0}, LARGE_IMAGES, batches=(1, 2, 3)),
     vision("mobilevit", "MobileViT", {"image_size": 32, "hidden_sizes": [4, 6, 8], "neck_hidden_sizes": [4, 4, 4, 4, 4, 4, 8],
         "num_attention_heads": 2, "mlp_ratio": 1.0}, LARGE_IMAGES, batches=(1, 4, 3)),
     hf("clip_vision", "CLIPVisionModel", "CLIPVisionConfig", IMAGES, see_features, VIT, batches=(1, 5, 4, 2)),
