@@ -68,6 +68,8 @@ def clipped_gradients(
     parameters = Parameters(params)
     validate(losses, parameters)
     style = _style(clip)
+    if way not in (None, "bookkeeping", "second_backward"):
+        raise ValueError(f'way must be None, "bookkeeping" or "second_backward", got {way!r}.')
     outcome = _clip(losses, parameters, style, _ENGINE, way, retain_graph)
     factors: Tensor | dict[str, Tensor] = outcome.factors
     if isinstance(style, Flat):

@@ -106,6 +106,12 @@ def validate(losses: Tensor, parameters: Parameters) -> None:
         raise InvalidLosses(f"losses must be floating point, got {losses.dtype}.")
     if not parameters.tensors:
         raise InvalidLosses("params is empty: there is nothing to differentiate.")
+    frozen = [parameters.describe(k) for k, p in enumerate(parameters.tensors) if not p.requires_grad]
+    if frozen:
+        raise InvalidLosses(
+            f"params holds frozen parameters (requires_grad=False): {', '.join(frozen[:3])}. Leave them out, so that they "
+            "get no noise."
+        )
     if losses.numel() and losses.grad_fn is None:
         raise InvalidLosses(
             "losses do not require grad: they were computed under no_grad, detached, or from frozen parameters."

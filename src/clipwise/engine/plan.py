@@ -18,7 +18,7 @@ from torch import Tensor
 
 from clipwise.engine.graph import LEAF, Edge, Graph
 from clipwise.engine.layout import Layout, Probe, Scattered
-from clipwise.engine.routing import Routing, may_route, routing
+from clipwise.engine.routing import Routing, is_index, may_route, routing
 from clipwise.engine.rules import DATA_OPERANDS, LIVE, RULES
 from clipwise.errors import NotSeparable, UnsupportedNode
 
@@ -106,10 +106,25 @@ class GraphPlan:
     identities: tuple[int, ...]  # nodes whose leading index must be the identity at every step
     routed: bool  # rows may be moved between samples by data: layouts are probed at every step
     entries: tuple[tuple[int, tuple[bool, ...]], ...]  # nodes where the batch may enter, and which axes are longer than 1
+    data_meetings: frozenset[int]  # meetings with data that is not computed from parameters
+    indexed: bool  # some node moves values computed from the batch by an index
 
 
 def _neutral(k: int, states: Sequence[_State]) -> bool:
     return k < 0 or states[k] is _State.NEUTRAL
+
+
+def mixing(graph: Graph, after: str, whose: str) -> NotSeparable:
+    """The refusal of samples that mix."""
+    cause = ""
+    norms = (graph.nodes[k] for k, name in enumerate(graph.names) if name.startswith("NativeBatchNorm"))
+    if any(node._saved_training for node in norms):
+        cause = " The graph holds a BatchNorm in training mode: call .eval() on it, or use GroupNorm or LayerNorm."
+    return NotSeparable(
+        f"samples mix after {after} ({whose}): the loss of one sample depends on other samples, so it has no bounded "
+        "per-sample gradient. Typical causes: BatchNorm in training mode, a contrastive loss, attention or a statistic "
+        f"over the batch.{cause}"
+    )
 
 
 class Planner:
@@ -177,7 +192,6 @@ class Planner:
         optimistic = self._states(lambda k: True)
         cautious = self._states(lambda k: self.entries[k] is _Entry.STRONG)
         routers = [k for k in self.entries if may_route(self.graph, k, lambda i: bool(self.reaches[i]))]
-        self._may_scatter = bool(routers)
         wanted = {k for k, entry in self.entries.items() if entry is not _Entry.NO}
         wanted.update(self._meetings(optimistic), self._meetings(cautious), routers)
         probes: dict[int, Probe] = {}
@@ -206,7 +220,7 @@ class Planner:
         if found.blank:
             return ()
         regular = found.layouts(self.batch_size)
-        if regular or not self._may_scatter:
+        if regular:
             return regular
         axis = probe.scattered_axis(k)
         return () if axis is None else (Scattered(axis),)
@@ -261,17 +275,8 @@ class Planner:
         return name in _VIEWS or name in _INDEXING or name in _ROWWISE
 
     def _mixing(self, k: int) -> NotSeparable:
-        cause = ""
-        if any(n.startswith("NativeBatchNorm") and self.graph.nodes[i]._saved_training
-               for i, n in enumerate(self.graph.names)):  # fmt: skip
-            cause = " The graph holds batch normalization in training mode: call .eval() on it or use GroupNorm."
         reached = ", ".join(self.describe(p) for p in sorted(self.reaches[k])[:3])
-        return NotSeparable(
-            f"samples mix after {self.graph.names[k]} (parameters {reached}): the loss of one sample depends on others, "
-            "so it has no bounded per-sample gradient. Typical causes: batch normalization in training mode, "
-            "a contrastive loss, attention or a statistic over the batch; or rows in an order that the graph does not "
-            f"tell.{cause}"
-        )
+        return mixing(self.graph, self.graph.names[k], f"parameters {reached}")
 
     def _meeting(
         self, k: int, states: Sequence[_State], probe: Probe, layouts: tuple[Layout | Scattered, ...]
@@ -336,6 +341,8 @@ class Planner:
             identities=tuple(k for k, move in moves.items() if move is Routing.IDENTITY),
             routed=any(move is Routing.MAYBE for move in moves.values())
             or any(isinstance(layout, Scattered) for meeting in meetings for layout in meeting.layouts),
+            data_meetings=frozenset(m.node for m in meetings if self.entries[m.node] is not _Entry.NO),
+            indexed=any(is_index(self.graph.names[k]) for k in moves),
             entries=tuple((k, pattern(self.graph, k)) for k, entry in self.entries.items() if entry is not _Entry.NO),
         )
 

@@ -34,6 +34,20 @@ def _kind(name: str) -> str:
     return name.rstrip("0123456789").removesuffix("Backward").lstrip("_")
 
 
+def is_index(name: str) -> bool:
+    """Whether a node moves rows by an index or a mask."""
+    return _kind(name) in _ALONG_AXIS or _kind(name) in _OTHERS
+
+
+def data_key(graph: Graph, k: int) -> tuple[object, ...] | None:
+    """Tells which tensor of data a node works on: two nodes with the same key read the same rows."""
+    for attribute in ("_saved_self", "_saved_mat1", "_saved_input", "_saved_indices", "_saved_batch1"):
+        tensor = getattr(graph.nodes[k], attribute, None)
+        if isinstance(tensor, Tensor):
+            return tensor.data_ptr(), tuple(tensor.shape), tensor.stride()
+    return None
+
+
 def may_route(graph: Graph, k: int, has_parameters: Callable[[int], bool]) -> bool:
     """Whether the node is of a kind that must be looked at: it moves a value computed from parameters."""
     kind = _kind(graph.names[k])

@@ -15,8 +15,8 @@ from torch.autograd.graph import GradientEdge
 
 from clipwise.engine.graph import Edge, Graph
 from clipwise.engine.layout import Layout, Probe, Scattered, digit_colours, owners_by_digits, pack
-from clipwise.engine.plan import GraphPlan, Meeting, interval, overlapping, pattern
-from clipwise.engine.routing import is_identity
+from clipwise.engine.plan import GraphPlan, Meeting, interval, mixing, overlapping, pattern
+from clipwise.engine.routing import data_key, is_identity
 from clipwise.engine.rules import RULES, Finish, Operand, Samples
 from clipwise.engine.uses import Outer, Use, chunks, joint_squared_norms, squares, summed
 
@@ -94,6 +94,7 @@ class Backward:
             for cotangent in (torch.ones_like(losses), *digits)
         )
         owners: dict[int, Tensor] = {}
+        regular: dict[int, Tensor] = {}
         for meeting, gradient, *colours in zip(self.plan.meetings, plain, *coloured, strict=True):
             if gradient is None or not meeting.layouts:
                 continue
@@ -109,7 +110,20 @@ class Backward:
             expected = layout.owners(shape, self.batch_size)
             if not all(Probe(gradient, c, v).agrees(expected, layout.axis) for c, v in zip(colours, digits, strict=True)):
                 raise StalePlan
+            regular[meeting.node] = expected
+        self._refuse_two_samples_in_one_loss(owners, regular)
         return owners
+
+    def _refuse_two_samples_in_one_loss(self, scattered: Mapping[int, Tensor], regular: Mapping[int, Tensor]) -> None:
+        """The same data met twice must belong to the same samples, else a loss is computed from two of them."""
+        graph, plan = self.graph, self.plan
+        seen: dict[object, Tensor] = {}
+        for node, owners in (scattered | regular).items():
+            if node not in plan.data_meetings:
+                continue
+            key = data_key(graph, node) if plan.indexed else owners.numel()
+            if key is not None and not torch.equal(seen.setdefault(key, owners), owners):
+                raise mixing(graph, graph.names[node], "the same data is read for two different samples")
 
     def discard(self, bad_B: Tensor) -> None:
         """Set the contribution of some samples to zero, whatever they hold."""
