@@ -193,6 +193,105 @@ def test_losses_in_another_order_than_the_samples(shift: int) -> None:
     assert torch.allclose(norms, norms_of(loop).roll(shift, 0), rtol=1e-10)
 
 
+class Gated(torch.nn.Module):
+    """Each token counts as far as its gate is open; batch first, or sequence first inside."""
+
+    def __init__(self, sequence_first: bool) -> None:
+        super().__init__()
+        self.sequence_first = sequence_first
+        self.layer = torch.nn.Linear(3, 2)
+
+    def forward(self, x: Tensor, gate: Tensor) -> Tensor:
+        if not self.sequence_first:
+            return (torch.tanh(self.layer(x)) * gate.unsqueeze(-1)).square().sum((1, 2))
+        return (torch.tanh(self.layer(x.transpose(0, 1))) * gate.T.unsqueeze(-1)).square().sum((0, 2))
+
+
+GATES = {
+    "closed_for_all": torch.zeros(2, 2),
+    "fits_both_layouts": torch.eye(2),
+    "fits_both_layouts_crossed": torch.eye(2).flip(0),
+    "one_sample_only": torch.tensor([[0.0, 1.0], [0.0, 0.0]]),
+    "first_tokens": torch.tensor([[1.0, 0.0], [1.0, 0.0]]),
+}
+
+
+@pytest.mark.parametrize("gate", GATES.values(), ids=GATES)
+@pytest.mark.parametrize("sequence_first", [False, True], ids=["batch_first", "sequence_first"])
+def test_a_first_batch_that_hides_the_layout_teaches_nothing_wrong(sequence_first: bool, gate: Tensor) -> None:
+    """Two samples of two tokens, some without gradient: the layout cannot be told yet. Then all gates open."""
+    torch.manual_seed(0)
+    model = Gated(sequence_first).double()
+    params = named(model)
+    for step in (gate, gate, torch.ones(2, 2), torch.ones(2, 2), torch.ones(4, 2), torch.ones(2, 4)):
+        losses = model(torch.randn(*step.shape, 3, dtype=torch.float64), step.double())
+        loop = loop_gradients(losses, params)
+        norms = per_sample_norms(losses, params, retain_graph=True)
+        clipped = clipped_gradients(losses, params, Abadi(0.1))
+        assert torch.allclose(norms, norms_of(loop), rtol=1e-10, atol=1e-12)
+        expected = flat(clipped_loop(loop, Flat(Abadi(0.1)))).sum(0)
+        assert torch.allclose(flat_sum(clipped.gradients), expected, rtol=1e-10, atol=1e-12)
+
+
+def test_structure_that_changes_with_the_data() -> None:
+    """A depth that the data decides: each structure has its own plan."""
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(4, 4).double()
+    params = named(layer)
+    for depth in (1, 3, 2, 3, 1, 2):
+        h = torch.randn(3, 4, dtype=torch.float64)
+        for _ in range(depth):
+            h = torch.tanh(layer(h))
+        losses = h.square().sum(1)
+        loop = loop_gradients(losses, params)
+        assert torch.allclose(per_sample_norms(losses, params), norms_of(loop), rtol=1e-10)
+
+
+INPUTS = ["mlp", "conv2d", "bias_table", "class_token_position_3d", "attention_sequence_first", "lstm", "scalar_scale"]
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_inputs_may_require_gradients(name: str) -> None:
+    """An input that is a leaf of the graph is data, not a parameter."""
+    case = BY_NAME[name]
+    model = case.model()
+    params = named(model)
+    for batch in case.batches:
+        data = {key: value.requires_grad_() for key, value in case.draw(batch).items()}
+        losses = case.loss(model, **data)
+        loop = loop_gradients(losses, params)
+        error = relative_errors(flat(per_sample_gradients(losses, params)), flat(loop), norms_of(loop), torch.float64)
+        assert error.max() <= 1e-10
+        assert all(value.grad is None for value in data.values())
+
+
+def test_losses_made_of_gradients_are_exact_or_refused() -> None:
+    """A gradient penalty: the parameters are used a second time by the backward pass inside the losses."""
+    case = BY_NAME["mlp"]
+    model = case.model()
+    params = named(model)
+    x = case.draw(4)["x"].requires_grad_()
+    out = torch.tanh(model(x)).sum()
+    (slope,) = torch.autograd.grad(out, x, create_graph=True)
+    losses = (slope.norm(dim=1) - 1).square()
+    loop = loop_gradients(losses, params)
+    try:
+        norms = per_sample_norms(losses, params)
+    except (UnsupportedNode, NotSeparable):
+        return
+    assert torch.allclose(norms, norms_of(loop), rtol=1e-10)
+
+
+def test_bfloat16_parameters() -> None:
+    """Norms of a model kept in bfloat16 are those of its rounded gradients."""
+    case = BY_NAME["mlp_on_sequences"]
+    model = case.model(dtype=torch.bfloat16)
+    params = named(model)
+    losses = case.losses(model, 4, dtype=torch.bfloat16)
+    loop = loop_gradients(losses, params)
+    assert relative_errors(per_sample_norms(losses, params), norms_of(loop), norms_of(loop), torch.bfloat16).max() < 0.03
+
+
 def mlp() -> tuple[torch.nn.Module, dict[str, torch.nn.Parameter], Tensor]:
     case = BY_NAME["mlp"]
     model = case.model()

@@ -79,8 +79,9 @@ def centred(model: nn.Module, x: Tensor) -> Tensor:
 
 
 def shifted(model: nn.Module, x: Tensor) -> Tensor:
-    """Each sample's loss is read off its neighbour's output."""
-    return per_row(model(x).tanh() + model(x).roll(1, 0))
+    """Each sample's loss reads its neighbour's output too."""
+    y = model(x)
+    return per_row(y.tanh() + y.roll(1, 0))
 
 
 def running_sum(model: nn.Module, x: Tensor) -> Tensor:
@@ -90,6 +91,14 @@ def running_sum(model: nn.Module, x: Tensor) -> Tensor:
 def common_term(model: nn.Module, x: Tensor) -> Tensor:
     losses = per_row(model(x))
     return losses + losses.mean()
+
+
+def one_for_all(model: nn.Module, x: Tensor) -> Tensor:
+    return per_row(model(x)).mean().expand(len(x))
+
+
+def batch_softmax(model: nn.Module, x: Tensor) -> Tensor:
+    return -torch.log_softmax(model(x).sum(1), dim=0)
 
 
 class Square(torch.autograd.Function):
@@ -157,6 +166,8 @@ REFUSED = [
     Refused("neighbours_output", mlp, shifted, NotSeparable, ("sample",)),
     Refused("running_sum_of_losses", mlp, running_sum, NotSeparable, ("sample",)),
     Refused("common_term", mlp, common_term, NotSeparable, ("sample",)),
+    Refused("mean_loss_expanded", mlp, one_for_all, NotSeparable, ("sample",)),
+    Refused("softmax_over_the_batch", mlp, batch_softmax, NotSeparable, ("sample",)),
     Refused("fused_lstm", fused_lstm, plain, UnsupportedNode, ("MkldnnRnnLayerBackward0", "mkldnn"), (5, 6)),
     Refused("scale_grad_by_freq", frequency_scaled, looked_up, UnsupportedNode, ("scale_grad_by_freq",)),
     Refused("custom_function", WithCustomFunction, plain, UnsupportedNode, ("SquareBackward", "weight")),
@@ -312,6 +323,18 @@ class DetachedStatistics(nn.Module):
         return y - y.detach().mean(0)
 
 
+class ReadsTheNeighbour(nn.Module):
+    """Two passes, one over the neighbours' data: every row serves one loss, every sample two."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layer(x) + self.layer(x.roll(1, 0)).tanh()
+        return out
+
+
 def weighted_by_count() -> nn.Module:
     class Weighted(nn.Module):
         """Divides by the batch size: no sample's value matters to the others, its presence does."""
@@ -330,6 +353,7 @@ def weighted_by_count() -> nn.Module:
 INVISIBLE: dict[str, Callable[[], nn.Module]] = {
     "batch_norm_on_the_raw_input": batch_norm(False, "first"),
     "detached_statistics": DetachedStatistics,
+    "reads_the_neighbours_data": ReadsTheNeighbour,
     "divided_by_the_batch_size": weighted_by_count,
     "batch_norm_middle": batch_norm(True, "middle"),
 }

@@ -154,6 +154,20 @@ def poisoned(case: Case, model: torch.nn.Module, data: Data, poison: str) -> Ten
     return losses if losses[1].isnan() and others.isfinite().all() else None
 
 
+@pytest.mark.parametrize("scale", [2.0**-60, 2.0**30, 2.0**62, 2.0**100])
+@pytest.mark.parametrize("name", ["mlp", "conv2d", "embedding_tied_head", "attention_batch_first", "gpt2"])
+def test_float32_overflow_and_underflow_keep_the_bound(name: str, scale: float) -> None:
+    """Squares of such gradients leave float32's range; a contribution may become zero, never longer than allowed."""
+    case = next(case for case in CASES if case.name == name)
+    model = shared_model(case, torch.float32)
+    params = named(model)
+    losses = case.losses(model, 3, dtype=torch.float32) * scale
+    for style, way in product(STYLES, WAYS):
+        total = clipped(losses, params, style, way)
+        assert total.isfinite().all(), (style, way)
+        assert total.norm() <= 3 * style.sensitivity(list(groups_of(style, params))) * (1 + 1e-5), (style, way)
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_a_first_batch_with_a_bad_sample_is_planned_too(way: str) -> None:
     """The very first step, nothing cached, sees a NaN."""
