@@ -26,8 +26,8 @@ python_display_short_literal_types = True
 maximum_signature_line_length = 100
 
 
-def fences_to_blocks(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
-    """Docstrings are Markdown-like where reStructuredText is not: turn their fenced blocks into code blocks."""
+def markdown_to_rst(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    """Docstrings are Markdown-like: turn fenced blocks into code blocks and keep single asterisks as they are."""
     inside = False
     for k, line in enumerate(lines):
         if line.strip().startswith("```"):
@@ -36,9 +36,18 @@ def fences_to_blocks(app: Any, what: str, name: str, obj: Any, options: Any, lin
             inside = not inside
         elif inside:
             lines[k] = f"   {line}"
+        elif not line.lstrip().startswith((">>>", "...")):
+            lines[k] = escape_asterisks(line)
     lines[:] = "\n".join(lines).split("\n")
+
+
+def escape_asterisks(line: str) -> str:
+    """Escape asterisks that are outside backticks and no part of a double one."""
+    parts = line.split("`")
+    parts[::2] = [re.sub(r"(?<!\*)\*(?!\*)", r"\\*", part) for part in parts[::2]]
+    return "`".join(parts)
 
 
 def setup(app: Any) -> None:
     """Register the docstring filter."""
-    app.connect("autodoc-process-docstring", fences_to_blocks)
+    app.connect("autodoc-process-docstring", markdown_to_rst)
