@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from clipwise.clipping import Style
-
-from ..zoo import Case
+from tests.zoo import Case
 
 Gradients = Mapping[str, Tensor]
 
@@ -50,7 +49,7 @@ def groups_of(style: Style, params: Gradients) -> dict[str, list[str]]:
 
 
 def clipped_loop(per_sample: Gradients, style: Style) -> dict[str, Tensor]:
-    """Each sample's clipped gradient, (B, *shape) float64, by the definition: factor of its group's norm times gradient."""
+    """Each sample's clipped gradient, (B, *shape) float64, by definition: factor of its group's norm x gradient."""
     clipped = {}
     for group, names in groups_of(style, per_sample).items():
         members = {name: per_sample[name].double() for name in names}

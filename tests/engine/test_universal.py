@@ -15,8 +15,8 @@ from torch import Tensor
 from clipwise.clipping import Abadi, Automatic, Flat, Global, GlobalScaled, Groupwise, Layerwise, Normalize, Rule, Style
 from clipwise.engine import clipped_gradients, per_sample_norms
 from clipwise.errors import UnsupportedNode
+from tests.zoo import BY_NAME, CASES, Case, Data, named, shared_model
 
-from ..zoo import CASES, Case, Data, named, shared_model
 from .reference import clipped_loop, flat, flat_sum, groups_of, loop_gradients, norms_of, precision, tolerance
 
 R = 1e-3
@@ -158,7 +158,7 @@ def poisoned(case: Case, model: torch.nn.Module, data: Data, poison: str) -> Ten
 @pytest.mark.parametrize("name", ["mlp", "conv2d", "embedding_tied_head", "attention_batch_first", "gpt2"])
 def test_float32_overflow_and_underflow_keep_the_bound(name: str, scale: float) -> None:
     """Squares of such gradients leave float32's range; a contribution may become zero, never longer than allowed."""
-    case = next(case for case in CASES if case.name == name)
+    case = BY_NAME[name]
     model = shared_model(case, torch.float32)
     params = named(model)
     losses = case.losses(model, 3, dtype=torch.float32) * scale
@@ -171,7 +171,7 @@ def test_float32_overflow_and_underflow_keep_the_bound(name: str, scale: float) 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_first_batch_with_a_bad_sample_is_planned_too(way: str) -> None:
     """The very first step, nothing cached, sees a NaN."""
-    case = next(case for case in CASES if case.name == "transformer_encoder")
+    case = BY_NAME["transformer_encoder"]
     model = case.model(seed=11)
     params = named(model)
     data = case.draw(4, seed=8)
@@ -184,7 +184,7 @@ def test_a_first_batch_with_a_bad_sample_is_planned_too(way: str) -> None:
 
 
 def test_a_batch_of_bad_samples_only_gives_zeros() -> None:
-    case = next(case for case in CASES if case.name == "mlp")
+    case = BY_NAME["mlp"]
     model = case.model()
     params = named(model)
     for way in WAYS:

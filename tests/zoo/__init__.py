@@ -5,7 +5,7 @@ from __future__ import annotations
 from . import convolution, dense, direct, embedding, recurrent, transformers_media, transformers_text
 from .case import Case, Data, named, shared_model, under_autocast
 
-__all__ = ["CASES", "Case", "Data", "named", "shared_model"]
+__all__ = ["BY_NAME", "CASES", "Case", "Data", "named", "shared_model"]
 
 _PLAIN: list[Case] = [
     *dense.CASES,
@@ -20,3 +20,4 @@ _PLAIN: list[Case] = [
 _ROUNDED = ["mlp", "conv2d", "layer_norm", "embedding_tied_head", "attention_batch_first", "bert", "gpt2", "vit"]
 
 CASES = [*_PLAIN, *(under_autocast(case) for case in _PLAIN if case.name in _ROUNDED)]
+BY_NAME = {case.name: case for case in CASES}

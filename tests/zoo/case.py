@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import torch
@@ -50,7 +50,7 @@ class Case:
         return losses
 
 
-@lru_cache(maxsize=None)
+@cache
 def shared_model(case: Case, dtype: torch.dtype) -> nn.Module:
     """One model object per case and precision, reused by all tests of a module (and so is its cached plan)."""
     return case.model(dtype=dtype)

@@ -27,7 +27,9 @@ class Block(nn.Module):
 
 
 def resnet() -> nn.Module:
-    return stack(nn.Conv2d(2, 4, 3, stride=2, padding=1), Block(4), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3))
+    return stack(
+        nn.Conv2d(2, 4, 3, stride=2, padding=1), Block(4), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)
+    )
 
 
 def running(norm: nn.Module) -> nn.Module:
@@ -109,7 +111,9 @@ CASES: list[Case] = [
         x=(3,),
     ),
     simple("resnet_group_norm", resnet, 2, 8, 8),
-    simple("group_norm", lambda: stack(nn.Conv2d(2, 4, 1), nn.GroupNorm(2, 4), nn.Tanh()), 2, 4, 4, batches=(1, 4, 2, 3)),
+    simple(
+        "group_norm", lambda: stack(nn.Conv2d(2, 4, 1), nn.GroupNorm(2, 4), nn.Tanh()), 2, 4, 4, batches=(1, 4, 2, 3)
+    ),
     simple("group_norm_2d_input", lambda: stack(nn.Linear(6, 8), nn.GroupNorm(4, 8)), 6),
     simple("instance_norm", lambda: stack(nn.Conv2d(2, 4, 3), nn.InstanceNorm2d(4, affine=True)), 2, 5, 5),
     simple("instance_norm_1d", lambda: stack(nn.Conv1d(2, 4, 3), nn.InstanceNorm1d(4, affine=True)), 2, 8),
@@ -123,7 +127,9 @@ CASES: list[Case] = [
     simple("batch_norm_eval", lambda: stack(nn.Conv2d(2, 4, 3), running(nn.BatchNorm2d(4))), 2, 5, 5),
     simple("batch_norm_eval_1d", lambda: stack(nn.Linear(6, 4), running(nn.BatchNorm1d(4)), nn.Linear(4, 2)), 6),
     simple("batch_norm_eval_3d_input", lambda: stack(nn.Conv1d(2, 4, 3), running(nn.BatchNorm1d(4))), 2, 8),
-    simple("batch_norm_eval_plain", lambda: stack(nn.Conv2d(2, 4, 3), running(nn.BatchNorm2d(4, affine=False))), 2, 5, 5),
+    simple(
+        "batch_norm_eval_plain", lambda: stack(nn.Conv2d(2, 4, 3), running(nn.BatchNorm2d(4, affine=False))), 2, 5, 5
+    ),
     simple("prelu_one", lambda: stack(nn.Linear(6, 4), nn.PReLU(), nn.Linear(4, 2)), 6),
     simple("prelu_channels", lambda: stack(nn.Conv2d(2, 4, 3), nn.PReLU(4)), 2, 5, 5, batches=(1, 4, 2, 3)),
     simple("prelu_sequences", lambda: stack(nn.Conv1d(2, 4, 3), nn.PReLU(4), nn.PReLU()), 2, 8),

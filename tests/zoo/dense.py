@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
-from .case import Case, apply_x, floats, functional, regress, simple
+from .case import Case, floats, functional, regress, simple
 
 
 def mlp(bias: bool = True) -> nn.Module:
@@ -182,9 +182,7 @@ PRODUCTS = [
         x=(2, 6),
         batches=(1, 2, 6, 3),
     ),
-    functional(
-        "bmm_expanded", {"w": (6, 3)}, lambda p, x: torch.bmm(x, p.w.expand(x.shape[0], 6, 3)).tanh(), x=(4, 6)
-    ),
+    functional("bmm_expanded", {"w": (6, 3)}, lambda p, x: torch.bmm(x, p.w.expand(x.shape[0], 6, 3)).tanh(), x=(4, 6)),
     functional(
         "baddbmm_shared",
         {"w": (2, 6, 3), "b": (2, 1, 3)},
@@ -229,9 +227,7 @@ CASES = [
     Case("keyword_called", KeywordCalled, {"x": floats(6)}, keyword_loss),
     Case("functional_call", mlp, {"x": floats(6)}, functional_call_loss),
     Case("bilinear", lambda: nn.Bilinear(6, 4, 3), {"x": floats(6), "z": floats(4)}, bilinear_loss),
-    Case(
-        "bilinear_sequences", lambda: nn.Bilinear(6, 4, 3), {"x": floats(3, 6), "z": floats(3, 4)}, bilinear_loss
-    ),
+    Case("bilinear_sequences", lambda: nn.Bilinear(6, 4, 3), {"x": floats(3, 6), "z": floats(3, 4)}, bilinear_loss),
     simple("weight_norm", lambda: parametrizations.weight_norm(nn.Linear(6, 4)), 6),
     simple("spectral_norm", lambda: parametrizations.spectral_norm(nn.Linear(6, 4)).eval(), 6),
     simple("orthogonal", lambda: parametrizations.orthogonal(nn.Linear(6, 6)), 6),

@@ -117,7 +117,6 @@ class Ragged(nn.Module):
         return torch.zeros_like(x[:, 0, 0]).index_add(0, sample, out).unsqueeze(1)
 
 
-
 class MaskedTokens(nn.Module):
     """Some positions are replaced by a learned token, chosen by the data."""
 
@@ -173,11 +172,17 @@ BROADCASTING = [
     functional("power_base", {"b": (6,)}, lambda p, x: (p.b.square() + 1) ** x),
     functional("maximum", {"b": (6,)}, lambda p, x: torch.maximum(x, p.b), tags=frozenset({"may_refuse"})),
     functional("minimum", {"b": (6,)}, lambda p, x: torch.minimum(p.b, x), tags=frozenset({"may_refuse"})),
-    functional("lerp_shared", {"a": (6,), "w": (6,)}, lambda p, x: torch.lerp(x, p.a, p.w), tags=frozenset({"may_refuse"})),
-    functional("addcmul", {"a": (6,), "w": (6,)}, lambda p, x: torch.addcmul(p.a, x, p.w), tags=frozenset({"may_refuse"})),
+    functional(
+        "lerp_shared", {"a": (6,), "w": (6,)}, lambda p, x: torch.lerp(x, p.a, p.w), tags=frozenset({"may_refuse"})
+    ),
+    functional(
+        "addcmul", {"a": (6,), "w": (6,)}, lambda p, x: torch.addcmul(p.a, x, p.w), tags=frozenset({"may_refuse"})
+    ),
     functional("clamp_tensor", {"a": (6,)}, lambda p, x: torch.clamp(x, max=p.a), tags=frozenset({"may_refuse"})),
     functional("distances", {"c": (3, 6)}, lambda p, x: torch.cdist(x, p.c), tags=frozenset({"may_refuse"})),
-    functional("distances_by_hand", {"c": (3, 6)}, lambda p, x: (x.unsqueeze(1) - p.c).square().sum(-1), batches=(1, 3, 6, 4)),
+    functional(
+        "distances_by_hand", {"c": (3, 6)}, lambda p, x: (x.unsqueeze(1) - p.c).square().sum(-1), batches=(1, 3, 6, 4)
+    ),
     functional("softmax_of_parameters", {"w": (3,)}, mixture, batches=(1, 3, 6, 2)),
     functional("softplus_scale", {"w": (6,)}, lambda p, x: x * F.softplus(p.w)),
     functional("in_place_add", {"b": (6,)}, lambda p, x: (2 * x).add_(p.b).tanh()),
@@ -193,7 +198,9 @@ BROADCASTING = [
 
 JOINING = [
     functional(
-        "cat_expanded_token", {"t": (1, 6)}, lambda p, x: torch.cat([p.t.expand(x.shape[0], 6), x], dim=1).square().tanh()
+        "cat_expanded_token",
+        {"t": (1, 6)},
+        lambda p, x: torch.cat([p.t.expand(x.shape[0], 6), x], dim=1).square().tanh(),
     ),
     functional(
         "cat_along_time",
@@ -230,7 +237,12 @@ JOINING = [
     ),
     functional("where_shared", {"a": (6,), "b": (6,)}, lambda p, x: torch.where(x > 0, p.a, p.b * x).tanh()),
     functional("where_scalar", {"a": ()}, lambda p, x: torch.where(x > 0, x, p.a).tanh()),
-    functional("masked_fill_parameter", {"a": ()}, lambda p, x: x.masked_fill(x > 0, p.a).tanh(), tags=frozenset({"may_refuse"})),
+    functional(
+        "masked_fill_parameter",
+        {"a": ()},
+        lambda p, x: x.masked_fill(x > 0, p.a).tanh(),
+        tags=frozenset({"may_refuse"}),
+    ),
     functional("loss_with_penalty_per_sample", {"w": (6,)}, lambda p, x: (x * p.w).tanh() + p.w.square().sum()),
     functional("parameter_times_zero_batch", {"w": (6,)}, lambda p, x: (0 * x.sum(1, keepdim=True)) + p.w),
     functional("parameters_only", {"w": (6,)}, lambda p, x: p.w.tanh().expand(x.shape[0], 6), batches=(1, 6, 3, 2)),

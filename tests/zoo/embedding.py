@@ -35,7 +35,9 @@ def tokens_loss(model: nn.Module, tokens: Tensor, y: Tensor) -> Tensor:
     return token_loss(model(tokens), y)
 
 
-def tokens_case(name: str, tied: bool = False, first: bool = False, batches: tuple[int, ...] = (1, 4, 7, 3), **options: Any) -> Case:
+def tokens_case(
+    name: str, tied: bool = False, first: bool = False, batches: tuple[int, ...] = (1, 4, 7, 3), **options: Any
+) -> Case:
     return Case(
         name,
         lambda: Tokens(nn.Embedding(VOCABULARY, 6, **options), tied, first),
@@ -77,7 +79,9 @@ def bag_case(name: str, style: str, **options: Any) -> Case:
     return Case(name, lambda: Bag(style, **options), data, loss, batches=(1, 5, 7, 3))
 
 
-def table_case(name: str, shapes: dict[str, tuple[int, ...]], function: Any, data: dict[str, Draw], **options: Any) -> Case:
+def table_case(
+    name: str, shapes: dict[str, tuple[int, ...]], function: Any, data: dict[str, Draw], **options: Any
+) -> Case:
     def loss(model: nn.Module, **batch: Tensor) -> Tensor:
         return regress(model(**batch))
 
@@ -94,7 +98,11 @@ def relative_bias(p: Any, x: Tensor) -> Tensor:
 
 TABLES = [
     table_case(
-        "index_table_by_sample", {"table": (7, 4)}, lambda p, k: p.table[k].tanh(), {"k": ids(7, 3)}, batches=(1, 7, 3, 4)
+        "index_table_by_sample",
+        {"table": (7, 4)},
+        lambda p, k: p.table[k].tanh(),
+        {"k": ids(7, 3)},
+        batches=(1, 7, 3, 4),
     ),
     table_case(
         "index_table_one_each", {"table": (7, 4)}, lambda p, k: p.table[k].tanh(), {"k": ids(7)}, batches=(1, 7, 3, 4)
@@ -135,7 +143,10 @@ TABLES = [
         batches=(1, 7, 3, 4),
     ),
     table_case(
-        "embedding_functional", {"table": (7, 4)}, lambda p, k: F.embedding(k, p.table.tanh()), {"k": ids(7, 3)},
+        "embedding_functional",
+        {"table": (7, 4)},
+        lambda p, k: F.embedding(k, p.table.tanh()),
+        {"k": ids(7, 3)},
         batches=(1, 7, 3, 4),
     ),
     table_case(

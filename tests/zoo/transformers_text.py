@@ -56,7 +56,13 @@ TRANSLATE: dict[str, Draw] = {
 
 
 def hf(
-    name: str, model: str, config: str, data: dict[str, Draw], loss: Callable[..., Tensor], options: dict[str, Any], **rest: Any
+    name: str,
+    model: str,
+    config: str,
+    data: dict[str, Draw],
+    loss: Callable[..., Tensor],
+    options: dict[str, Any],
+    **rest: Any,
 ) -> Case:
     prepare = rest.pop("prepare", None)
     rest = {"batches": BATCHES, **rest}
@@ -69,7 +75,9 @@ def encoder(name: str, family: str, *, changes: dict[str, Any] | None = None, **
     return hf(name, f"{family}ForSequenceClassification", f"{family}Config", CLASSIFY, classify, options, **rest)
 
 
-def decoder(name: str, family: str, *, changes: dict[str, Any] | None = None, head: str = "ForCausalLM", **rest: Any) -> Case:
+def decoder(
+    name: str, family: str, *, changes: dict[str, Any] | None = None, head: str = "ForCausalLM", **rest: Any
+) -> Case:
     options = SMALL | (changes or {})
     return hf(name, f"{family}{head}", f"{family}Config", PREDICT, predict_uncached, options, **rest)
 
@@ -79,7 +87,7 @@ def seq2seq(name: str, model: str, config: str, options: dict[str, Any], **rest:
 
 
 def jitter(network: nn.Module) -> nn.Module:
-    """Move trainable weights off their first values: near zero (std 0.02, LoRA's B) gradients vanish and hide mistakes."""
+    """Move trainable weights off their first values: near zero (std 0.02, LoRA's B) gradients vanish, hiding errors."""
     with torch.no_grad():
         for p in network.parameters():
             if p.requires_grad:
@@ -110,26 +118,72 @@ ENCODERS = [
     encoder("distilbert", "DistilBert", changes={"dim": 8, "n_layers": 1, "n_heads": 2, "hidden_dim": 12}),
     encoder("electra", "Electra", changes={"embedding_size": 4}),
     encoder(
-        "deberta_v2", "DebertaV2",
-        changes={"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 4, "share_att_key": False},
+        "deberta_v2",
+        "DebertaV2",
+        changes={
+            "relative_attention": True,
+            "pos_att_type": ["p2c", "c2p"],
+            "position_buckets": 4,
+            "share_att_key": False,
+        },
     ),
     encoder("mpnet", "MPNet", changes={"relative_attention_num_buckets": 32, "pad_token_id": 1}),
     encoder("roformer", "RoFormer"),
     encoder("convbert", "ConvBert", changes={"embedding_size": 8, "conv_kernel_size": 3, "head_ratio": 1}),
     encoder("fnet", "FNet"),
-    hf("funnel", "FunnelForSequenceClassification", "FunnelConfig", CLASSIFY, classify, dict(vocab_size=V, block_sizes=[1, 1],
-        d_model=8, n_head=2, d_head=4, d_inner=12, num_decoder_layers=1, pad_token_id=0)),
-    encoder("squeezebert", "SqueezeBert", changes={"embedding_size": 8, "q_groups": 2, "k_groups": 2, "v_groups": 2,
-        "intermediate_groups": 2, "output_groups": 2}),
-    encoder("modernbert", "ModernBert", changes={"global_attn_every_n_layers": 1, "cls_token_id": 1, "sep_token_id": 2}),
-    hf("xlnet", "XLNetForSequenceClassification", "XLNetConfig", CLASSIFY, classify, dict(vocab_size=V, d_model=8,
-        n_layer=1, n_head=2, d_inner=12, pad_token_id=0, bos_token_id=1, eos_token_id=2)),
+    hf(
+        "funnel",
+        "FunnelForSequenceClassification",
+        "FunnelConfig",
+        CLASSIFY,
+        classify,
+        dict(
+            vocab_size=V,
+            block_sizes=[1, 1],
+            d_model=8,
+            n_head=2,
+            d_head=4,
+            d_inner=12,
+            num_decoder_layers=1,
+            pad_token_id=0,
+        ),
+    ),
+    encoder(
+        "squeezebert",
+        "SqueezeBert",
+        changes={
+            "embedding_size": 8,
+            "q_groups": 2,
+            "k_groups": 2,
+            "v_groups": 2,
+            "intermediate_groups": 2,
+            "output_groups": 2,
+        },
+    ),
+    encoder(
+        "modernbert", "ModernBert", changes={"global_attn_every_n_layers": 1, "cls_token_id": 1, "sep_token_id": 2}
+    ),
+    hf(
+        "xlnet",
+        "XLNetForSequenceClassification",
+        "XLNetConfig",
+        CLASSIFY,
+        classify,
+        dict(vocab_size=V, d_model=8, n_layer=1, n_head=2, d_inner=12, pad_token_id=0, bos_token_id=1, eos_token_id=2),
+    ),
 ]
 
 DECODERS = [
     hf("gpt2", "GPT2LMHeadModel", "GPT2Config", PREDICT, predict_uncached, GPT),
-    hf("gpt2_checkpointed", "GPT2LMHeadModel", "GPT2Config", PREDICT, predict_uncached, GPT,
-        prepare=lambda m: checkpointing(m)),
+    hf(
+        "gpt2_checkpointed",
+        "GPT2LMHeadModel",
+        "GPT2Config",
+        PREDICT,
+        predict_uncached,
+        GPT,
+        prepare=lambda m: checkpointing(m),
+    ),
     decoder("gpt_neo", "GPTNeo", changes={"num_hidden_layers": 2, "attention_types": [[["global", "local"], 1]]}),
     decoder("gptj", "GPTJ", changes=GPT | {"rotary_dim": 2}),
     decoder("opt", "OPT", changes={"ffn_dim": 12, "word_embed_proj_dim": 8}),
@@ -149,12 +203,24 @@ DECODERS = [
     decoder("cohere", "Cohere", changes={"num_key_value_heads": 1}),
     decoder("mamba", "Mamba", changes={"state_size": 3, "conv_kernel": 3, "expand": 2, "time_step_rank": 2}),
     decoder(
-        "mamba2", "Mamba2",
-        changes={"state_size": 4, "conv_kernel": 3, "expand": 2, "num_heads": 4, "head_dim": 4, "n_groups": 1, "chunk_size": 4}
+        "mamba2",
+        "Mamba2",
+        changes={
+            "state_size": 4,
+            "conv_kernel": 3,
+            "expand": 2,
+            "num_heads": 4,
+            "head_dim": 4,
+            "n_groups": 1,
+            "chunk_size": 4,
+        },
     ),
     decoder("rwkv", "Rwkv", changes={"attention_hidden_size": 8, "context_length": 16, "num_hidden_layers": 2}),
-    decoder("recurrent_gemma", "RecurrentGemma", changes={"num_hidden_layers": 3, "lru_width": 8, "num_key_value_heads": 1,
-        "attention_window_size": 8}),
+    decoder(
+        "recurrent_gemma",
+        "RecurrentGemma",
+        changes={"num_hidden_layers": 3, "lru_width": 8, "num_key_value_heads": 1, "attention_window_size": 8},
+    ),
     decoder("xlstm", "xLSTM", changes={"num_heads": 2, "num_blocks": 1, "chunk_size": 4}),
 ]
 
@@ -164,17 +230,38 @@ EXPERTS = [
     decoder(
         "mixtral_batched", "Mixtral", changes=ROTARY | {"num_local_experts": 3, "experts_implementation": "batched_mm"}
     ),
-    decoder("mixtral_grouped", "Mixtral", changes=ROTARY | {"num_local_experts": 3, "experts_implementation": "grouped_mm"}, tags=SINGLE),
-    decoder("qwen2_moe", "Qwen2Moe", changes=MOE | {"num_experts": 3, "shared_expert_intermediate_size": 6,
-        "experts_implementation": "eager"}),
+    decoder(
+        "mixtral_grouped",
+        "Mixtral",
+        changes=ROTARY | {"num_local_experts": 3, "experts_implementation": "grouped_mm"},
+        tags=SINGLE,
+    ),
+    decoder(
+        "qwen2_moe",
+        "Qwen2Moe",
+        changes=MOE | {"num_experts": 3, "shared_expert_intermediate_size": 6, "experts_implementation": "eager"},
+    ),
     decoder("olmoe", "Olmoe", changes=MOE | {"num_experts": 3, "experts_implementation": "eager"}),
-    seq2seq("switch_transformers", "SwitchTransformersForConditionalGeneration", "SwitchTransformersConfig",
-        T5 | {"num_experts": 2, "num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 1, "expert_capacity": 64, "num_decoder_layers": 2}),
+    seq2seq(
+        "switch_transformers",
+        "SwitchTransformersForConditionalGeneration",
+        "SwitchTransformersConfig",
+        T5
+        | {
+            "num_experts": 2,
+            "num_sparse_encoder_layers": 1,
+            "num_sparse_decoder_layers": 1,
+            "expert_capacity": 64,
+            "num_decoder_layers": 2,
+        },
+    ),
 ]
 
 SEQ2SEQ = [
     seq2seq("t5", "T5ForConditionalGeneration", "T5Config", T5),
-    seq2seq("t5_gated", "T5ForConditionalGeneration", "T5Config", T5 | {"feed_forward_proj": "gated-gelu", "num_layers": 2}),
+    seq2seq(
+        "t5_gated", "T5ForConditionalGeneration", "T5Config", T5 | {"feed_forward_proj": "gated-gelu", "num_layers": 2}
+    ),
     seq2seq("bart", "BartForConditionalGeneration", "BartConfig", BART),
     seq2seq("pegasus", "PegasusForConditionalGeneration", "PegasusConfig", BART),
     seq2seq("marian", "MarianMTModel", "MarianConfig", BART),

@@ -1,0 +1,165 @@
+"""Which row belongs to which sample: the plan is cached, and must never be used where it does not hold."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from clipwise.clipping import Abadi, Flat
+from clipwise.engine import clipped_gradients, per_sample_gradients, per_sample_norms
+from clipwise.errors import NotSeparable, UnsupportedNode
+from tests.zoo import BY_NAME, named
+
+from .reference import clipped_loop, flat, flat_sum, loop_gradients, norms_of, relative_errors, tolerance
+
+SLICED = [
+    "mlp_on_sequences",
+    "embedding_tied_head",
+    "lstm",
+    "gru",
+    "attention_sequence_first",
+    "gpt2",
+    "llama",
+    "mamba",
+]
+
+
+@pytest.mark.parametrize("name", SLICED)
+def test_sequence_lengths_may_change_from_batch_to_batch(name: str) -> None:
+    case = BY_NAME[name]
+    model = case.model()
+    params = named(model)
+    for batch, length in [(3, 4), (4, 4), (4, 3), (3, 2), (2, 4), (4, 1), (1, 3)]:
+        data = {key: value[:, :length] for key, value in case.draw(batch, seed=length).items()}
+        losses = case.loss(model, **data)
+        loop = loop_gradients(losses, params)
+        gradients = per_sample_gradients(losses, params)
+        error = relative_errors(flat(gradients), flat(loop), norms_of(loop), torch.float64).max()
+        assert error <= tolerance(case, losses, torch.float64)
+
+
+@pytest.mark.parametrize("name", ["mlp_on_sequences", "transformer_encoder_sequence_first", "bert", "lstm", "conv2d"])
+def test_batch_of_one_may_come_first_or_last(name: str) -> None:
+    """The layout is never learnt from a batch of one, nor spoilt by one."""
+    case = BY_NAME[name]
+    for order in ((1, 4, 8), (8, 1, 4), (4, 8, 1)):
+        model = case.model()
+        params = named(model)
+        for batch in order:
+            losses = case.losses(model, batch)
+            loop = loop_gradients(losses, params)
+            norms = per_sample_norms(losses, params)
+            assert relative_errors(norms, norms_of(loop), norms_of(loop), torch.float64).max() <= 1e-10
+
+
+def rows_to_samples(layer: torch.nn.Linear, x: Tensor, order: Tensor, how: str) -> Tensor:
+    """Losses of samples whose rows lie in `order`; only numbers, not the graph's structure, say which row is whose."""
+    batch, length, width = x.shape
+    out = torch.tanh(layer(x.reshape(-1, width)[order])).square().sum(1)
+    back = order.argsort()
+    if how == "index":
+        out = out[back]
+    elif how == "gather":
+        out = out.gather(0, back)
+    elif how == "index_select":
+        out = out.index_select(0, back)
+    elif how == "index_add":
+        return torch.zeros(batch, dtype=x.dtype).index_add(0, order // length, out)
+    elif how == "scatter_add":
+        return torch.zeros(batch, dtype=x.dtype).scatter_add(0, order // length, out)
+    elif how == "matrix":
+        return torch.nn.functional.one_hot(order // length, batch).to(x.dtype).T @ out
+    return out.view(batch, length).sum(1)
+
+
+@pytest.mark.parametrize("how", ["index", "gather", "index_select", "index_add", "scatter_add", "matrix"])
+def test_a_cached_plan_is_not_used_for_rows_that_lie_otherwise(how: str) -> None:
+    """Same structure, other row-to-sample map: exact every time, or refused; never the old map."""
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(6, 3).double()
+    params = named(layer)
+    batch, length = 4, 3
+    major = torch.arange(batch * length)
+    minor = major.view(batch, length).T.reshape(-1)
+    for order in (major, minor, major, torch.randperm(batch * length), torch.randperm(batch * length)):
+        x = torch.randn(batch, length, 6, dtype=torch.float64)
+        losses = rows_to_samples(layer, x, order, how)
+        loop = loop_gradients(losses, params)
+        try:
+            norms = per_sample_norms(losses, params, retain_graph=True)
+            clipped = clipped_gradients(losses, params, Abadi(0.1))
+        except (UnsupportedNode, NotSeparable):
+            continue
+        expected = flat(clipped_loop(loop, Flat(Abadi(0.1)))).sum(0)
+        assert torch.allclose(norms, norms_of(loop), rtol=1e-10)
+        assert torch.allclose(flat_sum(clipped.gradients), expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("shift", [0, 1, 2, -1])
+def test_losses_in_another_order_than_the_samples(shift: int) -> None:
+    """Norms follow the losses, whatever rows they come from, or are refused; the structure does not tell the shift."""
+    case = BY_NAME["mlp"]
+    model = case.model()
+    params, losses = named(model), case.losses(model, 5)
+    loop = loop_gradients(losses, params)
+    try:
+        norms = per_sample_norms(losses.roll(shift, 0), params)
+    except NotSeparable:
+        assert shift != 0
+        return
+    assert torch.allclose(norms, norms_of(loop).roll(shift, 0), rtol=1e-10)
+
+
+class Gated(torch.nn.Module):
+    """Each token counts as far as its gate is open; batch first, or sequence first inside."""
+
+    def __init__(self, sequence_first: bool) -> None:
+        super().__init__()
+        self.sequence_first = sequence_first
+        self.layer = torch.nn.Linear(3, 2)
+
+    def forward(self, x: Tensor, gate: Tensor) -> Tensor:
+        if not self.sequence_first:
+            return (torch.tanh(self.layer(x)) * gate.unsqueeze(-1)).square().sum((1, 2))
+        return (torch.tanh(self.layer(x.transpose(0, 1))) * gate.T.unsqueeze(-1)).square().sum((0, 2))
+
+
+GATES = {
+    "closed_for_all": torch.zeros(2, 2),
+    "fits_both_layouts": torch.eye(2),
+    "fits_both_layouts_crossed": torch.eye(2).flip(0),
+    "one_sample_only": torch.tensor([[0.0, 1.0], [0.0, 0.0]]),
+    "first_tokens": torch.tensor([[1.0, 0.0], [1.0, 0.0]]),
+}
+
+
+@pytest.mark.parametrize("gate", GATES.values(), ids=GATES)
+@pytest.mark.parametrize("sequence_first", [False, True], ids=["batch_first", "sequence_first"])
+def test_a_first_batch_that_hides_the_layout_teaches_nothing_wrong(sequence_first: bool, gate: Tensor) -> None:
+    """Two samples of two tokens, some without gradient: the layout cannot be told yet. Then all gates open."""
+    torch.manual_seed(0)
+    model = Gated(sequence_first).double()
+    params = named(model)
+    for step in (gate, gate, torch.ones(2, 2), torch.ones(2, 2), torch.ones(4, 2), torch.ones(2, 4)):
+        losses = model(torch.randn(*step.shape, 3, dtype=torch.float64), step.double())
+        loop = loop_gradients(losses, params)
+        norms = per_sample_norms(losses, params, retain_graph=True)
+        clipped = clipped_gradients(losses, params, Abadi(0.1))
+        assert torch.allclose(norms, norms_of(loop), rtol=1e-10, atol=1e-12)
+        expected = flat(clipped_loop(loop, Flat(Abadi(0.1)))).sum(0)
+        assert torch.allclose(flat_sum(clipped.gradients), expected, rtol=1e-10, atol=1e-12)
+
+
+def test_structure_that_changes_with_the_data() -> None:
+    """A depth that the data decides: each structure has its own plan."""
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(4, 4).double()
+    params = named(layer)
+    for depth in (1, 3, 2, 3, 1, 2):
+        h = torch.randn(3, 4, dtype=torch.float64)
+        for _ in range(depth):
+            h = torch.tanh(layer(h))
+        losses = h.square().sum(1)
+        loop = loop_gradients(losses, params)
+        assert torch.allclose(per_sample_norms(losses, params), norms_of(loop), rtol=1e-10)
