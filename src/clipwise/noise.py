@@ -76,7 +76,10 @@ class Entropy:
         if self.seed is None:
             return
         words = np.frombuffer(self.take(16, purpose, *counters), dtype=np.uint32)
-        torch.manual_seed(int(words[0]))
+        # torch.manual_seed also formats a stack trace for devices that are not there: too slow for every batch.
+        torch.default_generator.manual_seed(int(words[0]))
+        if torch.cuda.is_initialized():
+            torch.cuda.manual_seed_all(int(words[0]))
         np.random.seed(int(words[1]))  # noqa: NPY002 - the global generator that augmentation code draws from
         random.seed(words[2:].tobytes())
 

@@ -85,8 +85,7 @@ class Plan:
 
     def style(self, step: int) -> clipping.Style:
         """The clipping style in force at step `step` (from 0); noise and clipping both read it."""
-        assert isinstance(self.clip, Clip)
-        return self.clip.at(step, self.steps)
+        return self.clip.at(step, self.steps)  # type: ignore[union-attr]  # __post_init__ made it a schedule
 
     def calibrate(
         self,

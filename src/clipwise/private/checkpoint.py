@@ -17,12 +17,12 @@ import hashlib
 import json
 import math
 import os
-import tempfile
 import time
+import weakref
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -58,12 +58,14 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self.path = path.resolve()
         try:
-            self._file: IO[bytes] = open(path, "r+b", buffering=0)  # noqa: SIM115 - it lives as long as the run
+            self._handle = os.open(path, os.O_RDWR | getattr(os, "O_BINARY", 0))
         except OSError as error:
             raise CheckpointError(
                 f"{path} cannot be written ({error}). Steps are counted in the file they are resumed from: copy it to "
                 "a place that can be written."
             ) from error
+        self.close = weakref.finalize(self, os.close, self._handle)
+        """Release the file; a journal that is dropped closes by itself."""
         self._sync_after = 0.0
 
     def charge(self, begun: int) -> None:
@@ -71,23 +73,20 @@ class Journal:
         self._put(_count_line(begun, True))
         start = time.monotonic()
         if start >= self._sync_after:
-            os.fsync(self._file.fileno())
+            os.fsync(self._handle)
             done = time.monotonic()
             self._sync_after = done + _SYNC_SHARE * (done - start)
 
     def retire(self, begun: int) -> None:
         """Mark the file as past: the run goes on elsewhere."""
         self._put(_count_line(begun, False))
-        os.fsync(self._file.fileno())
+        os.fsync(self._handle)
         self.close()
 
-    def close(self) -> None:
-        """Release the file."""
-        self._file.close()
-
     def _put(self, line: bytes) -> None:
-        self._file.seek(_COUNT_AT)
-        self._file.write(line)
+        os.lseek(self._handle, _COUNT_AT, os.SEEK_SET)
+        if os.write(self._handle, line) != len(line):
+            raise CheckpointError(f"the disk of {self.path} is full: the step cannot be counted, so it is not made.")
 
 
 class _Packer:
@@ -184,8 +183,10 @@ def write(path: str | os.PathLike[str], value: Mapping[str, Any], begun: int) ->
     packer = _Packer()
     structure = packer.pack(value, "checkpoint")
     manifest = json.dumps({"value": structure, "tensors": packer.shapes()}, allow_nan=False)
+    # One name for all attempts, so that crashes leave at most one half-written file; readable by the owner only.
+    temporary = target.with_name(f".{target.name}.part")
     try:
-        handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+        handle = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | getattr(os, "O_BINARY", 0), 0o600)
     except OSError as error:
         raise CheckpointError(f"no checkpoint can be written to {target.parent} ({error}).") from error
     try:

@@ -251,7 +251,7 @@ class Private:
             if self._plan.noise_multiplier:
                 assert self._scaled is not None
                 self._noise.add_(sums, self._scaled[1], step)
-            torch._foreach_div_(sums, float(self._plan.batch_size))
+            torch._foreach_mul_(sums, 1.0 / self._plan.batch_size)
             for p, g in zip(fit.tensors, sums, strict=True):
                 p.grad = g.to(p.dtype) if self._narrow else g
             self._optimizer.step()

@@ -1,0 +1,88 @@
+"""Small models, data and plans for the tests of the training step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+import clipwise as cw
+from clipwise.noise import Normals
+
+N = 40
+
+
+def data(n: int = N, seed: int = 0) -> TensorDataset:
+    g = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, 3, generator=g)
+    return TensorDataset(x, x.sum(1) + 0.1 * torch.randn(n, generator=g))
+
+
+def mlp(dropout: float = 0.0, seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Dropout(dropout), nn.Linear(4, 1))
+
+
+def losses_of(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return (model(x).squeeze(1) - y).square()
+
+
+def sgd(model: nn.Module, **options: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), **{"lr": 0.1, **options})
+
+
+def plan(**changes: Any) -> cw.Plan:
+    fields = {"sampling": cw.Poisson(N, 10), "steps": 6, "clip": cw.Abadi(1.0), "noise_multiplier": 1.0, **changes}
+    return cw.Plan(**fields)
+
+
+def train(private: cw.Private, model: nn.Module, dataset: TensorDataset, **options: Any) -> int:
+    """Run to the end; the number of completed steps that `step` reported."""
+    return sum(private.step(losses_of(model, x, y)) for x, y in private.loader(dataset, **options))
+
+
+def weights(model: nn.Module) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+
+
+def loop_sum(model: nn.Module, x: Tensor, y: Tensor, rule: cw.Abadi) -> list[Tensor]:
+    """The clipped sum, one sample at a time."""
+    params = list(model.parameters())
+    total = [torch.zeros_like(p) for p in params]
+    for i in range(len(x)):
+        grads = torch.autograd.grad(losses_of(model, x[i : i + 1], y[i : i + 1]).sum(), params)
+        norm = torch.sqrt(sum((g.double().square().sum() for g in grads), torch.zeros((), dtype=torch.float64)))
+        for t, g in zip(total, grads, strict=True):
+            t += float(rule(norm)) * g
+    return total
+
+
+class Constant(Normals):
+    """A source whose every number is `value`, to read standard deviations off exactly."""
+
+    def __init__(self, value: float = 1.0) -> None:
+        self.value = value
+        self.steps: list[int] = []
+
+    def key(self, entropy: Any, step: int) -> None:
+        self.steps.append(step)
+
+    def fill_(self, buffer: Tensor) -> None:
+        buffer.fill_(self.value)
+
+
+class Recorder(torch.optim.Optimizer):
+    """An optimizer that moves nothing and remembers the gradients it was given."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {})
+        self.seen: list[list[Tensor]] = []
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.seen.append([p.grad.clone() for g in self.param_groups for p in g["params"] if p.grad is not None])

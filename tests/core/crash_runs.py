@@ -1,0 +1,138 @@
+"""Trains, is killed with SIGKILL at random moments, resumes, and prints what was found. Run as a program.
+
+The parent imports everything once and forks a child per life, so that a life costs milliseconds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import clipwise as cw
+from tests.core.common import N, data, losses_of, mlp, plan, weights
+
+STEPS = 160
+SAVE_EVERY = 3
+RECORD_BYTES = 64
+
+
+class Witness(torch.optim.Adam):
+    """Writes down every noisy gradient before it is used: the releases that somebody could have seen."""
+
+    log: int | None = None
+    step_number: Any = None
+
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        if self.log is not None:
+            sha = hashlib.sha256()
+            for group in self.param_groups:
+                for p in group["params"]:
+                    sha.update(p.grad.numpy().tobytes())
+            os.write(self.log, f"{self.step_number()} {sha.hexdigest()}\n".encode())
+        return super().step(closure)
+
+
+def live(folder: Path, seed: int | None, log: bool = True, steps: int = STEPS) -> cw.Private:
+    """One life: resume or start, train to the end, saving now and then."""
+    path = folder / "run.ckpt"
+    model = mlp(dropout=0.2)
+    optimizer = Witness(model.parameters(), lr=0.01)
+    if path.exists():
+        private = cw.Private.resume(path, model, optimizer)
+    else:
+        clip = cw.MixUp(cw.Abadi(0.1), cw.Abadi(2.0), switch_at=0.5)
+        p = plan(sampling=cw.Poisson(N, 3), steps=steps, clip=clip)
+        private = cw.Private(p, model, optimizer, seed=seed)
+        private.save(path)
+    if log:
+        optimizer.log = os.open(folder / "releases", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        optimizer.step_number = lambda: private.steps_done - 1
+    for x, y in private.loader(data(), physical_batch_size=2):
+        if private.step(losses_of(model, x, y)) and private.steps_done % SAVE_EVERY == 0:
+            private.save(path)
+    private.save(path)
+    torch.save(weights(model), folder / "final.pt")
+    return private
+
+
+def charged(path: Path) -> int:
+    """What a resume would find on the ledger now."""
+    model = mlp(dropout=0.2)
+    return cw.Private.resume(path, model, Witness(model.parameters(), lr=0.01)).ledger.steps
+
+
+def wait_for_progress(releases: Path, more: int) -> None:
+    """Let a life make `more` releases, however busy the machine is."""
+    size = releases.stat().st_size if releases.exists() else 0
+    deadline = time.monotonic() + 20
+    while more and time.monotonic() < deadline:
+        now = releases.stat().st_size if releases.exists() else 0
+        if now >= size + more * RECORD_BYTES:
+            return
+        time.sleep(0.0005)
+
+
+def main(folder: Path, seed: int | None, kills: int) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as elsewhere:
+        live(Path(elsewhere), seed, log=False, steps=3)  # loads everything once, for all the lives to come
+    rng = random.Random(0)
+    path, releases = folder / "run.ckpt", folder / "releases"
+    killed, under_counted, lives = 0, 0, 0
+    while True:
+        lives += 1
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                live(folder, seed)
+                code = 0
+            finally:
+                os._exit(code)
+        if killed < kills:
+            wait_for_progress(releases, rng.randrange(8))
+            time.sleep(rng.uniform(0.0, 0.004))  # somewhere within a step or a save
+            os.kill(child, signal.SIGKILL)
+        _, status = os.waitpid(child, 0)
+        if os.WIFSIGNALED(status):
+            killed += 1
+        elif status:
+            raise SystemExit("a life ended with an error")
+        if seed is None and path.exists():
+            seen = len(releases.read_text().splitlines()) if releases.exists() else 0
+            under_counted += charged(path) < seen
+        if not os.WIFSIGNALED(status):
+            break
+    lines = [line.split() for line in releases.read_text().splitlines()]
+    model = mlp(dropout=0.2)
+    end = cw.Private.resume(path, model, Witness(model.parameters(), lr=0.01))
+    by_step: dict[str, set[str]] = {}
+    for step, sha in lines:
+        by_step.setdefault(step, set()).add(sha)
+    return {
+        "killed": killed,
+        "lives": lives,
+        "under_counted": under_counted,
+        "ledger": end.ledger.steps,
+        "interrupted": sum(e.steps for e in end.ledger.events if e.reason == "interrupted"),  # type: ignore[union-attr]
+        "releases": len(lines),
+        "steps_released": len(by_step),
+        "different_releases_of_a_step": max(map(len, by_step.values())),
+        "left_over_files": sorted(p.name for p in folder.iterdir() if p.name.startswith(".")),
+    }
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    seed_text = sys.argv[2]
+    found = main(Path(sys.argv[1]), None if seed_text == "none" else int(seed_text), int(sys.argv[3]))
+    sys.stdout.write(json.dumps(found))

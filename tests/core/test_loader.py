@@ -1,0 +1,399 @@
+"""The loader: logical batches in physical pieces, and no way to lose or double one."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections import Counter
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
+
+import clipwise as cw
+from clipwise.private.loader import fingerprint
+from tests.core.common import Constant, N, Recorder, data, loop_sum, losses_of, mlp, plan, same, sgd, train, weights
+
+
+class Numbered(Dataset[Any]):
+    """Item i is (i, random augmentation from all three global generators)."""
+
+    def __init__(self, n: int = N) -> None:
+        self.n = n
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, i: int) -> tuple[int, float]:
+        return i, float(torch.rand(())) + float(np.random.rand()) + random.random()  # noqa: NPY002
+
+
+def numbers_model() -> nn.Module:
+    return nn.Linear(1, 1)
+
+
+def numbers_losses(model: nn.Module, i: Tensor, a: Tensor) -> Tensor:
+    return model((i + a).float().unsqueeze(1)).squeeze(1)
+
+
+def private_for(p: cw.Plan | None = None, seed: int | None = 0, **options: Any) -> tuple[cw.Private, nn.Module]:
+    model = mlp()
+    return cw.Private(p or plan(), model, sgd(model), seed=seed, **options), model
+
+
+@pytest.mark.parametrize("sampling", [cw.Poisson(N, 10), cw.FullBatch(N), cw.Shuffled(N, 16), cw.FixedSize(N, 10)])
+@pytest.mark.parametrize("size", [None, 7])
+def test_pieces_make_up_the_logical_batches(sampling: Any, size: int | None) -> None:
+    private = cw.Private(plan(sampling=sampling), model := numbers_model(), sgd(model), seed=0)
+    logical: list[list[int]] = [[]]
+    for i, a in private.loader(Numbered(), physical_batch_size=size, yield_empty=True):
+        assert size is None or len(i) <= size
+        logical[-1] += i.tolist()
+        if private.step(numbers_losses(model, i, a)):
+            logical.append([])
+    draws = cw.sampling.Draws(sampling, private._entropy)
+    assert logical == [*(draws.batch(t).tolist() for t in range(6)), []]
+    assert private.ledger.steps == 6
+
+
+def test_the_result_does_not_depend_on_the_physical_batch_size() -> None:
+    results = []
+    for size in (None, 1, 4):
+        private, model = private_for()
+        train(private, model, data(), physical_batch_size=size)
+        results.append(weights(model))
+    for other in results[1:]:
+        for name in other:
+            torch.testing.assert_close(results[0][name], other[name])
+
+
+def test_empty_batches_are_noise_only_steps_that_the_user_never_sees() -> None:
+    p = plan(sampling=cw.Poisson(N, 1), steps=60, noise_multiplier=1.0)
+    model = mlp()
+    optimizer = Recorder(model.parameters())
+    private = cw.Private(p, model, optimizer, seed=3, noise=Constant(1.0))
+    sizes = []
+    for x, y in private.loader(data()):
+        sizes.append(len(x))
+        assert private.step(losses_of(model, x, y))
+    empties = sum(all(torch.equal(g, torch.ones_like(g)) for g in seen) for seen in optimizer.seen)
+    assert min(sizes) > 0 and empties == 60 - len(sizes) > 5
+    assert private.ledger.steps == len(optimizer.seen) == 60
+    # Leading and trailing empty batches too: the first and the last step of some seed are empty.
+    lengths = [len(cw.sampling.Draws(p.sampling, private._entropy).batch(t)) for t in range(60)]
+    assert lengths.count(0) == empties
+
+
+def test_a_run_of_nothing_but_empty_batches_still_ends() -> None:
+    p = plan(sampling=cw.Poisson(10_000, 1), steps=1)
+    seed = next(s for s in range(50) if not len(cw.sampling.Draws(p.sampling, cw.noise.Entropy(s)).batch(0)))
+    private, _ = private_for(p, seed=seed)
+    assert list(private.loader(TensorDataset(torch.zeros(10_000)))) == []
+    assert private.ledger.steps == 1
+
+
+class Fields(NamedTuple):
+    x: Tensor
+    text: str
+
+
+class Structured(Dataset[Any]):
+    def __len__(self) -> int:
+        return N
+
+    def __getitem__(self, i: int) -> Any:
+        return {"x": torch.ones(3), "pair": (torch.ones(2), i), "fields": Fields(torch.ones(1), "word")}
+
+
+def test_empty_batches_can_be_handed_out_with_their_structure() -> None:
+    private, _ = private_for(plan(sampling=cw.Poisson(N, 1), steps=30), seed=3)
+    empties = [b for b in private.loader(Structured(), yield_empty=True) if len(b["x"]) == 0]
+    assert len(empties) > 2
+    batch = empties[0]
+    assert batch["x"].shape == (0, 3) and batch["pair"][0].shape == (0, 2) and batch["pair"][1].shape == (0,)
+    assert batch["fields"].x.shape == (0, 1) and len(batch["fields"].text) == 0
+    assert private.ledger.steps == 0
+
+
+def test_yield_empty_steps_with_losses_of_length_zero() -> None:
+    private, model = private_for(plan(sampling=cw.Poisson(N, 1), steps=30), seed=3)
+    assert train(private, model, data(), yield_empty=True) == private.ledger.steps == 30
+
+
+def test_a_collate_that_cannot_be_emptied_is_refused() -> None:
+    private, _ = private_for(plan(sampling=cw.Poisson(N, 1), steps=30), seed=3)
+    with pytest.raises(cw.DataError, match="collate_fn"):
+        list(private.loader(data(), yield_empty=True, collate_fn=lambda items: object()))
+
+
+def test_seeded_batches_and_augmentation_do_not_depend_on_the_workers() -> None:
+    def run(workers: int) -> tuple[list[list[float]], Tensor]:
+        model = numbers_model()
+        nn.init.ones_(model.weight)  # type: ignore[arg-type]
+        private = cw.Private(plan(), model, sgd(model), seed=5)
+        seen = []
+        for i, a in private.loader(Numbered(), physical_batch_size=4, num_workers=workers):
+            seen.append((i + a).tolist())
+            private.step(numbers_losses(model, i, a))
+        assert private.ledger.steps == 6
+        return seen, model.weight.detach()  # type: ignore[return-value]
+
+    zero, two = run(0), run(2)
+    assert zero[0] == two[0] and torch.equal(zero[1], two[1])
+
+
+def test_workers_learn_neither_the_seed_nor_the_run() -> None:
+    private, _ = private_for(seed=123)
+    loader = private.loader(Numbered())
+    assert loader._dataloader.dataset._entropy.seed not in (None, 123)  # type: ignore[attr-defined]
+    unseeded, _ = private_for(seed=None)
+    dataset = Numbered()
+    assert unseeded.loader(dataset)._dataloader.dataset is dataset
+
+
+def test_workers_without_a_seed() -> None:
+    private, model = private_for(plan(steps=4), seed=None)
+    train(private, model, data(), num_workers=1, physical_batch_size=5)
+    assert private.ledger.steps == 4
+
+
+def test_leaving_the_loop_and_coming_back_goes_on() -> None:
+    whole, model = private_for(plan(steps=8))
+    train(whole, model, data())
+    expected = weights(model)
+    private, model = private_for(plan(steps=8))
+    for stop in (3, 2, 100):
+        for done, (x, y) in enumerate(private.loader(data())):
+            if done == stop:
+                break
+            private.step(losses_of(model, x, y))
+    assert private.ledger.steps == 8 and same(expected, weights(model))
+
+
+def test_leaving_in_the_middle_of_a_logical_batch_drops_its_part() -> None:
+    def run(interrupt: bool) -> dict[str, Tensor]:
+        private, model = private_for(plan(sampling=cw.FullBatch(N), steps=3))
+        if interrupt:
+            for x, y in private.loader(data(), physical_batch_size=8):
+                assert not private.step(losses_of(model, x, y))
+                break
+            assert private.ledger.steps == 0
+        train(private, model, data(), physical_batch_size=8)
+        assert private.ledger.steps == 3
+        return weights(model)
+
+    assert same(run(False), run(True))
+
+
+def test_one_batch_by_hand() -> None:
+    private, model = private_for()
+    x, y = next(iter(private.loader(data())))
+    assert private.step(losses_of(model, x, y)) and private.ledger.steps == 1
+
+
+def test_looking_at_batches_costs_nothing() -> None:
+    private, _ = private_for(plan(sampling=cw.FixedSize(N, 10)))
+    first = [x for x, _ in private.loader(data())]
+    again = [x for x, _ in private.loader(data())]
+    assert len(first) == 6 and all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert private.ledger.steps == 0
+
+
+def test_a_batch_cannot_count_twice() -> None:
+    private, model = private_for()
+    x, y = next(iter(private.loader(data())))
+    private.step(losses_of(model, x, y))
+    with pytest.raises(cw.InvalidSampling, match="given once"):
+        private.step(losses_of(model, x, y))
+    private, model = private_for(plan(sampling=cw.FullBatch(N)))
+    for x, y in itertools.islice(private.loader(data(), physical_batch_size=8), 1):
+        private.backward(losses_of(model, x, y))
+        with pytest.raises(cw.InvalidSampling, match="given once"):
+            private.backward(losses_of(model, x, y))
+    assert private.ledger.steps == 0
+
+
+@pytest.mark.parametrize("skipped", [0, 2, 4])
+def test_a_piece_cannot_be_left_out(skipped: int) -> None:
+    private, model = private_for(plan(sampling=cw.FullBatch(N), steps=2))
+    with pytest.raises(cw.InvalidSampling, match="skipped"):  # noqa: PT012 - where in the loop is what matters
+        for k, (x, y) in enumerate(private.loader(data(), physical_batch_size=8)):
+            if k != skipped:
+                private.step(losses_of(model, x, y))
+    assert private.ledger.steps == 0
+
+
+def test_backward_then_step_in_a_loader_loop() -> None:
+    private, model = private_for(plan(sampling=cw.FullBatch(N), steps=2))
+    done = []
+    for x, y in private.loader(data(), physical_batch_size=16):
+        private.backward(losses_of(model, x, y))
+        done.append(private.step())
+    assert done == [False, False, True] * 2
+    reference, other = private_for(plan(sampling=cw.FullBatch(N), steps=2))
+    train(reference, other, data(), physical_batch_size=16)
+    assert same(weights(model), weights(other))
+
+
+def test_a_finished_logical_batch_must_be_stepped() -> None:
+    private, model = private_for(plan(sampling=cw.FullBatch(N), steps=2))
+    batches = iter(private.loader(data()))
+    x, y = next(batches)
+    with pytest.raises(cw.InvalidSampling, match="was not given"):
+        private.step()
+    private.backward(losses_of(model, x, y))
+    x, y = next(batches)
+    with pytest.raises(cw.InvalidSampling, match="skipped"):
+        private.backward(losses_of(model, x, y))
+
+
+def test_one_loss_per_sample() -> None:
+    private, model = private_for()
+    for x, y in private.loader(data()):
+        for wrong in (losses_of(model, x, y).repeat(2), losses_of(model, x, y)[:-1]):
+            with pytest.raises(cw.InvalidLosses, match="one loss per sample"):
+                private.step(wrong)
+        assert private.step(losses_of(model, x, y))
+        break
+    assert private.ledger.steps == 1
+
+
+def test_an_older_iteration_is_over_once_a_new_one_begins() -> None:
+    private, model = private_for()
+    old, new = iter(private.loader(data())), iter(private.loader(data()))
+    next(old)
+    x, y = next(new)
+    with pytest.raises(cw.InvalidSampling, match="newer iteration"):
+        next(old)
+    assert private.step(losses_of(model, x, y))
+
+
+def test_own_batches_cannot_be_mixed_in_once_a_loader_is_used() -> None:
+    private, model = private_for()
+    x, y = next(iter(private.loader(data())))
+    private.step(losses_of(model, x, y))
+    with pytest.raises(cw.InvalidSampling, match="do not belong"):
+        private.step(losses_of(model, *data().tensors))
+
+
+@pytest.mark.parametrize("option", ["batch_size", "shuffle", "sampler", "batch_sampler", "drop_last"])
+def test_options_that_change_the_sampling_are_refused(option: str) -> None:
+    private, _ = private_for()
+    with pytest.raises(cw.InvalidSampling, match=option):
+        private.loader(data(), **{option: None})
+
+
+def test_other_options_pass_through_or_fail_at_once() -> None:
+    private, _ = private_for()
+    x, _ = next(iter(private.loader(data(), collate_fn=lambda items: (len(items), None))))
+    assert isinstance(x, int)
+    with pytest.raises(TypeError):
+        private.loader(data(), nmu_workers=2)
+    with pytest.raises(cw.InvalidSampling, match="in_order"):
+        private.loader(data(), in_order=False)
+    for size in (0, -1, 2.0, True):
+        with pytest.raises(cw.InvalidSampling, match="physical_batch_size"):
+            private.loader(data(), physical_batch_size=size)  # type: ignore[arg-type]
+
+
+def test_data_that_is_not_what_was_planned_is_refused() -> None:
+    private, _ = private_for()
+    with pytest.raises(cw.InvalidSampling, match=f"from {N} records, the data set has {N - 1}"):
+        private.loader(data(N - 1))
+
+    class Stream(IterableDataset[Any]):
+        def __iter__(self) -> Any:
+            return iter(())
+
+    with pytest.raises(cw.DataError, match="map-style"):
+        private.loader(Stream())
+
+
+def test_a_seeded_run_keeps_to_its_data() -> None:
+    private, _ = private_for(seed=1)
+    private.loader(data())
+    private.loader(data())
+    with pytest.raises(cw.CheckpointError, match="not the data set"):
+        private.loader(data(seed=1))
+    unseeded, _ = private_for(seed=None)
+    unseeded.loader(data())
+    unseeded.loader(data(seed=1))
+
+
+def test_fingerprints_see_the_content_but_not_the_augmentation() -> None:
+    class Items(Dataset[Any]):
+        def __init__(self, items: list[Any]) -> None:
+            self.items = items
+
+        def __len__(self) -> int:
+            return len(self.items)
+
+        def __getitem__(self, i: int) -> Any:
+            return self.items[i]
+
+    variants = [[{"a": "text", "b": [1, 2]}], [{"a": "text", "b": [1, 3]}], [np.ones(2)], [np.zeros(2)], [None], [b"x"]]
+    prints = [fingerprint(Items(v)) for v in [*variants, *variants]]
+    assert len(set(prints)) == len(variants) and prints[: len(variants)] == prints[len(variants) :]
+    assert fingerprint(Numbered()) == fingerprint(Numbered()) != fingerprint(Numbered(N + 1))
+    assert fingerprint(data()) != fingerprint(data(seed=1))
+    assert fingerprint(Items([])) == fingerprint(Items([]))
+
+
+class BatchCentred(nn.Module):
+    """Subtracts the mean of the batch from the raw input: no parameter before it, so no graph shows it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x - x.mean(0)).squeeze(1)
+
+
+def test_the_first_batch_is_checked_when_there_is_a_loss_function() -> None:
+    def loss_fn(model: nn.Module, batch: Any) -> Tensor:
+        calls.append(len(batch[0]))
+        return (model(batch[0]).view(-1) - batch[1]).square()
+
+    calls: list[int] = []
+    model: nn.Module = BatchCentred()
+    private = cw.Private(plan(), model, sgd(model), seed=0, loss_fn=loss_fn)
+    with pytest.raises(cw.NotSeparable):
+        next(iter(private.loader(data())))
+    assert private.ledger.steps == 0 and calls
+    calls.clear()
+    private, model = private_for(loss_fn=loss_fn)
+    train(private, model, data())
+    once = len(calls)
+    assert 0 < once < 6 and private.ledger.steps == 6
+    reference, other = private_for()
+    train(reference, other, data())
+    assert same(weights(model), weights(other))
+
+
+def test_the_loader_follows_the_poisson_law() -> None:
+    steps = 400
+    private = cw.Private(plan(steps=steps), model := numbers_model(), sgd(model, lr=0.0), seed=11)
+    counts: Counter[int] = Counter()
+    for i, a in private.loader(Numbered(), physical_batch_size=6):
+        counts.update(i.tolist())
+        private.step(numbers_losses(model, i, a))
+    deviation = [(counts[i] - steps / 4) / math.sqrt(steps * 0.25 * 0.75) for i in range(N)]
+    assert max(map(abs, deviation)) < 4 and abs(sum(deviation)) / math.sqrt(N) < 4
+
+
+def test_a_capped_batch_is_divided_by_the_expected_size() -> None:
+    sampling = cw.Poisson(N, 10, max_batch_size=4)
+    model = mlp()
+    optimizer = Recorder(model.parameters())
+    private = cw.Private(plan(sampling=sampling, noise_multiplier=0.0), model, optimizer, seed=0)
+    for x, y in private.loader(data()):
+        assert len(x) <= 4
+        private.step(losses_of(model, x, y))
+        for got, want in zip(optimizer.seen[-1], loop_sum(model, x, y, cw.Abadi(1.0)), strict=True):
+            torch.testing.assert_close(got, want / 10)
+    assert private.ledger.events[0].sampling == sampling  # type: ignore[union-attr]

@@ -1,0 +1,566 @@
+"""The private step: what the optimizer sees, what the ledger says, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor, nn
+
+import clipwise as cw
+import clipwise.private.train as train_module
+from clipwise.clipping import Style
+from tests.core.common import Constant, N, Recorder, data, loop_sum, losses_of, mlp, plan, same, sgd, train, weights
+
+X, Y = data().tensors
+
+
+def test_an_ordinary_loop_trains_and_keeps_the_ledger() -> None:
+    model, ds = mlp(), data()
+    private = cw.Private(plan(steps=30, noise_multiplier=0.5), model, sgd(model), seed=0)
+    before = float(losses_of(model, X, Y).detach().mean())
+    train(private, model, ds)
+    assert float(losses_of(model, X, Y).detach().mean()) < before
+    assert private.steps_done == private.ledger.steps == 30
+    assert private.ledger.events == private.plan.events()
+    assert all(p.grad is None for p in model.parameters())
+
+
+@pytest.mark.parametrize("size", [None, 3, 1])
+def test_the_step_is_clipped_sum_plus_noise_over_the_expected_batch_size(size: int | None) -> None:
+    model, ds = mlp(), data()
+    optimizer, source = Recorder(model.parameters()), Constant(1.0)
+    p = plan(noise_multiplier=0.7, clip=cw.Abadi(0.3))
+    private = cw.Private(p, model, optimizer, seed=1, noise=source)
+    batches: list[list[tuple[Tensor, Tensor]]] = [[]]
+    for x, y in private.loader(ds, physical_batch_size=size, yield_empty=True):
+        batches[-1].append((x, y))
+        if private.step(losses_of(model, x, y)):
+            batches.append([])
+    assert len(optimizer.seen) == 6 and source.steps == list(range(6))
+    for seen, parts in zip(optimizer.seen, batches, strict=False):
+        x, y = (torch.cat(column) for column in zip(*parts, strict=True))
+        expected = [(s + 0.7 * 0.3) / 10 for s in loop_sum(model, x, y, cw.Abadi(0.3))]
+        for got, want in zip(seen, expected, strict=True):
+            torch.testing.assert_close(got, want)
+
+
+def test_the_noise_has_the_planned_standard_deviation() -> None:
+    model = mlp()
+    optimizer = Recorder(model.parameters())
+    p = plan(steps=400, noise_multiplier=1.3, clip=cw.Abadi(0.5), sampling=cw.FullBatch(N))
+    private = cw.Private(p, model, optimizer, seed=0)
+    for _ in range(400):
+        private.step(losses_of(model, X, Y) * 0)
+    noise = torch.cat([g.reshape(-1) for seen in optimizer.seen for g in seen]).double() * N / (1.3 * 0.5)
+    assert stats.kstest(noise.numpy(), "norm").pvalue > 1e-4
+    assert stats.chi2(noise.numel()).sf(float(noise.square().sum())) > 1e-4
+
+
+@dataclass(frozen=True)
+class Ramp:
+    """R grows with every step, and a fresh object is handed out at every question."""
+
+    def at(self, step: int, steps: int) -> Style:
+        return cw.Flat(cw.Abadi(0.01 * (step + 1)))
+
+
+@pytest.mark.parametrize(
+    "clip", [cw.MixUp(cw.Abadi(0.01), cw.Abadi(2.0), switch_at=0.5), Ramp()], ids=["mixup", "ramp"]
+)
+def test_noise_and_clipping_agree_at_every_step_of_a_schedule(clip: Any) -> None:
+    model = mlp()
+    optimizer = Recorder(model.parameters())
+    p = plan(steps=8, clip=clip, noise_multiplier=1.5, sampling=cw.FullBatch(1))
+    quiet = cw.Private(plan(steps=8, clip=clip, noise_multiplier=0.0, sampling=cw.FullBatch(1)), model, optimizer)
+    noisy = cw.Private(p, model, optimizer, noise=Constant(1.0))
+    x, y = X[:1], Y[:1] + 1000  # one sample, huge loss: the gradient is clipped for sure
+    for step in range(8):
+        bound = p.style(step).rule.sensitivity  # type: ignore[union-attr]
+        quiet.step(losses_of(model, x, y))
+        noisy.step(losses_of(model, x, y))
+        signal, total = optimizer.seen[-2], optimizer.seen[-1]
+        norm = math.sqrt(sum(float(g.double().square().sum()) for g in signal))
+        assert norm == pytest.approx(bound, rel=1e-5)
+        for s, t in zip(signal, total, strict=True):
+            torch.testing.assert_close(t - s, torch.full_like(s, 1.5 * bound), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("noise", ["joint", "per_layer"])
+def test_layerwise_noise_keeps_the_noise_multiplier_of_the_whole_vector(noise: Any) -> None:
+    model = mlp()
+    optimizer = Recorder(model.parameters())
+    rules = {"0": cw.Abadi(3.0), "3": cw.Abadi(4.0)}
+    p = plan(clip=cw.Layerwise(rules, noise=noise), noise_multiplier=2.0)
+    cw.Private(p, model, optimizer, noise=Constant(1.0)).step(torch.zeros(0))
+    stds = [float(g.reshape(-1)[0]) * 10 for g in optimizer.seen[0]]
+    assert stds[0] == stds[1] and stds[2] == stds[3]
+    if noise == "joint":
+        assert stds == pytest.approx([2.0 * 5.0] * 4)
+    else:
+        assert stds == pytest.approx([2.0 * math.sqrt(2) * r for r in (3.0, 3.0, 4.0, 4.0)])
+    ratio = 1 / math.sqrt((3.0 / stds[0]) ** 2 + (4.0 / stds[2]) ** 2)
+    assert ratio == pytest.approx(2.0)
+
+
+def test_groupwise_noise_goes_to_the_groups_of_the_names() -> None:
+    model = mlp()
+    optimizer = Recorder(model.parameters())
+    clip = cw.Groupwise({"*.bias": cw.Abadi(1.0), "*": cw.Abadi(2.0)}, noise="per_layer")
+    cw.Private(plan(clip=clip), model, optimizer, noise=Constant(1.0)).step(torch.zeros(0))
+    stds = [float(g.reshape(-1)[0]) * 10 / math.sqrt(2) for g in optimizer.seen[0]]
+    assert stds == pytest.approx([2.0, 1.0, 2.0, 1.0])
+
+
+@pytest.mark.parametrize("rule", [cw.Abadi(0.1), cw.Normalize(0.1), cw.Automatic(0.1, 0.01), cw.Global(0.1)], ids=repr)
+@pytest.mark.parametrize("scale", [1.0, 2.0**16, 2.0**-16])
+def test_no_loss_scale_gets_past_the_bound(rule: Any, scale: float) -> None:
+    model = mlp()
+    optimizer = Recorder(model.parameters())
+    private = cw.Private(plan(noise_multiplier=0.0, clip=rule), model, optimizer)
+    for i in range(5):
+        private.step(losses_of(model, X[i : i + 1], Y[i : i + 1]) * scale)
+        norm = math.sqrt(sum(float(g.double().square().sum()) for g in optimizer.seen[-1]))
+        assert norm * 10 <= 0.1 * (1 + 1e-5)
+
+
+def test_normalised_gradients_do_not_know_the_loss_scale() -> None:
+    model = mlp()
+    optimizer = Recorder(model.parameters())
+    private = cw.Private(plan(noise_multiplier=0.0, clip=cw.Normalize()), model, optimizer)
+    private.step(losses_of(model, X, Y))
+    private.step(losses_of(model, X, Y) * 2.0**16)
+    for a, b in zip(*optimizer.seen, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_neighbouring_data_sets_have_the_same_denominator() -> None:
+    model = mlp()
+    optimizer = Recorder(model.parameters())
+    rule = cw.Abadi(0.1)
+    private = cw.Private(plan(noise_multiplier=0.0, clip=rule), model, optimizer)
+    private.step(losses_of(model, X, Y))
+    private.step(losses_of(model, X[:-1], Y[:-1]))
+    moved = math.sqrt(sum(float((a - b).double().square().sum()) for a, b in zip(*optimizer.seen, strict=True)))
+    assert moved * 10 <= 0.1 * (1 + 1e-4)
+
+
+@pytest.mark.parametrize("poison", [math.nan, math.inf])
+def test_one_bad_sample_contributes_nothing_and_is_counted(poison: float) -> None:
+    model = mlp()
+    optimizer = Recorder(model.parameters())
+    private = cw.Private(plan(noise_multiplier=0.0), model, optimizer)
+    x = X.clone()
+    x[7] = poison
+    good = torch.arange(N) != 7
+    private.step(losses_of(model, x, Y))
+    assert private.last is not None and private.last.bad_samples == 1 and private.last.batch_size == N
+    private.step(losses_of(model, X[good], Y[good]))
+    assert private.last.bad_samples == 0
+    for a, b in zip(*optimizer.seen, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_an_empty_batch_is_noise_alone_and_is_charged() -> None:
+    model = mlp()
+    optimizer = Recorder(model.parameters())
+    private = cw.Private(plan(), model, optimizer, noise=Constant(1.0))
+    assert private.step(torch.zeros(0)) and private.ledger.steps == 1
+    for g in optimizer.seen[0]:
+        torch.testing.assert_close(g, torch.full_like(g, 0.1))
+    assert private.last is not None and private.last.batch_size == 0 and math.isnan(private.last.norm_quantiles[2])
+
+
+def test_backward_gathers_and_step_ends_an_own_logical_batch() -> None:
+    model = mlp()
+    optimizer = Recorder(model.parameters())
+    private = cw.Private(plan(noise_multiplier=0.0), model, optimizer)
+    private.backward(losses_of(model, X[:5], Y[:5]))
+    assert not optimizer.seen and private.ledger.steps == 0 and all(p.grad is None for p in model.parameters())
+    private.step(losses_of(model, X[5:9], Y[5:9]))
+    private.backward(losses_of(model, X[:9], Y[:9]))
+    assert private.step() and private.ledger.steps == 2
+    for a, b, want in zip(*optimizer.seen, loop_sum(model, X[:9], Y[:9], cw.Abadi(1.0)), strict=True):
+        torch.testing.assert_close(a, b)
+        torch.testing.assert_close(a, want / 10)
+
+
+def test_the_budget_ends_and_a_further_step_changes_nothing() -> None:
+    model = mlp()
+    private = cw.Private(plan(steps=2), model, sgd(model), seed=0)
+    for _ in range(2):
+        assert private.step(losses_of(model, X, Y))
+    before, ledger = weights(model), private.ledger.to_json()
+    for spend in (lambda: private.step(losses_of(model, X, Y)), lambda: private.step(), lambda: private.backward(X)):
+        with pytest.raises(cw.BudgetSpent, match="all 2 steps"):
+            spend()
+    assert same(before, weights(model)) and private.ledger.to_json() == ledger
+    assert list(private.loader(data())) == []
+
+
+def test_an_error_in_the_engine_changes_nothing_and_can_be_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = mlp()
+    optimizer = Recorder(model.parameters())
+    private = cw.Private(plan(noise_multiplier=0.0), model, optimizer)
+    private.backward(losses_of(model, X[:5], Y[:5]))
+    old = torch.ones(4, 3)
+    model[0].weight.grad = old  # type: ignore[index, union-attr]
+    for bad in (losses_of(model, X, Y).mean(), losses_of(model, X, Y).detach(), model(X), "losses"):
+        with pytest.raises(cw.InvalidLosses):
+            private.step(bad)  # type: ignore[arg-type]
+    with monkeypatch.context() as patch:
+        patch.setattr(train_module, "clipped_gradients", fail)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            private.step(losses_of(model, X[5:], Y[5:]))
+    assert private.ledger.steps == 0 and model[0].weight.grad is old and not optimizer.seen  # type: ignore[index, union-attr]
+    private.step(losses_of(model, X[5:], Y[5:]))
+    for got, want in zip(optimizer.seen[0], loop_sum(model, X, Y, cw.Abadi(1.0)), strict=True):
+        torch.testing.assert_close(got, want / 10)
+
+
+def fail(*args: object, **kwargs: object) -> Any:
+    raise RuntimeError("out of memory")
+
+
+@pytest.mark.parametrize("where", ["noise", "optimizer"])
+def test_an_error_after_the_charge_leaves_the_step_charged(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = mlp()
+    optimizer = sgd(model)
+    private = cw.Private(plan(), model, optimizer, seed=0)
+    before = weights(model)
+    old = torch.ones(4, 3)
+    model[0].weight.grad = old  # type: ignore[index, union-attr]
+    with monkeypatch.context() as patch:
+        patch.setattr(private._noise if where == "noise" else optimizer, "add_" if where == "noise" else "step", fail)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            private.step(losses_of(model, X, Y))
+    assert private.ledger.steps == private.steps_done == 1
+    assert same(before, weights(model)) and model[0].weight.grad is old  # type: ignore[index, union-attr]
+    # The sum that was charged is gone: the next step holds its own samples only.
+    assert private._sums is None
+    private.step(losses_of(model, X, Y))
+    assert private.ledger.steps == 2
+
+
+def test_the_ledger_is_charged_before_the_noise_is_drawn() -> None:
+    model = mlp()
+    charged: list[int] = []
+
+    class Watching(Constant):
+        def key(self, entropy: Any, step: int) -> None:
+            charged.append(private.ledger.steps)
+
+    private = cw.Private(plan(), model, sgd(model), noise=Watching())
+    for _ in range(3):
+        private.step(losses_of(model, X, Y))
+    assert charged == [1, 2, 3]
+
+
+def test_a_gradient_left_by_the_user_is_replaced_not_added_to() -> None:
+    model = mlp()
+    optimizer = Recorder(model.parameters())
+    private = cw.Private(plan(noise_multiplier=0.0), model, optimizer)
+    losses_of(model, X, Y).sum().backward()
+    private.step(losses_of(model, X[:3], Y[:3]))
+    for got, want in zip(optimizer.seen[0], loop_sum(model, X[:3], Y[:3], cw.Abadi(1.0)), strict=True):
+        torch.testing.assert_close(got, want / 10)
+
+
+def test_nothing_is_left_on_the_model() -> None:
+    model = mlp()
+    private = cw.Private(plan(), model, sgd(model))
+    before = {name: set(vars(m)) for name, m in model.named_modules()}, list(model.state_dict())
+    private.step(losses_of(model, X, Y))
+    with pytest.raises(cw.InvalidLosses):
+        private.step(losses_of(model, X, Y).sum())
+    assert before == ({name: set(vars(m)) for name, m in model.named_modules()}, list(model.state_dict()))
+    for module in model.modules():
+        assert not module._forward_hooks and not module._backward_hooks and not module._forward_pre_hooks
+    for p in model.parameters():
+        assert not vars(p) and not p._backward_hooks
+
+
+def test_seeded_runs_repeat_and_others_do_not() -> None:
+    def run(seed: int | None) -> dict[str, Tensor]:
+        model = mlp(dropout=0.5)
+        private = cw.Private(plan(), model, sgd(model), seed=seed)
+        torch.manual_seed(0 if seed is None else 99)  # the global generator must not matter
+        train(private, model, data(), physical_batch_size=4)
+        return weights(model)
+
+    assert same(run(1), run(1))
+    assert not same(run(1), run(2))
+    assert not same(run(None), run(None))
+
+
+def test_the_same_noise_never_comes_back() -> None:
+    model = mlp()
+    for seed in (None, 0):
+        optimizer = Recorder(model.parameters())
+        private = cw.Private(plan(steps=20), model, optimizer, seed=seed)
+        for _ in range(20):
+            private.step(torch.zeros(0))
+        noise = torch.stack([torch.cat([g.reshape(-1) for g in seen]) for seen in optimizer.seen])
+        correlations = torch.corrcoef(noise) - torch.eye(20)
+        assert correlations.abs().max() < 0.95
+        assert len(noise.unique()) == noise.numel()
+
+
+def test_two_parameters_with_one_gradient_get_independent_noise() -> None:
+    class TwoBiases(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Parameter(torch.zeros(50)), nn.Parameter(torch.zeros(50))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (x + self.a + self.b).sum(1)
+
+    model = TwoBiases()
+    optimizer = Recorder(model.parameters())
+    private = cw.Private(plan(), model, optimizer, seed=0)
+    private.step(model(torch.randn(5, 50)))
+    a, b = optimizer.seen[0]
+    assert abs(float(torch.corrcoef(torch.stack([a, b]))[0, 1])) < 0.6
+    assert 0.05 < float(a.std()) < 0.2
+
+
+def test_aliased_gradients_of_an_engine_are_kept_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Linear(3, 3)
+    optimizer = Recorder([model.bias, model.weight])
+
+    def aliasing(losses: Tensor, params: Any, clip: Any) -> cw.Clipped[Any]:
+        memory = torch.ones(3)
+        gradients = {"weight": memory.expand(3, 3), "bias": memory}
+        return cw.Clipped(gradients, losses.detach(), losses.detach(), losses.detach().bool())
+
+    monkeypatch.setattr(train_module, "clipped_gradients", aliasing)
+    private = cw.Private(plan(clip=cw.Abadi(1.0)), model, optimizer, seed=0)
+    private.step(model(X).sum(1))
+    values = torch.cat([g.reshape(-1) for g in optimizer.seen[0]])
+    assert len(values.unique()) == 12
+
+
+def test_half_precision_sums_and_noise_are_made_in_float32() -> None:
+    model = mlp().to(torch.bfloat16)
+    optimizer = Recorder(model.parameters())
+    private = cw.Private(plan(clip=cw.Abadi(1e-3)), model, optimizer, noise=Constant(1.0))
+    private.backward(losses_of(model, X.bfloat16(), Y.bfloat16()))
+    assert private._sums is not None and all(s.dtype == torch.float32 for s in private._sums)
+    private.step()
+    assert all(g.dtype == torch.bfloat16 for g in optimizer.seen[0])
+
+
+OPTIMIZERS: dict[str, Any] = {
+    "SGD": lambda p: torch.optim.SGD(p, lr=0.1),
+    "HeavyBall": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    "Nesterov": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True),
+    **{
+        name: (lambda p, name=name: getattr(torch.optim, name)(p))
+        for name in ("ASGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop")
+    },
+    "Rprop": lambda p: torch.optim.Rprop(p),
+    "Adam(amsgrad)": lambda p: torch.optim.Adam(p, amsgrad=True, weight_decay=0.1),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_optimizer_sees_the_private_gradient(name: str) -> None:
+    ours, theirs = mlp(), mlp()
+    optimizer, reference = OPTIMIZERS[name](ours.parameters()), OPTIMIZERS[name](theirs.parameters())
+    private = cw.Private(plan(noise_multiplier=0.0), ours, optimizer)
+    for _ in range(3):
+        private.step(losses_of(ours, X, Y))
+        for p, g in zip(theirs.parameters(), loop_sum(theirs, X, Y, cw.Abadi(1.0)), strict=True):
+            p.grad = g / 10
+        reference.step()
+        for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_optimizers_that_cannot_be_private_are_refused() -> None:
+    model = mlp()
+    with pytest.raises(cw.InvalidPlan, match="several times within one step"):
+        cw.Private(plan(), model, torch.optim.LBFGS(model.parameters()))
+    with pytest.raises(cw.InvalidPlan, match="noise is dense"):
+        cw.Private(plan(), model, torch.optim.SparseAdam(list(model.parameters())))
+    with pytest.raises(cw.InvalidPlan, match=r"torch\.optim"):
+        cw.Private(plan(), model, "sgd")  # type: ignore[arg-type]
+
+
+def test_the_optimizer_must_hold_exactly_the_trainable_parameters() -> None:
+    model = mlp()
+    with pytest.raises(cw.InvalidPlan, match=r"missing in the optimizer: 3\.weight"):
+        cw.Private(plan(), model, torch.optim.SGD([*model[0].parameters(), model[3].bias], lr=0.1))  # type: ignore[index]
+    with pytest.raises(cw.InvalidPlan, match="not parameters of the model"):
+        cw.Private(plan(), model, torch.optim.SGD([*model.parameters(), nn.Parameter(torch.ones(2))], lr=0.1))
+    for p in model.parameters():
+        p.requires_grad_(False)
+    with pytest.raises(cw.InvalidPlan, match="no trainable"):
+        cw.Private(plan(), model, sgd(model))
+    with pytest.raises(cw.InvalidPlan, match="Module"):
+        cw.Private(plan(), lambda x: x, sgd(model))  # type: ignore[arg-type]
+
+
+def test_parameter_groups_and_tied_weights() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(3, 3), nn.Linear(3, 3)
+            self.b.weight = self.a.weight
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.b(self.a(x).tanh()).sum(1)
+
+    model = Tied()
+    groups = [{"params": [model.a.weight], "lr": 0.5}, {"params": [model.a.bias, model.b.bias]}]
+    private = cw.Private(plan(noise_multiplier=0.0), model, torch.optim.SGD(groups, lr=0.1))
+    before = weights(model)
+    private.step(model(X))
+    assert all(not torch.equal(before[k], v) for k, v in weights(model).items())
+    assert model.b.weight is model.a.weight
+
+
+def test_frozen_parameters_stay_and_can_be_unfrozen_between_steps() -> None:
+    model = mlp()
+    model[0].requires_grad_(False)  # type: ignore[index]
+    private = cw.Private(plan(), model, sgd(model))
+    before = weights(model)
+    private.step(losses_of(model, X, Y))
+    after = weights(model)
+    assert torch.equal(before["0.weight"], after["0.weight"]) and not torch.equal(before["3.weight"], after["3.weight"])
+    model[0].requires_grad_(True)  # type: ignore[index]
+    private.step(losses_of(model, X, Y))
+    assert not torch.equal(after["0.weight"], weights(model)["0.weight"])
+    private.backward(losses_of(model, X, Y))
+    model[0].requires_grad_(False)  # type: ignore[index]
+    with pytest.raises(cw.InvalidPlan, match="in the middle"):
+        private.backward(losses_of(model, X, Y))
+
+
+def test_parameters_and_gradients_cannot_slip_in_beside_the_step() -> None:
+    model = mlp()
+    model[0].requires_grad_(False)  # type: ignore[index]
+    optimizer = sgd(model)
+    private = cw.Private(plan(), model, optimizer)
+    model[0].weight.grad = torch.ones(4, 3)  # type: ignore[index, union-attr]
+    with pytest.raises(cw.InvalidPlan, match=r"frozen parameter '0\.weight' has a gradient"):
+        private.step(losses_of(model, X, Y))
+    model[0].weight.grad = None  # type: ignore[index, union-attr]
+    optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
+    with pytest.raises(cw.InvalidPlan, match="not parameters of the model"):
+        private.step(losses_of(model, X, Y))
+    assert private.ledger.steps == 0
+
+
+class Normed(nn.Module):
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv1d(1, 2, 1), norm
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.conv(x.unsqueeze(1))).sum((1, 2))
+
+
+@pytest.mark.parametrize(
+    "norm",
+    [
+        nn.BatchNorm1d(2),
+        nn.BatchNorm1d(2, affine=False),
+        nn.SyncBatchNorm(2),
+        nn.BatchNorm1d(2, track_running_stats=False).eval(),
+        nn.InstanceNorm1d(2, track_running_stats=True),
+    ],
+    ids=["BatchNorm", "not affine", "SyncBatchNorm", "no running stats", "InstanceNorm with running stats"],
+)
+def test_layers_that_mix_or_keep_statistics_are_refused_at_every_step(norm: nn.Module) -> None:
+    model = Normed(norm)
+    private = cw.Private(plan(), model, sgd(model))
+    model.train(norm.training)
+    with pytest.raises(cw.NotSeparable, match="norm"):
+        private.step(model.conv(X.unsqueeze(1)).sum((1, 2)))
+    assert private.ledger.steps == 0
+
+
+def test_batch_norm_in_eval_mode_works_until_it_is_switched_on() -> None:
+    model = Normed(nn.BatchNorm1d(2))
+    private = cw.Private(plan(), model, sgd(model))
+    model.norm.eval()
+    assert private.step(model(X))
+    model.train()
+    with pytest.raises(cw.NotSeparable, match="training mode"):
+        private.step(model(X))
+    assert private.ledger.steps == 1
+
+
+def test_a_plan_without_noise_is_refused_and_one_with_zero_noise_says_infinite() -> None:
+    model = mlp()
+    with pytest.raises(cw.InvalidPlan, match="calibrate"):
+        cw.Private(plan(noise_multiplier=None), model, sgd(model))
+    with pytest.raises(cw.InvalidPlan, match=r"clipwise\.Plan"):
+        cw.Private({"steps": 3}, model, sgd(model))  # type: ignore[arg-type]
+    private = cw.Private(plan(noise_multiplier=0.0, clip=cw.NoClip()), model, sgd(model))
+    private.step(losses_of(model, X, Y))
+    assert private.epsilon(delta=1e-5) == math.inf
+
+
+def test_a_schedule_that_turns_unbounded_is_stopped_before_the_release() -> None:
+    @dataclass(frozen=True)
+    class Late:
+        def at(self, step: int, steps: int) -> Style:
+            return cw.Flat(cw.Abadi(1.0) if step < 1 else cw.NoClip())
+
+    model = mlp()
+    private = cw.Private(plan(clip=Late()), model, sgd(model))
+    private.step(losses_of(model, X, Y))
+    with pytest.raises(cw.InvalidPlan, match="does not bound"):
+        private.step(losses_of(model, X, Y))
+    assert private.ledger.steps == 1
+
+
+def test_statistics_of_the_last_step() -> None:
+    model = mlp()
+    private = cw.Private(plan(clip=cw.Abadi(0.5)), model, sgd(model, lr=0.0))
+    assert private.last is None
+    norms = cw.per_sample_norms(losses_of(model, X, Y), model.parameters())
+    private.backward(losses_of(model, X[:10], Y[:10]))
+    assert private.last is None
+    private.step(losses_of(model, X[10:], Y[10:]))
+    last = private.last
+    assert last is not None and last.step == 0 and last.batch_size == N
+    assert last.norm_quantiles == pytest.approx(torch.quantile(norms, torch.tensor([0, 0.25, 0.5, 0.75, 1.0])).tolist())
+    assert last.fraction_clipped == pytest.approx(float((norms > 0.5).double().mean()))
+    assert "Not covered by epsilon" in str(cw.StepStatistics.__doc__)
+
+
+def test_epsilon_is_of_the_steps_made() -> None:
+    model = mlp()
+    private = cw.Private(plan(sampling=cw.FullBatch(N), noise_multiplier=5.0), model, sgd(model))
+    assert private.epsilon(delta=1e-5) == 0
+    private.step(losses_of(model, X, Y))
+    one = private.epsilon(delta=1e-5)
+    assert one == pytest.approx(cw.epsilon(5.0, cw.FullBatch(N), 1, 1e-5)) and one > 0
+    private.step(losses_of(model, X, Y))
+    assert private.epsilon(delta=1e-5) > one
+
+
+def test_a_run_cannot_be_copied_or_pickled() -> None:
+    private = cw.Private(plan(), model := mlp(), sgd(model))
+    for duplicate in (pickle.dumps, copy.copy, copy.deepcopy):
+        with pytest.raises(TypeError, match="one ledger"):
+            duplicate(private)
+
+
+def test_a_schedulers_order_warning_stays_away() -> None:
+    model = mlp()
+    optimizer = sgd(model)
+    private = cw.Private(plan(), model, optimizer)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    assert private.step(losses_of(model, X, Y))
+    scheduler.step()
+    assert optimizer.param_groups[0]["lr"] == 0.05

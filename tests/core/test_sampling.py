@@ -1,0 +1,139 @@
+"""Batches follow the law that is accounted for."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from clipwise.errors import InvalidSampling
+from clipwise.noise import Entropy
+from clipwise.sampling import Draws, FixedSize, FullBatch, Poisson, Sampling, Shuffled, split
+
+LEVEL = 1e-4  # of each statistical test; seeds are fixed, so a test that passes goes on passing
+
+
+def membership(sampling: Sampling, steps: int, seed: int = 0) -> np.ndarray:
+    """(steps, sample_size) zeros and ones."""
+    draws = Draws(sampling, Entropy(seed))
+    members = np.zeros((steps, sampling.sample_size))
+    for step in range(steps):
+        members[step, draws.batch(step)] += 1
+    return members
+
+
+def test_poisson_batch_sizes_are_binomial() -> None:
+    sampling = Poisson(sample_size=50, batch_size=5)
+    sizes = membership(sampling, steps=4000).sum(1)
+    law = stats.binom(50, 0.1)
+    edges = np.arange(1, 11)  # one class for <= 1 and one for >= 10
+    observed = [np.sum(sizes <= 1), *(np.sum(sizes == k) for k in edges[1:-1]), np.sum(sizes >= 10)]
+    expected = np.array([law.cdf(1), *(law.pmf(k) for k in edges[1:-1]), law.sf(9)]) * len(sizes)
+    assert stats.chisquare(observed, expected).pvalue > LEVEL
+
+
+def test_poisson_samples_join_independently_with_the_rate() -> None:
+    members = membership(Poisson(sample_size=20, batch_size=5), steps=4000)
+    counts = members.sum(0)
+    # Every sample alike ...
+    variance = 4000 * 0.25 * 0.75
+    assert stats.chi2(20).sf(((counts - 1000) ** 2 / variance).sum()) > LEVEL
+    # ... no two samples together more or less often than by chance ...
+    pairs = np.corrcoef(members.T)[np.triu_indices(20, k=1)]
+    assert abs(pairs.mean()) < 4 / np.sqrt(4000 * len(pairs))
+    assert (pairs**2).sum() * 4000 < stats.chi2(len(pairs)).isf(LEVEL)
+    # ... and no batch like the one before.
+    assert abs(np.corrcoef(members[:-1].ravel(), members[1:].ravel())[0, 1]) < 4 / np.sqrt(members.size)
+
+
+def test_poisson_has_empty_batches() -> None:
+    sizes = membership(Poisson(sample_size=10, batch_size=1), steps=2000).sum(1)
+    assert stats.binomtest(int(np.sum(sizes == 0)), 2000, 0.9**10).pvalue > LEVEL
+
+
+def test_truncated_poisson_keeps_a_uniform_part_of_what_was_drawn() -> None:
+    members = membership(Poisson(sample_size=30, batch_size=10, max_batch_size=8), steps=3000)
+    sizes = members.sum(1)
+    assert sizes.max() == 8
+    assert stats.binomtest(int(np.sum(sizes < 8)), 3000, stats.binom(30, 1 / 3).cdf(7)).pvalue > LEVEL
+    counts = members.sum(0)
+    assert stats.chisquare(counts).pvalue > LEVEL
+
+
+def test_full_batch_and_rate_one_have_everybody() -> None:
+    assert membership(FullBatch(7), steps=3).all()
+    assert membership(Poisson(7, 7), steps=3).all()
+
+
+def test_fixed_size_is_a_uniform_subset() -> None:
+    members = membership(FixedSize(sample_size=12, batch_size=3), steps=4000)
+    assert (members.sum(1) == 3).all() and members.max() == 1
+    assert stats.chisquare(members.sum(0)).pvalue > LEVEL
+
+
+def test_shuffled_uses_each_sample_once_per_epoch_in_a_new_order() -> None:
+    sampling = Shuffled(sample_size=10, batch_size=4)
+    assert sampling.batches_per_epoch == 3
+    draws = Draws(sampling, Entropy(1))
+    epochs = [[draws.batch(3 * epoch + k) for k in range(3)] for epoch in range(4)]
+    orders = [np.concatenate(batches) for batches in epochs]
+    assert all([len(b) for b in batches] == [4, 4, 2] for batches in epochs)
+    assert all(sorted(order) == list(range(10)) for order in orders)
+    assert len({tuple(order) for order in orders}) == 4
+
+
+def test_an_unseeded_shuffle_keeps_its_order_within_the_run_and_across_a_resume() -> None:
+    sampling = Shuffled(sample_size=100, batch_size=10)
+    draws = Draws(sampling, Entropy())
+    again = Draws(sampling, Entropy(), order_key=draws.order_key)
+    assert all(np.array_equal(draws.batch(t), again.batch(t)) for t in (0, 7, 12, 3))
+    assert not np.array_equal(draws.batch(0), Draws(sampling, Entropy()).batch(0))
+
+
+@pytest.mark.parametrize("sampling", [Poisson(1000, 100), FixedSize(1000, 100), Shuffled(1000, 100)])
+def test_a_seed_repeats_any_step_alone_and_no_seed_repeats_none(sampling: Sampling) -> None:
+    one, two, other = (Draws(sampling, Entropy(seed)) for seed in (3, 3, 4))
+    batches = [one.batch(t) for t in range(6)]
+    assert np.array_equal(batches[5], two.batch(5)) and np.array_equal(batches[2], two.batch(2))
+    assert not np.array_equal(batches[2], other.batch(2)) and not np.array_equal(batches[2], batches[3])
+    if not isinstance(sampling, Shuffled):
+        free = Draws(sampling, Entropy())
+        assert not np.array_equal(free.batch(0), free.batch(0))
+
+
+def test_indices_are_distinct_and_in_range() -> None:
+    for t in range(50):
+        batch = Draws(Poisson(40, 20), Entropy(0)).batch(t)
+        assert batch.dtype == np.int64 and len(set(batch.tolist())) == len(batch)
+        assert (batch >= 0).all() and (batch < 40).all() and (np.diff(batch) > 0).all()
+
+
+@pytest.mark.parametrize(("size", "sizes"), [(None, [7]), (3, [3, 3, 1]), (7, [7]), (100, [7]), (1, [1] * 7)])
+def test_split(size: int | None, sizes: list[int]) -> None:
+    pieces = split(np.arange(7), size)
+    assert [len(p) for p in pieces] == sizes
+    assert np.concatenate(pieces).tolist() == list(range(7))
+    assert split(np.arange(0), size) == []
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, True, "3", None])
+def test_sizes_that_are_not_positive_integers_are_refused(value: object) -> None:
+    for make in (
+        lambda: Poisson(value, 1),  # type: ignore[arg-type]
+        lambda: Poisson(10, value),  # type: ignore[arg-type]
+        lambda: FullBatch(value),  # type: ignore[arg-type]
+        lambda: Shuffled(10, value),  # type: ignore[arg-type]
+        lambda: FixedSize(value, 1),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(InvalidSampling):
+            make()
+    if value is not None:
+        with pytest.raises(InvalidSampling):
+            Poisson(10, 1, max_batch_size=value)  # type: ignore[arg-type]
+
+
+def test_a_rate_over_one_is_refused() -> None:
+    for kind in (Poisson, Shuffled, FixedSize):
+        with pytest.raises(InvalidSampling, match="over 1"):
+            kind(10, 11)
+    assert Poisson(10, 10).rate == 1.0
