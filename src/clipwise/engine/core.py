@@ -146,7 +146,7 @@ class Engine:
     def _make(self, losses: Tensor, graph: Graph, parameters: Parameters) -> Entry:
         planner = Planner(graph, losses.shape[0], parameters.describe)
         entry = Entry(planner.plan(_AutogradProber(losses, graph)))
-        if all(len(meeting.layouts) <= 1 for meeting in entry.plan.meetings):
+        if entry.plan.cacheable:
             self._cache[parameters.identity, graph.signature] = entry
             while len(self._cache) > _CACHE_SIZE:
                 self._cache.popitem(last=False)
@@ -175,6 +175,7 @@ class _AutogradProber:
 
     def __init__(self, losses: Tensor, graph: Graph) -> None:
         self._losses, self._graph = losses, graph
+        self._bad = ~torch.isfinite(losses)
 
     def _gradients(self, nodes: Sequence[int], cotangent: Tensor) -> list[Tensor]:
         edges = [self._graph.gradient_edge((k, 0)) for k in nodes]
@@ -186,14 +187,16 @@ class _AutogradProber:
         v = colours(self._losses.shape[0], self._losses)
         plain = self._gradients(nodes, torch.ones_like(self._losses))
         coloured = self._gradients(nodes, v)
-        return {k: Probe(p, c, v) for k, p, c in zip(nodes, plain, coloured, strict=True)}
+        return {k: Probe(p, c, v, self._bad) for k, p, c in zip(nodes, plain, coloured, strict=True)}
 
     def scattered_axis(self, node: int) -> int | None:
         digits = digit_colours(self._losses.shape[0], self._losses)
         (plain,) = self._gradients([node], torch.ones_like(self._losses))
         coloured = [self._gradients([node], v)[0] for v in digits]
-        fitting = (k for k in range(plain.dim()) if owners_by_digits(plain, coloured, digits, k) is not None)
-        return next(fitting, None)
+        for axis in range(plain.dim()):
+            if owners_by_digits(plain, coloured, digits, axis, self._bad) is not None:
+                return axis
+        return None
 
 
 def verify_against_autograd(losses: Tensor, backward: Backward, parameters: Parameters) -> bool:
@@ -263,16 +266,24 @@ def clip(losses: Tensor, parameters: Parameters, style: Style, engine: Engine, w
     """The whole walk: norms, factors, clipped sum."""
     groups = parameters.groups(style)
     if losses.shape[0] == 0:
-        return _empty(losses, parameters, groups)
+        return _nothing(losses, parameters, groups)
     if losses.shape[0] == 1:
         return _single(losses, parameters, style, groups, engine, keep)
+    if not bool(torch.isfinite(losses).any()):
+        return _nothing(losses, parameters, groups)
     backward = engine.backward(losses, parameters, keep=keep or way == "second_backward")
     squared = backward.squared_norms()
     by_group = {name: _total(squared, members, losses) for name, members in groups.items()}
     norms = sum(by_group.values()).sqrt()  # type: ignore[union-attr]
-    bad = ~torch.isfinite(norms)
+    bad = ~(torch.isfinite(norms) & torch.isfinite(losses))
     any_bad = bool(bad.any())
-    factors = {name: _factors(style.rule_of(name), total.sqrt(), bad) for name, total in by_group.items()}
+    # A group's gradient that is zero up to rounding points anywhere; rules that stretch it must see zero.
+    negligible = norms * (8 * torch.finfo(norms.dtype).eps)
+    lengths = {name: total.sqrt() for name, total in by_group.items()}
+    factors = {
+        name: _factors(style.rule_of(name), torch.where(length > negligible, length, 0), bad)
+        for name, length in lengths.items()
+    }
     of = {place: factors[name] for name, members in groups.items() for place in members}
     if any_bad:
         backward.discard(bad)
@@ -300,10 +311,11 @@ def _filled(sums: Mapping[int, Tensor], parameters: Parameters) -> list[Tensor]:
     ]
 
 
-def _empty(losses: Tensor, parameters: Parameters, groups: Mapping[str, Sequence[int]]) -> Outcome:
-    nothing = losses.detach().clone()
+def _nothing(losses: Tensor, parameters: Parameters, groups: Mapping[str, Sequence[int]]) -> Outcome:
+    """No sample, or none with a finite loss: every contribution is zero."""
     zeros = [torch.zeros_like(p) for p in parameters.tensors]
-    return Outcome(nothing, dict.fromkeys(groups, nothing), nothing.bool(), zeros)
+    factors = dict.fromkeys(groups, torch.zeros_like(losses))
+    return Outcome(torch.full_like(losses, torch.nan), factors, torch.ones_like(losses, dtype=torch.bool), zeros)
 
 
 def _single(
@@ -316,7 +328,7 @@ def _single(
     sums = [torch.zeros_like(p) for p in parameters.tensors]
     squared = {name: _norm_of([grads[m] for m in members], total) for name, members in groups.items()}
     norms = torch.stack(list(squared.values())).sum(0).sqrt()
-    bad = ~torch.isfinite(norms)
+    bad = ~(torch.isfinite(norms) & torch.isfinite(losses))
     for name, members in groups.items():
         factors[name] = _factors(style.rule_of(name), squared[name].sqrt(), bad).to(losses.dtype)
         for place in members:

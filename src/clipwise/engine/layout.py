@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# Relative to the element, and to the largest element: room for kernels whose order of summation is not fixed.
-_RELATIVE, _ABSOLUTE = 1e-3, 1e-6
+# Units in the last place. No slack relative to other elements: a sample with a small loss must not hide behind a large one.
+_SLACK = 8
 
 
 _PALETTE = tuple(sign * 2.0**k for k in range(8) for sign in (1, -1))
@@ -108,29 +108,35 @@ def candidates(shape: Sequence[int], batch_size: int) -> Iterator[Layout]:
         yield from (Layout(k, inner=i) for i in range(2, rest) if rest % i == 0)
 
 
+def blank(gradient: Tensor) -> bool:
+    """Nothing reached a value, or nothing finite did: whatever is dropped there contributes nothing."""
+    return not bool(((gradient != 0) & torch.isfinite(gradient)).any())
+
+
 @dataclass(frozen=True)
 class Probe:
-    """The gradients of one value under the cotangents `ones` and `colours`."""
+    """The gradients of one value under the cotangents `ones` and `colours`; `bad` marks losses that are not finite."""
 
     plain: Tensor
     coloured: Tensor
     colours: Tensor
+    bad: Tensor
 
     @property
     def blank(self) -> bool:
-        """Nothing reached this value, or nothing finite did: it tells nothing about its layout."""
-        return not bool(((self.plain != 0) & torch.isfinite(self.plain)).any())
+        """Whether this value tells nothing about its layout."""
+        return blank(self.plain)
 
     def agrees(self, owners: Tensor, axis: int) -> bool:
-        """Whether every element is scaled by the colour of its owner."""
+        """Whether every element is scaled by the colour of its owner, and NaN lies with bad samples only."""
         shape = [1] * self.plain.dim()
         shape[axis] = -1
-        expected = self.plain * self.colours.to(self.plain.dtype)[owners.to(self.plain.device)].view(shape)
+        owners = owners.to(self.plain.device)
+        expected = self.plain * self.colours.to(self.plain.dtype)[owners].view(shape)
+        numbers = torch.finfo(self.plain.dtype)
+        wrong = (self.coloured - expected).abs() > _SLACK * numbers.eps * expected.abs() + numbers.tiny / numbers.eps
         finite = torch.isfinite(self.plain) & torch.isfinite(self.coloured)
-        size = expected.abs()
-        largest = torch.where(finite, size, 0).amax()
-        wrong = (self.coloured - expected).abs() > _RELATIVE * size + _ABSOLUTE * largest
-        return not bool((wrong & finite).any())
+        return not bool((torch.where(finite, wrong, ~self.bad[owners].view(shape))).any())
 
     def layouts(self, batch_size: int) -> tuple[Layout, ...]:
         """All regular layouts that agree with the probe; the irregular "middle" ones only when no usual one does."""
@@ -143,10 +149,13 @@ class Probe:
         return tuple(found)
 
 
-def owners_by_digits(plain: Tensor, coloured: Sequence[Tensor], digits: Sequence[Tensor], axis: int) -> Tensor | None:
+def owners_by_digits(
+    plain: Tensor, coloured: Sequence[Tensor], digits: Sequence[Tensor], axis: int, bad: Tensor
+) -> Tensor | None:
     """The sample of each position along an axis, read off its colours; None when a position mixes samples.
 
-    A position that received no gradient may belong to anybody and is given to sample 0.
+    A position that received no gradient may belong to anybody, one that received NaN belongs to a bad sample: both are
+    given to the first bad sample, or to the first of all.
     """
     palette = torch.tensor(_PALETTE, dtype=torch.float64, device=plain.device)
     rows = plain.movedim(axis, 0).reshape(plain.shape[axis], -1).double().nan_to_num(0, 0, 0)
@@ -156,10 +165,11 @@ def owners_by_digits(plain: Tensor, coloured: Sequence[Tensor], digits: Sequence
         projected = (colour.movedim(axis, 0).reshape(rows.shape).double().nan_to_num(0, 0, 0) * rows).sum(1)
         ratio = torch.where(energy > 0, projected / energy, palette[0])
         nearest = (ratio.unsqueeze(1) - palette).abs().argmin(1)
-        owners += torch.where(energy > 0, nearest, 0) * len(_PALETTE) ** place
+        owners += nearest * len(_PALETTE) ** place
+    owners = torch.where(energy > 0, owners, int(bad.to(torch.uint8).argmax()))
     if bool((owners >= digits[0].numel()).any()):
         return None
-    agree = all(Probe(plain, c, v).agrees(owners, axis) for c, v in zip(coloured, digits, strict=True))
+    agree = all(Probe(plain, c, v, bad).agrees(owners, axis) for c, v in zip(coloured, digits, strict=True))
     return owners if agree else None
 
 

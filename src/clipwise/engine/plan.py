@@ -103,6 +103,7 @@ class GraphPlan:
     derived: frozenset[int]  # parameters that need instantiated gradients pulled back by autograd
     live: bool  # some rule needs the graph to stay alive
     decided: bool  # every layout is known beyond doubt
+    cacheable: bool  # nothing was taken from numbers that may tell something else at the next step
     identities: tuple[int, ...]  # nodes whose leading index must be the identity at every step
     routed: bool  # rows may be moved between samples by data: layouts are probed at every step
     entries: tuple[tuple[int, tuple[bool, ...]], ...]  # nodes where the batch may enter, and which axes are longer than 1
@@ -200,13 +201,20 @@ class Planner:
             found = probe(sorted(wanted))
             probes.update(found)
             layouts.update((k, self._layouts(k, found[k], probe)) for k in wanted)
-            states = self._states(lambda k: probes[k].blank or bool(layouts[k]))
+            states = self._states(lambda k: self._is_batch(k, probes[k], layouts[k]))
             meetings = self._meetings(states)
             wanted = {k for k in meetings if k not in probes}
         self._refuse_hidden_batch(states, layouts)
+        self.finite = all(bool(torch.isfinite(found.plain).all()) for found in probes.values())
         met = [self._meeting(k, states, probes[k], layouts[k]) for k in meetings]
         moves = {k: self._routing(k, states, layouts[k]) for k in routers if states[k] is _State.BATCH}
         return self._bind(met, moves)
+
+    def _is_batch(self, k: int, found: Probe, layouts: tuple[Layout | Scattered, ...]) -> bool:
+        """Whether the batch entered at a node; in doubt yes, but a value that one bad sample fills is shared by all."""
+        if found.blank and not bool(torch.isfinite(found.plain).all()):
+            return bool(found.layouts(self.batch_size))  # where NaN lies tells as much
+        return found.blank or bool(layouts)
 
     def _routing(self, k: int, states: Sequence[_State], layouts: tuple[Layout | Scattered, ...]) -> Routing:
         def is_batch(i: int) -> bool:
@@ -337,7 +345,8 @@ class Planner:
             {p: tuple(edges) for p, edges in roots.items()},
             frozenset(derived),
             live=any(self.graph.names[meeting.node] in LIVE for meeting in meetings),
-            decided=all(len(meeting.layouts) == 1 for meeting in meetings),
+            decided=self.finite and all(len(meeting.layouts) == 1 for meeting in meetings),
+            cacheable=self.finite and all(len(meeting.layouts) <= 1 for meeting in meetings),
             identities=tuple(k for k, move in moves.items() if move is Routing.IDENTITY),
             routed=any(move is Routing.MAYBE for move in moves.values())
             or any(isinstance(layout, Scattered) for meeting in meetings for layout in meeting.layouts),

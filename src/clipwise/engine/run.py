@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from clipwise.engine.graph import Edge, Graph
-from clipwise.engine.layout import Layout, Probe, Scattered, digit_colours, owners_by_digits, pack
+from clipwise.engine.layout import Layout, Probe, Scattered, blank, digit_colours, owners_by_digits, pack
 from clipwise.engine.plan import GraphPlan, Meeting, interval, mixing, overlapping, pattern
 from clipwise.engine.routing import data_key, is_identity
 from clipwise.engine.rules import RULES, Finish, Operand, Samples
@@ -45,7 +45,7 @@ class Backward:
             if gradient is None:
                 continue
             if not meeting.layouts:
-                if bool((gradient != 0).any()):  # also true for NaN
+                if not blank(gradient):
                     raise StalePlan
                 continue
             for edge, finish in finishers:
@@ -89,6 +89,7 @@ class Backward:
     def _moved_rows(self, losses: Tensor, edges: Sequence[GradientEdge | Tensor]) -> dict[int, Tensor]:
         """Rows may move between samples by data: read the owners of scattered ones, test every other layout."""
         digits = digit_colours(self.batch_size, losses)
+        bad = ~torch.isfinite(losses)
         plain, *coloured = (
             torch.autograd.grad(losses, edges, cotangent, retain_graph=True, allow_unused=True)
             for cotangent in (torch.ones_like(losses), *digits)
@@ -100,7 +101,7 @@ class Backward:
                 continue
             layout, shape = meeting.layouts[0], gradient.shape
             if isinstance(layout, Scattered):
-                read = owners_by_digits(gradient, colours, digits, layout.axis)
+                read = owners_by_digits(gradient, colours, digits, layout.axis, bad)
                 if read is None:
                     raise StalePlan
                 owners[meeting.node] = read
@@ -108,7 +109,8 @@ class Backward:
             if not layout.fits(shape, self.batch_size):
                 raise StalePlan
             expected = layout.owners(shape, self.batch_size)
-            if not all(Probe(gradient, c, v).agrees(expected, layout.axis) for c, v in zip(colours, digits, strict=True)):
+            probes = (Probe(gradient, c, v, bad) for c, v in zip(colours, digits, strict=True))
+            if not all(probe.agrees(expected, layout.axis) for probe in probes):
                 raise StalePlan
             regular[meeting.node] = expected
         self._refuse_two_samples_in_one_loss(owners, regular)

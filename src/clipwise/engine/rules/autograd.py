@@ -1,6 +1,7 @@
 """Rare operations, differentiated by autograd itself: one small backward pass through one node per sample.
 
-Exact for any node whose output has a known layout, and slow; it serves the operations listed here.
+Exact for any node whose output has a known layout, and slow; it serves the operations listed here. A sample with NaN in
+its data spoils the whole batch at such a node: then no sample of that batch contributes.
 """
 
 from __future__ import annotations
@@ -42,9 +43,8 @@ def _broadcast_by_autograd(operand: Operand, samples: Samples) -> Finish:
 
 RULES: dict[str, Rule] = dict.fromkeys(
     (
-        "AddcmulBackward0", "AddcdivBackward0", "Atan2Backward0", "ClampBackward0", "ClampMaxBackward1",
-        "ClampMinBackward1", "FmaxBackward0", "FminBackward0", "HypotBackward0", "LerpBackward0", "LerpBackward1",
-        "LogaddexpBackward0", "MaximumBackward0", "MinimumBackward0", "PowBackward1", "RemainderBackward1",
+        "AddcdivBackward0", "Atan2Backward0", "ClampBackward0", "ClampMaxBackward1", "ClampMinBackward1",
+        "FmaxBackward0", "FminBackward0", "HypotBackward0", "LogaddexpBackward0", "RemainderBackward1",
         "XlogyBackward0",
     ),
     _broadcast_by_autograd,

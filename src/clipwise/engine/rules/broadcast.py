@@ -57,6 +57,37 @@ def _prelu(node: Node, position: int) -> Local:
     return lambda g: torch.where(inputs > 0, 0, inputs * g)
 
 
+def _lerp(node: Node, position: int) -> Local:
+    if position == 2:
+        span = node._saved_end - node._saved_self
+        return lambda g: g * span
+    weight = node._saved_weight
+    return (lambda g: g * (1 - weight)) if position == 0 else (lambda g: g * weight)
+
+
+def _addcmul(node: Node, position: int) -> Local:
+    if position == 0:
+        return lambda g: g
+    other = (node._saved_tensor2 if position == 1 else node._saved_tensor1) * node._saved_value
+    return lambda g: g * other
+
+
+def _pow(node: Node, position: int) -> Local:
+    base, exponent = node._saved_self, node._saved_exponent
+    if position == 0:
+        return lambda g: torch.where(exponent == 0, 0, g * exponent * base.pow(exponent - 1))
+    result = node._saved_result
+    return lambda g: torch.where((base == 0) & (exponent >= 0), 0, g * result * base.log())
+
+
+def _extremum(sign: int) -> Callable[[Node, int], Local]:
+    def local(node: Node, position: int) -> Local:
+        ahead = (node._saved_self - node._saved_other) * (sign if position == 0 else -sign)
+        return lambda g: g * (ahead > 0) + g * (ahead == 0) / 2
+
+    return local
+
+
 def _expand(node: Node, position: int) -> Local:
     return lambda g: g
 
@@ -91,6 +122,12 @@ RULES: dict[str, Rule] = {
     "WhereBackward0": _elementwise(_where),
     "MaskedFillBackward1": _elementwise(_masked_fill),
     "PreluKernelBackward0": _elementwise(_prelu),
+    "LerpBackward0": _elementwise(_lerp),
+    "LerpBackward1": _elementwise(_lerp),
+    "AddcmulBackward0": _elementwise(_addcmul),
+    "PowBackward1": _elementwise(_pow),
+    "MaximumBackward0": _elementwise(_extremum(1)),
+    "MinimumBackward0": _elementwise(_extremum(-1)),
     "ExpandBackward0": _elementwise(_expand),
     "RepeatBackward0": repeat,
 }
