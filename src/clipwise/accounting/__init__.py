@@ -1,7 +1,9 @@
 """Accounting: what was released -> epsilon. The ledger stores facts, accountants are functions of it."""
 
 from clipwise.accounting.accountant import Accountant, Relation, account, account_delta
-from clipwise.accounting.calibrate import noise_multiplier
+from clipwise.accounting.calibrate import free_cap, max_batch_size, max_steps, noise_multiplier, noise_scale
+from clipwise.accounting.curves import PrivacyCurve, privacy_curve, tight_mu
+from clipwise.accounting.edgeworth import saddle_interval
 from clipwise.accounting.events import Event, FederatedRounds, GaussianSteps, PrivateCalibration
 from clipwise.accounting.functions import delta, epsilon
 from clipwise.accounting.guarantee import Guarantee
@@ -15,12 +17,20 @@ __all__ = [
     "GaussianSteps",
     "Guarantee",
     "Ledger",
+    "PrivacyCurve",
     "PrivateCalibration",
     "Relation",
     "account",
     "account_delta",
     "delta",
     "epsilon",
+    "free_cap",
+    "max_batch_size",
+    "max_steps",
     "noise_multiplier",
+    "noise_scale",
+    "privacy_curve",
     "privacy_panel",
+    "saddle_interval",
+    "tight_mu",
 ]

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import get_args
 
 from clipwise.accounting.contour import NotConverged, exact_delta, exact_epsilon
 from clipwise.accounting.edgeworth import edgeworth_delta, edgeworth_epsilon
 from clipwise.accounting.events import Event
 from clipwise.accounting.gdp import gdp_delta, gdp_epsilon
+from clipwise.accounting.grid import grid_delta, grid_epsilon
 from clipwise.accounting.guarantee import Guarantee, Kind
 from clipwise.accounting.laws import Composition
 from clipwise.accounting.pld import pld_delta, pld_epsilon
 from clipwise.accounting.problem import Accountant, Problem, Relation, check_delta, check_epsilon, pose
 from clipwise.accounting.rdp import rdp_delta, rdp_epsilon
+from clipwise.accounting.saddle import quick_delta, quick_epsilon
 from clipwise.accounting.shuffle import shuffled_delta, shuffled_epsilon
 from clipwise.errors import AccountingError
 
 __all__ = ["Accountant", "Relation", "account", "account_delta"]
 
 _LARGE_EPSILON = 50.0
+_SOURCES = {"rdp": "Renyi divergences", "grid": "privacy losses on a grid"}
 
 
 @dataclass(frozen=True)
@@ -116,14 +120,18 @@ class _Question:
     """The accountants' functions for one unknown, epsilon or delta."""
 
     exact: Callable[[Composition, float], float]
+    grid: Callable[[Composition, float], float]
+    quick: Callable[[Composition, float], float]
     rdp: Callable[[Composition, float], float]
     pld: Callable[[Problem, float], float]
     gdp: Callable[[Composition, float], float]
     edgeworth: Callable[[Composition, float], float]
 
 
-_EPSILON = _Question(exact_epsilon, rdp_epsilon, pld_epsilon, gdp_epsilon, edgeworth_epsilon)
-_DELTA = _Question(exact_delta, rdp_delta, pld_delta, gdp_delta, edgeworth_delta)
+_EPSILON = _Question(
+    exact_epsilon, grid_epsilon, quick_epsilon, rdp_epsilon, pld_epsilon, gdp_epsilon, edgeworth_epsilon
+)
+_DELTA = _Question(exact_delta, grid_delta, quick_delta, rdp_delta, pld_delta, gdp_delta, edgeworth_delta)
 
 
 def _answer(problem: Problem, given: float, accountant: str, ask: _Question) -> _Answer:
@@ -144,26 +152,31 @@ def _answer(problem: Problem, given: float, accountant: str, ask: _Question) -> 
 
 
 def _exact(problem: Problem, given: float, ask: _Question) -> _Answer:
+    """The largest over directions; one whose quick bound cannot matter is not computed."""
+    value, sources = -math.inf, set()
+    for composition in problem.upper:
+        if value >= 0.0 and ask.quick(composition, given) <= value:
+            continue
+        found, source = _exact_or_bound(composition, given, ask)
+        if found > value:
+            value, sources = found, {source}
     kind: Kind = "upper bound" if problem.lower is not None else "numerically exact"
+    source = sources.pop()
+    if source == "exact":
+        return _Answer(value, kind, "exact")
+    note = f"The contour integral did not converge here; this is an upper bound from {_SOURCES[source]}."
+    return _Answer(value, "upper bound", source, (note,))
+
+
+def _exact_or_bound(composition: Composition, given: float, ask: _Question) -> tuple[float, str]:
     try:
-        return _Answer(max(ask.exact(c, given) for c in problem.upper), kind, "exact")
+        return ask.exact(composition, given), "exact"
     except NotConverged:
         pass
-    bounds = [max(ask.rdp(c, given) for c in problem.upper)]
-    for factor in (8, 64):
-        # More steps release more, so the exact answer for a longer run is an upper bound for this one.
-        try:
-            bounds.append(max(ask.exact(_longer(c, factor), given) for c in problem.upper))
-            break
-        except NotConverged:
-            continue
-    reason = "The contour integral did not converge here; this is an upper bound "
-    source = "from Renyi divergences." if bounds[0] == min(bounds) else "from a run with more steps."
-    return _Answer(min(bounds), "upper bound", "exact" if min(bounds) < bounds[0] else "rdp", (reason + source,))
-
-
-def _longer(composition: Composition, factor: int) -> Composition:
-    return replace(composition, terms=tuple((law, factor * count) for law, count in composition.terms))
+    bounds = [(ask.rdp(composition, given), "rdp"), (ask.quick(composition, given), "rdp")]
+    with contextlib.suppress(NotConverged):
+        bounds.append((ask.grid(composition, given), "grid"))
+    return min(bounds)
 
 
 def _lower_epsilon(problem: Problem, delta: float, upper: float) -> float:

@@ -1,22 +1,22 @@
-"""Calibration: the noise for a target epsilon."""
+"""Calibration: the noise, the steps, the batch size or the batch cap that a privacy target allows."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-
-from scipy import optimize
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from clipwise.accounting.accountant import account
-from clipwise.accounting.events import GaussianSteps
+from clipwise.accounting.events import Event, GaussianSteps
 from clipwise.accounting.problem import Accountant, Relation, check_delta
 from clipwise.errors import AccountingError
-from clipwise.sampling import Sampling
+from clipwise.sampling import FixedSize, FullBatch, Poisson, Sampling, Shuffled
 
-__all__ = ["noise_multiplier"]
+__all__ = ["free_cap", "max_batch_size", "max_steps", "noise_multiplier", "noise_scale"]
 
-_LIMITS = (1e-2, 1e6)
-_TIGHT = 2e-4
+_LIMITS = (1e-2, 1e7)
+_TIGHT = 5e-4  # share of the target that may be left unused
+_MOST_STEPS = 10**9
 
 
 def noise_multiplier(
@@ -27,38 +27,169 @@ def noise_multiplier(
     accountant: Accountant = "exact",
     relation: Relation = "add_remove",
 ) -> float:
-    """The smallest noise multiplier whose accounted epsilon is at most the target, and within 0.1 % of it."""
-    _check_target(epsilon)
-    check_delta(delta)
+    """The noise multiplier whose accounted epsilon is at most the target, and within 0.1 % of it.
 
-    def spent(sigma: float) -> float:
-        return account((GaussianSteps(sampling, sigma, steps),), delta, accountant, relation).epsilon
+    >>> from clipwise.sampling import Poisson
+    >>> sigma = noise_multiplier(8.0, 1e-5, Poisson(50_000, 2_000), steps=2_250)
+    >>> 1.3458 < sigma < 1.3462
+    True
+    """
+    return noise_scale((GaussianSteps(sampling, 1.0, steps),), epsilon, delta, accountant, relation)
 
-    return _smallest(spent, epsilon)
+
+def noise_scale(
+    events: Iterable[Event],
+    epsilon: float,
+    delta: float,
+    accountant: Accountant = "exact",
+    relation: Relation = "add_remove",
+) -> float:
+    """The factor for every event's noise multiplier that meets the target: a schedule keeps its shape.
+
+    >>> from clipwise.sampling import Poisson
+    >>> shape = [GaussianSteps(Poisson(1_000, 10), 1.2, 50), GaussianSteps(Poisson(1_000, 10), 0.8, 50)]
+    >>> 0.5 < noise_scale(shape, epsilon=3.0, delta=1e-5) < 1.5
+    True
+    """
+    target = _check_target(epsilon)
+    delta = check_delta(delta)
+    shape = tuple(events)
+    if not shape or any(event.noise_multiplier <= 0.0 for event in shape):
+        raise AccountingError("Noise can be calibrated only for events that have some; got none or noise 0.")
+
+    def spent(scale: float) -> float:
+        scaled = tuple(replace(event, noise_multiplier=scale * event.noise_multiplier) for event in shape)
+        return account(scaled, delta, accountant, relation).epsilon
+
+    return _smallest_noise(spent, target)
 
 
-def _check_target(epsilon: object) -> None:
+def max_steps(
+    epsilon: float,
+    delta: float,
+    sampling: Sampling,
+    noise_multiplier: float,
+    accountant: Accountant = "exact",
+    relation: Relation = "add_remove",
+) -> int:
+    """The largest number of steps whose epsilon is at most the target (0 when not even one fits).
+
+    >>> from clipwise.sampling import Poisson
+    >>> max_steps(2.0, 1e-6, Poisson(1_000, 100), noise_multiplier=3.0)
+    155
+    """
+    target = _check_target(epsilon)
+    delta = check_delta(delta)
+
+    def fits(steps: int) -> bool:
+        return (
+            account((GaussianSteps(sampling, noise_multiplier, steps),), delta, accountant, relation).epsilon <= target
+        )
+
+    return _largest_integer(fits, _MOST_STEPS)
+
+
+def max_batch_size(
+    epsilon: float,
+    delta: float,
+    sampling: Sampling,
+    steps: int,
+    noise_multiplier: float,
+    accountant: Accountant = "exact",
+    relation: Relation = "add_remove",
+) -> int:
+    """The largest batch size (expected, for Poisson) whose epsilon is at most the target, all else as in `sampling`.
+
+    >>> from clipwise.sampling import Poisson
+    >>> max_batch_size(2.0, 1e-6, Poisson(1_000, 1), steps=155, noise_multiplier=3.0)
+    100
+    """
+    target = _check_target(epsilon)
+    delta = check_delta(delta)
+    if isinstance(sampling, (FullBatch, Shuffled)):
+        raise AccountingError("The batch size can be solved for Poisson and fixed-size sampling only.")
+
+    def fits(batch_size: int) -> bool:
+        scheme: Poisson | FixedSize = replace(sampling, batch_size=batch_size)
+        return account((GaussianSteps(scheme, noise_multiplier, steps),), delta, accountant, relation).epsilon <= target
+
+    return _largest_integer(fits, sampling.sample_size)
+
+
+def free_cap(
+    sampling: Poisson,
+    noise_multiplier: float,
+    steps: int,
+    delta: float,
+    tolerance: float = 1e-3,
+    relation: Relation = "add_remove",
+) -> int:
+    """The smallest `max_batch_size` that raises epsilon by less than `tolerance` of it.
+
+    >>> from clipwise.sampling import Poisson
+    >>> free_cap(Poisson(60_000, 256), noise_multiplier=1.1, steps=14_040, delta=1e-5)
+    334
+    """
+    delta = check_delta(delta)
+
+    def spent(cap: int | None) -> float:
+        scheme = replace(sampling, max_batch_size=cap)
+        return account((GaussianSteps(scheme, noise_multiplier, steps),), delta, "exact", relation).epsilon
+
+    limit = spent(None) * (1.0 + tolerance)
+    low, high = sampling.batch_size, min(sampling.sample_size, 2 * sampling.batch_size + 40)
+    while high < sampling.sample_size and spent(high) > limit:
+        low, high = high, min(sampling.sample_size, 2 * high)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if spent(middle) <= limit else (middle, high)
+    return high
+
+
+def _check_target(epsilon: object) -> float:
     if not isinstance(epsilon, (int, float)) or isinstance(epsilon, bool) or not 0 < epsilon < math.inf:
         raise AccountingError(f"The target epsilon must be a finite number > 0, got {epsilon!r}.")
+    return float(epsilon)
 
 
-def _smallest(spent: Callable[[float], float], target: float) -> float:
-    """The smallest argument with spent(argument) <= target, from the safe side; `spent` falls."""
-    goal = target * (1.0 - _TIGHT)
+def _smallest_noise(spent: Callable[[float], float], target: float) -> float:
+    """An argument with spent(argument) in (1 - _TIGHT, 1] times the target; `spent` falls."""
+    points: dict[float, float] = {}
 
     def gap(log_sigma: float) -> float:
-        return math.log(max(spent(math.exp(log_sigma)), 1e-300) / goal)
+        if log_sigma not in points:
+            points[log_sigma] = math.log(max(spent(math.exp(log_sigma)), 1e-300) / target)
+        return points[log_sigma]
 
-    low = high = 0.0
+    low, high = 0.0, 0.0
     while gap(low) <= 0.0:
-        low -= 0.7
+        high, low = low, low - 0.7
         if low < math.log(_LIMITS[0]):
-            return _LIMITS[0]
+            return math.exp(high)
     while gap(high) > 0.0:
-        high += 0.7
+        low, high = high, high + 0.7
         if high > math.log(_LIMITS[1]):
             raise AccountingError(f"No noise multiplier up to {_LIMITS[1]:g} reaches epsilon {target:g}.")
-    root = float(optimize.brentq(gap, low, high, xtol=1e-7, rtol=1e-7))
-    while spent(math.exp(root)) > target:
-        root += 1e-6
-    return math.exp(root)
+    for attempt in range(100):
+        if gap(high) >= -_TIGHT or high - low < 1e-12:
+            break
+        # A secant aimed slightly at the safe side, with bisection in between where the curve has a step.
+        share = gap(low) / (gap(low) - gap(high))
+        guess = low + (high - low) * min(0.95, max(0.05, share + 0.2 * _TIGHT / (gap(low) - gap(high))))
+        middle = guess if attempt % 3 < 2 else 0.5 * (low + high)
+        low, high = (low, middle) if gap(middle) <= 0.0 else (middle, high)
+    return math.exp(high)
+
+
+def _largest_integer(fits: Callable[[int], bool], most: int) -> int:
+    if not fits(1):
+        return 0
+    low, high = 1, 2
+    while high <= most and fits(high):
+        low, high = high, 2 * high
+    if high > most:
+        high = most + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low

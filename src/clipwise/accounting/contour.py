@@ -5,8 +5,8 @@ delta(eps) = (1/pi) int_0^inf Re[exp(K(z) - eps z) / (z (z+1))] dy on z = t + iy
 theorem 3.1). What makes it fast and safe:
 
 - t at the saddle point, where the integrand cancels least;
-- equal steps of y: the sum is then delta(eps) + sum over n != 0 of delta(eps + n H) exp(n H t) with H = 2 pi / step, every
-  term positive, and H is chosen so that Chernoff's bound makes them negligible;
+- equal steps of y: the sum is then delta(eps) + sum over n != 0 of delta(eps + n H) exp(n H t) with H = 2 pi / step,
+  every term positive, and H is chosen so that Chernoff's bound makes them negligible;
 - the loss's far tail, less probable than 1e-12 delta, is faded out, so that events nobody will see do not rule t;
 - where the integrand falls slowly because most runs see no large loss at all, the runs without one are taken out: they
   contribute nothing to delta, which Chernoff's bound shows, and the rest of the integrand falls fast;
@@ -26,17 +26,37 @@ from scipy import optimize, special
 from clipwise.accounting.gaussian import gaussian_delta, gaussian_epsilon
 from clipwise.accounting.lattice import WINDOW_WIDTH, Points, points, points_cut
 from clipwise.accounting.laws import Composition
-from clipwise.accounting.saddle import NotConverged, Saddle, saddle_table, tail_share
+from clipwise.accounting.saddle import (
+    NotConverged,
+    Saddle,
+    abscissa,
+    first_guess,
+    period,
+    saddle_table,
+    tail_share,
+)
+from clipwise.accounting.single import single_delta, single_epsilon
 
 __all__ = ["NotConverged", "exact_delta", "exact_epsilon"]
 
 Complexes = NDArray[np.complex128]
 
-_ALIAS = 1e-11  # share of delta that the equal steps of y may add, at most
 _REST = 1e-10  # share of delta in the part of the contour that is not summed
 _AGREE = 1e-7  # two contours must agree to this share of delta
 _CANCEL = 1e7  # the summands' absolute values over delta, at most
 _CHUNK = 64
+
+
+@dataclass
+class _Budget:
+    """Lattice points times nodes that may still be spent."""
+
+    left: int
+
+    def spend(self, work: int) -> None:
+        self.left -= work
+        if self.left < 0:
+            raise NotConverged("The contours need too many nodes.")
 
 
 @dataclass(frozen=True)
@@ -47,12 +67,15 @@ class _Attempt:
     split: bool
     work: int
 
+    def budget(self, composition: Composition) -> _Budget:
+        """The work for this composition: each law of a schedule needs its own lattice."""
+        return _Budget(self.work + 50_000 * len(composition.terms))
+
 
 _ATTEMPTS = (
-    _Attempt(1e-12, split=False, work=4_000_000),
-    _Attempt(1e-10, split=True, work=12_000_000),
-    _Attempt(1e-7, split=False, work=12_000_000),
-    _Attempt(1e-7, split=True, work=30_000_000),
+    _Attempt(1e-12, split=False, work=3_000_000),
+    _Attempt(1e-10, split=True, work=20_000_000),
+    _Attempt(1e-7, split=False, work=4_000_000),
 )
 
 
@@ -62,6 +85,10 @@ def exact_epsilon(composition: Composition, delta: float) -> float:
         return 0.0
     if not composition.terms:
         return gaussian_epsilon(math.sqrt(composition.gaussian), delta)
+    if composition.single is not None:
+        return single_epsilon(composition.single, delta)
+    if _total_variation(composition) <= delta:
+        return 0.0
     for attempt in _ATTEMPTS[:-1]:
         try:
             return _epsilon(composition, delta, attempt)
@@ -76,6 +103,8 @@ def exact_delta(composition: Composition, epsilon: float, floor: float = 1e-18) 
         return 0.0
     if not composition.terms:
         return max(floor, gaussian_delta(math.sqrt(composition.gaussian), epsilon))
+    if composition.single is not None:
+        return max(floor, single_delta(composition.single, epsilon))
     for attempt in _ATTEMPTS[:-1]:
         try:
             return _delta(composition, epsilon, floor, attempt)
@@ -85,34 +114,35 @@ def exact_delta(composition: Composition, epsilon: float, floor: float = 1e-18) 
 
 
 def _epsilon(composition: Composition, delta: float, attempt: _Attempt) -> float:
+    budget = attempt.budget(composition)
     tail = tail_share(composition, attempt.tail * delta)
     saddle = saddle_table(composition, tail)
-    epsilon = min(saddle.at_delta(math.log(delta))[1], _guess(composition, delta, tail))
-    t = _abscissa(saddle, epsilon, delta)
+    epsilon = first_guess(composition, saddle, delta, tail)
+    t = abscissa(saddle, epsilon, delta)
     for _ in range(8):
-        contour = _Contour(composition, saddle, tail, t, epsilon, delta, attempt)
+        contour = _Contour(composition, saddle, tail, t, epsilon, delta, attempt.split, budget)
         found = contour.solve(delta)
         if found == 0.0:
             return 0.0
         moved = abs(found - epsilon) > 0.1 * found
-        t, epsilon = _abscissa(saddle, found, delta), found
+        t, epsilon = abscissa(saddle, found, delta), found
         if not moved:
             break
     contour.assert_sound(epsilon, delta)
     if epsilon > saddle.renyi_epsilon(math.log(delta)) * (1.0 + 1e-6):
         raise NotConverged("The value exceeds the Renyi bound.")
-    check = _Contour(composition, saddle, tail, saddle.other(t), epsilon, delta, attempt, scale=0.83)
+    check = _Contour(composition, saddle, tail, saddle.other(t), epsilon, delta, attempt.split, budget, scale=0.83)
     _assert_agreement(delta, check.delta(epsilon), contour.lost + check.lost)
     return epsilon
 
 
 def _delta(composition: Composition, epsilon: float, floor: float, attempt: _Attempt) -> float:
-    size = 1.0
+    size, budget = 1.0, attempt.budget(composition)
     for _ in range(12):
         tail = tail_share(composition, attempt.tail * size)
         saddle = saddle_table(composition, tail)
-        t = _abscissa(saddle, epsilon, size)
-        contour = _Contour(composition, saddle, tail, t, epsilon, size, attempt)
+        t = abscissa(saddle, epsilon, size)
+        contour = _Contour(composition, saddle, tail, t, epsilon, size, attempt.split, budget)
         found = contour.delta(epsilon)
         if found > 0.3 * size or size <= floor:
             break
@@ -121,9 +151,17 @@ def _delta(composition: Composition, epsilon: float, floor: float, attempt: _Att
     if found <= floor:
         return floor
     contour.assert_sound(epsilon, found)
-    check = _Contour(composition, saddle, tail, saddle.other(t), epsilon, size, attempt, scale=0.83)
+    check = _Contour(composition, saddle, tail, saddle.other(t), epsilon, size, attempt.split, budget, scale=0.83)
     _assert_agreement(found, check.delta(epsilon), contour.lost + check.lost)
     return min(1.0, found)
+
+
+def _total_variation(composition: Composition) -> float:
+    """A bound of delta at epsilon 0: total variation distances add up at most."""
+    total = gaussian_delta(math.sqrt(composition.gaussian), 0.0)
+    for law, count in composition.terms:
+        total += count * sum(share * single_delta(pair, 0.0) for share, pair in law.parts)
+    return total
 
 
 def _assert_agreement(first: float, second: float, lost: float) -> None:
@@ -142,15 +180,16 @@ class _Contour:
         t: float,
         epsilon: float,
         delta: float,
-        attempt: _Attempt,
+        split: bool,
+        budget: _Budget,
         scale: float = 1.0,
     ) -> None:
         self._composition = composition
         self._t, self._guess, self._lattice_scale = t, epsilon, scale
         self._tail = tail
-        self._step = 2.0 * math.pi / _period(saddle, t, epsilon, delta)
-        self._window = _window(composition, tail, epsilon, delta) if attempt.split else 0.0
-        self._work_left = attempt.work
+        self._step = 2.0 * math.pi / period(saddle, t, epsilon, delta)
+        self._window = _window(composition, tail, epsilon, delta) if split else 0.0
+        self._budget = budget
         self._z: Complexes = np.empty(0, np.complex128)
         self._value: Complexes = np.empty(0, np.complex128)
         self._log_scale, self.lost = 0.0, 0.0
@@ -160,11 +199,11 @@ class _Contour:
         count = _CHUNK
         while True:
             begin = len(self._z)
-            z = self._t + 1j * self._step * np.arange(begin, begin + count)
+            z = np.asarray(self._t + 1j * self._step * np.arange(begin, begin + count), dtype=np.complex128)
             K, excess = self._log_moments(z)
             if begin == 0:
                 self._log_scale = float(K[0].real)
-            with np.errstate(over="ignore"):
+            with np.errstate(over="ignore", invalid="ignore"):
                 value = np.exp(K - self._log_scale) * (1.0 if excess is None else np.expm1(excess))
             self._z, self._value = np.concatenate([self._z, z]), np.concatenate([self._value, value])
             if self._rest(self._guess) <= _REST * delta:
@@ -179,9 +218,7 @@ class _Contour:
             t, y = float(z[0].real), float(z[-1].imag)
             grid = points(law, self._tail, t, y, self._lattice_scale, window=self._window)
             lost += count * grid.lost
-            self._work_left -= len(grid.loss) * len(z)
-            if self._work_left < 0:
-                raise NotConverged(f"The contour would need more than {len(self._z)} nodes.")
+            self._budget.spend(len(grid.loss) * len(z))
             if excess is None:
                 total = total + count * _log_moment(grid, z)
                 continue
@@ -238,50 +275,11 @@ class _Contour:
         return float(optimize.brentq(gap, low, high, xtol=1e-12 * high, rtol=1e-12))
 
 
-def _abscissa(saddle: Saddle, epsilon: float, delta: float) -> float:
-    """The saddle point, or a little left of it where longer steps of y more than pay for the cancellation."""
-    best = saddle.at_epsilon(epsilon)[0]
-    exponent = saddle.K - epsilon * saddle.t - np.log(saddle.t * (1.0 + saddle.t))
-    near = (saddle.t > 0.2 * best) & (saddle.t <= best)
-    near &= exponent < float(np.interp(best, saddle.t, exponent)) + 4.0
-    candidates = [best, *(float(t) for t in saddle.t[near])]
-    return min(candidates, key=lambda t: _period(saddle, t, epsilon, delta))
-
-
-def _guess(composition: Composition, delta: float, tail: float) -> float:
-    """A first epsilon where one large loss or many small ones decide, and not the saddle point's neighbourhood."""
-    variance, steps = composition.gaussian, 0
-    losses, weights = [np.zeros(1)], [np.zeros(1)]
-    for law, count in composition.terms:
-        grid = points_cut(law, tail)
-        common = np.abs(grid.loss) * count * grid.weight > delta * np.abs(grid.loss)
-        variance += count * float(grid.weight[common] @ grid.loss[common] ** 2)
-        losses.append(grid.loss)
-        weights.append(count * grid.weight)
-        steps += count
-    loss, weight = np.concatenate(losses), np.concatenate(weights)
-
-    def excess(epsilon: float) -> float:
-        return float(weight @ np.maximum(0.0, -np.expm1(np.minimum(0.0, epsilon - loss)))) - delta
-
-    top = float(loss.max())
-    single = 0.0 if excess(0.0) <= 0.0 else float(optimize.brentq(excess, 0.0, top, xtol=1e-3 * top))
-    return max(single, gaussian_epsilon(math.sqrt(variance), delta))
-
-
-def _period(saddle: Saddle, t: float, epsilon: float, delta: float) -> float:
-    """H such that delta(eps - H) exp(-H t) and delta(eps + H) exp(H t) are both below `_ALIAS` delta."""
-    small = math.log(_ALIAS * delta)
-    right = saddle.t > 1.05 * t
-    if not np.any(right):
-        raise NotConverged("The saddle point lies at the end of the table.")
-    chernoff = (saddle.K[right] - epsilon * saddle.t[right] - small) / (saddle.t[right] - t)
-    return max(-small / t, float(np.min(chernoff)))
-
-
 def _log1p(x: Complexes) -> Complexes:
     real, imaginary = x.real, x.imag
-    return np.asarray(0.5 * np.log1p(2.0 * real + real**2 + imaginary**2) + 1j * np.arctan2(imaginary, 1.0 + real))
+    # A zero of the moment is as good as 1e-8: no later product can tell the difference.
+    square = np.maximum(2.0 * real + real**2 + imaginary**2, -1.0 + 1e-16)
+    return np.asarray(0.5 * np.log1p(square) + 1j * np.arctan2(imaginary, 1.0 + real))
 
 
 def _turn(weight: NDArray[np.float64], sine: NDArray[np.float64], cosine: NDArray[np.float64]) -> Complexes:

@@ -1,7 +1,8 @@
 """Gaussian DP: exact for full batches, and the central limit theorem's approximation for all else.
 
-The CLT's mu for a composition of nearly equal pairs is mu^2 = sum of E_N[(p/n - q/n)^2] over the steps, with n the standard
-normal density; for Poisson sampling at rate q it is q sqrt(T (exp(1/sigma^2) - 1)) (Bu et al. 2020). It errs both ways.
+The CLT's mu for a composition of nearly equal pairs is mu^2 = sum of E_N[(p/n - q/n)^2] over the steps, with n the
+standard normal density; for Poisson sampling at rate q it is q sqrt(T (exp(1/sigma^2) - 1)) (Bu et al. 2020). It errs
+both ways.
 """
 
 from __future__ import annotations

@@ -65,7 +65,9 @@ class Guarantee:
             "upper bound": "an upper bound",
             "approximation": "an approximation, not a bound: the true value may be larger",
         }[self.kind]
-        interval = "" if self.lower is None else f" The true value is at least {self.lower:.3f}."
+        interval = (
+            "" if self.lower is None else f" The true value is at least {math.floor(self.lower * 1000.0) / 1000.0:.3f}."
+        )
         return (
             f"({self.printed}, {self.delta:g})-differential privacy by the {self.accountant} accountant: {reading}; "
             f"under {who}; assumes {self.sampling}.{interval}"

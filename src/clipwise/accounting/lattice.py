@@ -17,7 +17,16 @@ from scipy import special
 
 from clipwise.accounting.laws import Law, Mixture, Pair
 
-__all__ = ["WINDOW_WIDTH", "Floats", "Points", "log_density_ratio", "points", "points_cut", "points_whole"]
+__all__ = [
+    "WINDOW_WIDTH",
+    "Floats",
+    "Points",
+    "log_density_ratio",
+    "points",
+    "points_cut",
+    "points_fine",
+    "points_whole",
+]
 
 Floats = NDArray[np.float64]
 
@@ -113,7 +122,7 @@ def _faded(pair: Pair, tail: float, tilt: float) -> _Span:
     # The fade must fall faster than the tilt exp(t L) rises, or the tail would come back.
     steep = tilt * _smoothness(pair, low, high)[1]
     taper = 1.0 / math.sqrt(4.0 + steep)
-    return _Span(low, high, taper, 6.5 * taper + steep * taper**2)
+    return _Span(low, high, taper, 4.5 * taper + steep * taper**2)
 
 
 def _nodes(
@@ -161,6 +170,13 @@ def points(
 def points_cut(law: Law, tail: float) -> Points:
     """A quick lattice, simply cut off where a probability of `tail` is left."""
     return _join(law, [(pair, _Span(*_extent(pair, tail))) for _, pair in law.parts], 8.0)
+
+
+def points_fine(law: Law, tail: float, count: int) -> Points:
+    """At least `count` points per pair, cut off where a probability of `tail` is left."""
+    spans = [(pair, _Span(*_extent(pair, tail))) for _, pair in law.parts]
+    widths = [(span.high - span.low) / _spacing(pair, span.low, span.high, 8.0, 0.0, 0.0, 0.0) for pair, span in spans]
+    return _join(law, spans, 8.0, scale=min(1.0, min(widths) / count))
 
 
 def points_whole(law: Law, high: float, tilt: float) -> Points:

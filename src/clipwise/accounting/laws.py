@@ -81,6 +81,13 @@ class Composition:
         return Composition(self.gaussian, tuple((law.reversed(), count) for law, count in self.terms))
 
     @property
+    def single(self) -> Pair | None:
+        """The pair when there is one step only, and that of one pair."""
+        if self.gaussian == 0.0 and len(self.terms) == 1 and self.terms[0][1] == 1 and len(self.terms[0][0].parts) == 1:
+            return self.terms[0][0].parts[0][1]
+        return None
+
+    @property
     def empty(self) -> bool:
         """Whether nothing was released."""
         return self.gaussian == 0.0 and not self.terms

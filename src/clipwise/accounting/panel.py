@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Protocol, get_args
 
@@ -12,7 +11,7 @@ from clipwise.accounting.guarantee import Guarantee
 from clipwise.accounting.problem import Accountant, Relation, check_delta
 from clipwise.errors import AccountingError, MissingExtra
 
-__all__ = ["HasEvents", "events_of", "privacy_panel"]
+__all__ = ["HasEvents", "panel_of", "privacy_panel"]
 
 
 class HasEvents(Protocol):
@@ -23,21 +22,31 @@ class HasEvents(Protocol):
         """What is or would be released."""
 
 
-def events_of(source: HasEvents) -> tuple[Event, ...]:
-    """The events of a plan or ledger."""
-    events = source.events
-    return tuple(events() if callable(events) else events)
-
-
 def privacy_panel(source: HasEvents, delta: float, relation: Relation = "add_remove") -> dict[str, Guarantee]:
-    """Each accountant's answer, in the order exact, rdp, pld, gdp, edgeworth; those that cannot answer are left out."""
+    """Each accountant's answer, in the order exact, rdp, pld, gdp, edgeworth, with the seconds it took.
+
+    Those that are not installed, or have no answer for this sampling or delta, are left out.
+
+    >>> from clipwise.accounting.ledger import Ledger
+    >>> from clipwise.accounting.events import GaussianSteps
+    >>> from clipwise.sampling import FullBatch
+    >>> ledger = Ledger([GaussianSteps(FullBatch(1_000), noise_multiplier=10.0, steps=100)])
+    >>> {name: g.printed for name, g in privacy_panel(ledger, delta=1e-5).items() if name in ("exact", "rdp")}
+    {'exact': '4.378', 'rdp': '4.729'}
+    """
+    events = source.events
+    return panel_of(tuple(events() if callable(events) else events), delta, relation)
+
+
+def panel_of(
+    events: tuple[Event, ...], delta: float, relation: Relation = "add_remove", group: int = 1
+) -> dict[str, Guarantee]:
+    """The panel of some events, also for a group of records."""
     check_delta(delta)
-    events = events_of(source)
-    panel: dict[str, Guarantee] = {}
-    for name in get_args(Accountant):
-        start = time.perf_counter()
+    panel: dict[str, Guarantee] = {"exact": account(events, delta, "exact", relation, group)}
+    for name in get_args(Accountant)[1:]:
         try:
-            panel[name] = account(events, delta, name, relation).with_(seconds=time.perf_counter() - start)
+            panel[name] = account(events, delta, name, relation, group)
         except (AccountingError, MissingExtra):
             continue
     return panel

@@ -1,6 +1,7 @@
 """Privacy loss distributions by the Fourier transform, through the optional package dp-accounting.
 
-Guarantees: an upper bound for delta >= 1e-8. Below, the round-off of the transform makes it under-state, so it is refused.
+Guarantees: an upper bound for delta >= 1e-8. Below, the round-off of the transform makes it under-state, so it is
+refused.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from typing import Any
 
 from clipwise.accounting.events import PrivateCalibration
 from clipwise.accounting.problem import Problem
+from clipwise.accounting.saddle import quick_epsilon
 from clipwise.errors import AccountingError, MissingExtra
 from clipwise.sampling import FixedSize, FullBatch, Poisson, Shuffled
 
@@ -16,6 +18,7 @@ __all__ = ["MIN_DELTA", "pld_delta", "pld_epsilon"]
 
 MIN_DELTA = 1e-8
 _COARSE, _FINE = 1e-4, 1e-5
+_MOST_EVENTS = 50
 
 
 def pld_epsilon(problem: Problem, delta: float) -> float:
@@ -25,7 +28,9 @@ def pld_epsilon(problem: Problem, delta: float) -> float:
             f"The Fourier accountant under-states epsilon below delta {MIN_DELTA:g} (round-off); got {delta:g}. "
             "Use the exact or the rdp accountant."
         )
-    epsilon = max(float(d.get_epsilon_for_delta(delta)) for d in _distributions(problem, _COARSE))
+    # Large losses get a coarser grid, or the transforms would not fit into memory; it stays an upper bound.
+    interval = _COARSE * max(1.0, max(quick_epsilon(c, delta) for c in problem.upper) / 50.0)
+    epsilon = max(float(d.get_epsilon_for_delta(delta)) for d in _distributions(problem, interval))
     if 0.0 < epsilon < 0.4:
         epsilon = min(epsilon, max(float(d.get_epsilon_for_delta(delta)) for d in _distributions(problem, _FINE)))
     return max(0.0, epsilon)
@@ -33,7 +38,8 @@ def pld_epsilon(problem: Problem, delta: float) -> float:
 
 def pld_delta(problem: Problem, epsilon: float) -> float:
     """Delta by connect-the-dots discretisation; a value below 1e-8 is given as 1e-8."""
-    delta = max(float(d.get_delta_for_epsilon(epsilon)) for d in _distributions(problem, _COARSE))
+    interval = _COARSE * max(1.0, epsilon / 50.0)
+    delta = max(float(d.get_delta_for_epsilon(epsilon)) for d in _distributions(problem, interval))
     return min(1.0, max(delta, MIN_DELTA))
 
 
@@ -44,6 +50,8 @@ def _distributions(problem: Problem, interval: float) -> list[Any]:
         raise MissingExtra("The pld accountant needs dp-accounting: pip install 'clipwise[pld]'.") from error
     if problem.group > 1 and any(c.terms for c in problem.upper):
         raise AccountingError("The pld accountant has no group privacy with sampling; use the exact accountant.")
+    if len(problem.events) > _MOST_EVENTS:
+        raise AccountingError(f"The pld accountant would take minutes for more than {_MOST_EVENTS} events; ask exact.")
     replace = problem.relation == "replace_one"
     relation = pld.NeighborRel.REPLACE_ONE if replace else pld.NeighborRel.ADD_OR_REMOVE_ONE
     results = []

@@ -56,7 +56,10 @@ def _step(law: Law) -> Floats:
     whole = np.floor(ORDERS) == ORDERS
     result = np.empty_like(ORDERS)
     pair = law.parts[0][1]
-    if len(law.parts) == 1 and pair.q == ((1.0, 0.0),) and len(pair.p) == 2 and not pair.symmetrised:
+    if _is_plain_poisson(law.reversed()):
+        # Adding a record moves no Renyi divergence more than removing one (Mironov, Talwar, Zhang 2019, theorem 5).
+        return _step(law.reversed())
+    if _is_plain_poisson(law):
         (_, _), (rate, mu) = pair.p
         result[whole] = [_log_moment(rate, mu, int(order)) / (order - 1.0) for order in ORDERS[whole]]
         result[~whole] = _by_quadrature(law, ORDERS[~whole])
@@ -64,6 +67,11 @@ def _step(law: Law) -> Floats:
         result = _by_quadrature(law, ORDERS)
     result.flags.writeable = False
     return result
+
+
+def _is_plain_poisson(law: Law) -> bool:
+    pair = law.parts[0][1]
+    return len(law.parts) == 1 and pair.q == ((1.0, 0.0),) and len(pair.p) == 2 and not pair.symmetrised
 
 
 def _log_moment(rate: float, mu: float, order: int) -> float:
@@ -96,4 +104,5 @@ def _log_mean_exp(grid: Points, t: float) -> float:
     exponents = t * grid.loss
     if float(exponents.max()) < 500.0:
         return max(0.0, math.log1p(max(0.0, float(grid.weight @ np.expm1(exponents)))))
-    return max(0.0, float(special.logsumexp(exponents, b=grid.weight)))
+    seen = grid.weight > 0.0
+    return max(0.0, float(special.logsumexp(exponents[seen] + np.log(grid.weight[seen]))))

@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
+from scipy import optimize
 
-from clipwise.accounting.lattice import Floats, points_cut
-from clipwise.accounting.laws import Composition
+from clipwise.accounting.gaussian import gaussian_delta, gaussian_epsilon
+from clipwise.accounting.lattice import Floats, Points, points_cut
+from clipwise.accounting.laws import Composition, Pair
 from clipwise.errors import ClipwiseError
 
-__all__ = ["NotConverged", "Saddle", "saddle_table", "tail_share"]
+__all__ = [
+    "NotConverged",
+    "Saddle",
+    "abscissa",
+    "first_guess",
+    "largest_loss",
+    "period",
+    "quick_delta",
+    "quick_epsilon",
+    "saddle_table",
+    "tail_share",
+]
+
+ALIAS = 1e-11  # share of delta that the equal steps of a contour may add, at most
 
 
 class NotConverged(ClipwiseError):
@@ -66,6 +82,12 @@ class Saddle:
         bounds = (self.K - log_delta - np.log1p(self.t)) / self.t + np.log(self.t / (1.0 + self.t))
         return float(np.min(bounds))
 
+    def chernoff_delta(self, epsilon: float) -> float:
+        """The delta that K proves at `epsilon`: E[(1 - exp(eps - S))+] <= exp(K(t) - eps t) t^t / (1+t)^(1+t)."""
+        t = self.t
+        logs = self.K - epsilon * t + t * np.log(t) - (1.0 + t) * np.log1p(t)
+        return min(1.0, math.exp(min(0.0, float(np.min(logs)))))
+
     def other(self, t: float) -> float:
         """A second abscissa for the cross-check."""
         return max(0.85 * t, float(self.t[0]))
@@ -95,4 +117,94 @@ def saddle_table(composition: Composition, tail: float) -> Saddle:
             slope = slope + count * mean
             curvature = curvature + count * (second - mean**2)
     fine = np.isfinite(K) & np.isfinite(slope) & np.isfinite(curvature) & (curvature > 0.0)
+    if np.count_nonzero(fine) < 3:
+        raise NotConverged("The saddle point lies outside the table.")
     return Saddle(t[fine], K[fine], slope[fine], curvature[fine])
+
+
+def abscissa(saddle: Saddle, epsilon: float, delta: float) -> float:
+    """The saddle point, or a little left of it where longer steps of y more than pay for the cancellation."""
+    best = saddle.at_epsilon(epsilon)[0]
+    exponent = saddle.K - epsilon * saddle.t - np.log(saddle.t * (1.0 + saddle.t))
+    near = (saddle.t > 0.2 * best) & (saddle.t <= best)
+    near &= exponent < float(np.interp(best, saddle.t, exponent)) + 4.0
+    candidates = [best, *(float(t) for t in saddle.t[near])]
+    return min(candidates, key=lambda t: period(saddle, t, epsilon, delta))
+
+
+def first_guess(composition: Composition, saddle: Saddle, delta: float, tail: float) -> float:
+    """A first epsilon: Laplace's where the tilted law is near normal, else what one or many losses make of it."""
+    t, laplace = saddle.at_delta(math.log(delta))
+    grids = [(points_cut(law, tail), count) for law, count in composition.terms]
+    if _asymmetry(composition.gaussian, grids, t) < 1.5:
+        return laplace
+    loss = np.concatenate([grid.loss for grid, _ in grids])
+    weight = np.concatenate([count * grid.weight for grid, count in grids])
+    common = weight > delta
+    variance = composition.gaussian + float(weight[common] @ loss[common] ** 2)
+
+    def excess(epsilon: float) -> float:
+        return float(weight @ np.maximum(0.0, -np.expm1(np.minimum(0.0, epsilon - loss)))) - delta
+
+    top = float(loss.max())
+    single = 0.0 if excess(0.0) <= 0.0 or top <= 0.0 else float(optimize.brentq(excess, 0.0, top, xtol=1e-3 * top))
+    return min(laplace, max(single, gaussian_epsilon(math.sqrt(variance), delta)))
+
+
+def _asymmetry(gaussian: float, grids: list[tuple[Points, int]], t: float) -> float:
+    """The tilted law's third absolute moment over its deviation cubed, as in the Berry-Esseen theorem."""
+    second, third = gaussian, 0.0
+    for grid, count in grids:
+        tilted = grid.weight * np.exp(np.minimum(t * grid.loss, 700.0))
+        tilted /= tilted.sum()
+        away = np.abs(grid.loss - tilted @ grid.loss)
+        second += count * float(tilted @ away**2)
+        third += count * float(tilted @ away**3)
+    return float(third / second**1.5)
+
+
+def period(saddle: Saddle, t: float, epsilon: float, delta: float) -> float:
+    """H such that delta(eps - H) exp(-H t) and delta(eps + H) exp(H t) are both below `ALIAS` delta."""
+    small = math.log(ALIAS * delta)
+    right = saddle.t > 1.05 * t
+    if not np.any(right):
+        raise NotConverged("The saddle point lies at the end of the table.")
+    chernoff = (saddle.K[right] - epsilon * saddle.t[right] - small) / (saddle.t[right] - t)
+    return max(-small / t, float(np.min(chernoff)))
+
+
+def largest_loss(composition: Composition) -> float:
+    """A bound of the total loss that no output exceeds, or infinity."""
+    total = math.inf if composition.gaussian else 0.0
+    for law, count in composition.terms:
+        total += count * max(_largest_loss(pair) for _, pair in law.parts)
+    return total
+
+
+def _largest_loss(pair: Pair) -> float:
+    # N(0, 1) against a mixture that holds N(0, 1) with some weight: the ratio is at most one over that weight.
+    if pair.p == ((1.0, 0.0),) and not pair.symmetrised and pair.q[0][1] == 0.0:
+        return -math.log(pair.q[0][0])
+    return math.inf
+
+
+def quick_epsilon(composition: Composition, delta: float) -> float:
+    """An upper bound of epsilon in well under a millisecond per law."""
+    if not composition.terms:
+        return gaussian_epsilon(math.sqrt(composition.gaussian), delta)
+    proven = math.inf
+    with contextlib.suppress(NotConverged):
+        table = saddle_table(composition, tail_share(composition, 1e-6 * delta))
+        proven = table.renyi_epsilon(math.log(delta * (1.0 - 1e-5)))
+    return max(0.0, min(proven, largest_loss(composition)))
+
+
+def quick_delta(composition: Composition, epsilon: float) -> float:
+    """An upper bound of delta in well under a millisecond per law."""
+    if not composition.terms:
+        return gaussian_delta(math.sqrt(composition.gaussian), epsilon)
+    if epsilon >= largest_loss(composition):
+        return 0.0
+    with contextlib.suppress(NotConverged):
+        return saddle_table(composition, tail_share(composition, 1e-18)).chernoff_delta(epsilon) + 1e-17
+    return 1.0

@@ -65,4 +65,4 @@ def _composed(run: ShuffledRun) -> tuple[Floats, Floats]:
     mass = fft.irfft(fft.rfft(one, length) ** run.full_epochs, length)
     mass = np.maximum(mass[: run.full_epochs * (len(one) - 1) + 1], 0.0)
     losses = step * (np.arange(len(mass)) + run.full_epochs * lowest)
-    return losses, np.asarray(mass)
+    return np.asarray(losses, dtype=np.float64), np.asarray(mass, dtype=np.float64)

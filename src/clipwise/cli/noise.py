@@ -1,0 +1,99 @@
+"""`clipwise noise`: the noise (or the steps, or the batch size) that a privacy target allows."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from clipwise.cli.epsilon import ACCOUNTANTS, add_run_arguments, fill_in, needs, reading, scheme_of
+from clipwise.errors import AccountingError
+
+NAME = "noise"
+HELP = "find the noise multiplier, steps or batch size that a privacy target allows"
+
+_EPILOG = """\
+examples:
+  clipwise noise --epsilon 2 --sample-size 60000 --batch-size 256 --steps 14040 --delta 1e-5
+  clipwise noise --epsilon 2 --solve steps --noise-multiplier 1.1 --sample-size 60000 --batch-size 256 --delta 1e-5
+
+exit code: 0 success, 2 bad usage or input
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = _EPILOG
+    parser.add_argument("--epsilon", type=float, help="the target")
+    parser.add_argument(
+        "--solve", choices=("noise", "steps", "batch-size"), default="noise", help="what to find (default noise)"
+    )
+    parser.add_argument(
+        "--noise-multiplier", type=float, metavar="SIGMA", help="given, when solving for something else"
+    )
+    add_run_arguments(parser)
+    parser.add_argument("--accountant", choices=ACCOUNTANTS, default="exact", help="by whose epsilon (default exact)")
+    parser.add_argument("--free-cap", action="store_true", help="also find the smallest cap that costs under 0.1 %%")
+
+
+def _solve(args: argparse.Namespace) -> dict[str, Any]:
+    from clipwise.accounting import max_batch_size, max_steps, noise_multiplier
+
+    relation = args.relation.replace("-", "_")
+    if args.solve == "noise":
+        sampling = scheme_of(args, args.batch_size)
+        sigma = noise_multiplier(args.epsilon, args.delta, sampling, args.steps, args.accountant, relation)
+        return {"noise_multiplier": sigma, "steps": args.steps, "batch_size": sampling.batch_size}
+    if not args.noise_multiplier > 0.0:
+        raise AccountingError(f"--noise-multiplier must be > 0, got {args.noise_multiplier:g}.")
+    if args.solve == "steps":
+        sampling = scheme_of(args, args.batch_size)
+        steps = max_steps(args.epsilon, args.delta, sampling, args.noise_multiplier, args.accountant, relation)
+        return {"noise_multiplier": args.noise_multiplier, "steps": steps, "batch_size": sampling.batch_size}
+    size = max_batch_size(
+        args.epsilon, args.delta, scheme_of(args, 1), args.steps, args.noise_multiplier, args.accountant, relation
+    )
+    return {"noise_multiplier": args.noise_multiplier, "steps": args.steps, "batch_size": size}
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the solution and what it is worth; the result is the exit code."""
+    from clipwise.accounting import GaussianSteps, account, free_cap
+    from clipwise.sampling import Poisson
+
+    wanted: dict[str, Any] = {"epsilon": float, **needs(args)}
+    if args.solve != "noise":
+        wanted["noise_multiplier"] = float
+        wanted.pop("steps" if args.solve == "steps" else "batch_size", None)
+    fill_in(args, wanted)
+    found = _solve(args)
+    if found["steps"] == 0 or found["batch_size"] == 0:
+        raise AccountingError(f"Not even one step fits into epsilon {args.epsilon:g}: raise the noise multiplier.")
+    sampling = scheme_of(args, found["batch_size"])
+    relation = args.relation.replace("-", "_")
+    event = GaussianSteps(sampling, found["noise_multiplier"], found["steps"])
+    guarantee = account((event,), args.delta, args.accountant, relation)
+    if args.free_cap:
+        if not isinstance(sampling, Poisson):
+            raise AccountingError("--free-cap is for --sampling poisson only.")
+        found["free_cap"] = free_cap(sampling, event.noise_multiplier, event.steps, args.delta, relation=relation)
+    panel = {args.accountant: guarantee}
+    if args.json:
+        print(json.dumps({**found, "guarantee": guarantee.as_dict()}, indent=1))
+        return 0
+    for name, value in found.items():
+        print(
+            f"{name.replace('_', ' ')}: {value:.6g}"
+            if isinstance(value, float)
+            else f"{name.replace('_', ' ')}: {value}"
+        )
+    print()
+    for line in reading(panel):
+        print(line)
+    if guarantee.kind == "approximation":
+        exact = account((event,), args.delta, "exact", relation)
+        print(f"The exact accountant gives {exact.printed} for this noise.")
+    for warning in guarantee.warnings:
+        print(f"warning: {warning}")
+    return 0
