@@ -154,6 +154,20 @@ def poisoned(case: Case, model: torch.nn.Module, data: Data, poison: str) -> Ten
     return losses if losses[1].isnan() and others.isfinite().all() else None
 
 
+AUTOCAST = [case for case in CASES if "autocast" in case.tags]
+
+
+@pytest.mark.parametrize("case", AUTOCAST, ids=lambda case: case.name)
+def test_bfloat16_activations_keep_the_bound_to_float32_precision(case: Case) -> None:
+    """The norm is that of the gradient used, not of a rounded copy of it: one sample of several has a loss at all."""
+    model = shared_model(case, torch.float32)
+    params = named(model)
+    for sample in range(4):
+        only = 1000.0 * torch.nn.functional.one_hot(torch.tensor(sample), 4)
+        losses = only * case.losses(model, 4, seed=9, dtype=torch.float32)
+        assert clipped(losses, params, Flat(Normalize(1.0))).norm() <= 1 + 1e-5
+
+
 @pytest.mark.parametrize("scale", [2.0**-60, 2.0**30, 2.0**62, 2.0**100])
 @pytest.mark.parametrize("name", ["mlp", "conv2d", "embedding_tied_head", "attention_batch_first", "gpt2"])
 def test_float32_overflow_and_underflow_keep_the_bound(name: str, scale: float) -> None:
