@@ -8,6 +8,7 @@ torch's CPU generator keeps only 32 bits of the number it is seeded with, few en
 whole state of the generator (19,937 bits) is written instead, anew for every step: from the operating system, or
 from the run's seed. What remains is a Mersenne Twister and float32 Box-Muller: statistically sound, not a
 cryptographic generator, and never beyond 5.8 standard deviations. `SecureNormals` is one, with the tail in full.
+Like all floating-point noise, both are Gaussian up to rounding only.
 """
 
 from __future__ import annotations
@@ -211,19 +212,27 @@ class _Piece:
 class GaussianNoise:
     """Adds N(0, std_r^2) to a list of tensors in place, through a kept buffer.
 
+    `like` gives the shapes and devices of the tensors to come, `dtypes` their types.
+
     Guarantees: every number of every tensor gets independent noise of the standard deviation asked for, and no step
     repeats another's.
 
     >>> sums = [torch.zeros(2000), torch.zeros(1000)]
-    >>> GaussianNoise(sums, Entropy(seed=0)).add_(sums, stds=[1.0, 5.0], step=0)
+    >>> GaussianNoise(sums, [torch.float32] * 2, Entropy(seed=0)).add_(sums, stds=[1.0, 5.0], step=0)
     >>> round(float(sums[0].std()), 1), round(float(sums[1].std()))
     (1.0, 5)
     """
 
-    def __init__(self, like: Sequence[Tensor], entropy: Entropy, source: Normals | None = None) -> None:
+    def __init__(
+        self,
+        like: Sequence[Tensor],
+        dtypes: Sequence[torch.dtype],
+        entropy: Entropy,
+        source: Normals | None = None,
+    ) -> None:
         self._entropy = entropy
         self._source = TorchNormals() if source is None else source
-        self._pieces = _cut(like)
+        self._pieces = _cut(like, dtypes)
 
     def add_(self, sums: Sequence[Tensor], stds: Sequence[float], step: int) -> None:
         """Add the noise of step `step`; `stds` has one standard deviation per tensor."""
@@ -241,12 +250,12 @@ class GaussianNoise:
                 torch._foreach_add_(targets, piece.views)
 
 
-def _cut(like: Sequence[Tensor]) -> list[_Piece]:
+def _cut(like: Sequence[Tensor], dtypes: Sequence[torch.dtype]) -> list[_Piece]:
     """Pack small tensors together and cut large ones by rows; pieces of a kind share one buffer."""
     kinds: dict[tuple[torch.device, torch.dtype], list[int]] = {}
-    for i, tensor in enumerate(like):
+    for i, (tensor, dtype) in enumerate(zip(like, dtypes, strict=True)):
         if tensor.numel():
-            kinds.setdefault((tensor.device, tensor.dtype), []).append(i)
+            kinds.setdefault((tensor.device, dtype), []).append(i)
     pieces: list[_Piece] = []
     for (device, dtype), members in kinds.items():
         spans: list[tuple[list[int], tuple[int, int] | None, int]] = []

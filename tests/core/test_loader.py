@@ -155,6 +155,21 @@ def test_workers_learn_neither_the_seed_nor_the_run() -> None:
     assert unseeded.loader(dataset)._dataloader.dataset is dataset
 
 
+def test_workers_that_stay_alive_do_not_carry_batches_over() -> None:
+    def run(**options: Any) -> dict[str, Tensor]:
+        private, model = private_for(plan(sampling=cw.FixedSize(N, 10)))
+        loader = private.loader(data(), physical_batch_size=4, **options)
+        for stop in (4, 100):  # the first time in the middle of a logical batch, with others prefetched
+            for k, (x, y) in enumerate(loader):
+                if k == stop:
+                    break
+                private.step(losses_of(model, x, y))
+        assert private.ledger.steps == 6
+        return weights(model)
+
+    assert same(run(), run(num_workers=1, persistent_workers=True))
+
+
 def test_workers_without_a_seed() -> None:
     private, model = private_for(plan(steps=4), seed=None)
     train(private, model, data(), num_workers=1, physical_batch_size=5)

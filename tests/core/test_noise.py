@@ -110,6 +110,10 @@ def test_secure_noise_has_no_infinite_radius() -> None:
     assert torch.isfinite(numbers).all() and 8.5 < numbers.max() < 8.6
 
 
+def adder_for(sums: list[Tensor]) -> GaussianNoise:
+    return GaussianNoise(sums, [s.dtype for s in sums], Entropy(0))
+
+
 @pytest.fixture(params=[1 << 21, 1000, 16])
 def buffer_elements(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     monkeypatch.setattr(noise, "BUFFER_ELEMENTS", request.param)
@@ -119,7 +123,7 @@ def buffer_elements(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
 def test_every_tensor_gets_its_own_standard_deviation(buffer_elements: int) -> None:
     stds = [1.0, 2.0, 3.0, 4.0, 5.0, 0.5]
     totals = [torch.zeros(shape) for shape in SHAPES]
-    adder = GaussianNoise(totals, Entropy(0))
+    adder = adder_for(totals)
     chi2 = [0.0] * len(SHAPES)
     for step in range(40):
         sums = [torch.full(shape, 7.0) for shape in SHAPES]
@@ -134,7 +138,7 @@ def test_every_tensor_gets_its_own_standard_deviation(buffer_elements: int) -> N
 
 def test_no_number_is_used_twice(buffer_elements: int) -> None:
     sums = [torch.zeros(shape, dtype=torch.float64) for shape in SHAPES]
-    adder = GaussianNoise(sums, Entropy(0))
+    adder = adder_for(sums)
     for step in range(3):
         adder.add_(sums, [1.0] * len(sums), step)
         for s in sums:
@@ -146,7 +150,7 @@ def test_no_number_is_used_twice(buffer_elements: int) -> None:
 def test_noise_reaches_tensors_of_any_layout_and_precision() -> None:
     sums = [torch.zeros(40, 30).t(), torch.zeros(20, 20, dtype=torch.float64), torch.zeros(4, 3, 5, 5)]
     sums[2] = sums[2].to(memory_format=torch.channels_last)
-    GaussianNoise(sums, Entropy(0)).add_(sums, [2.0, 2.0, 2.0], 0)
+    adder_for(sums).add_(sums, [2.0, 2.0, 2.0], 0)
     for s in sums:
         assert (s != 0).all() and 1.5 < float(s.std()) < 2.5
 
@@ -154,7 +158,7 @@ def test_noise_reaches_tensors_of_any_layout_and_precision() -> None:
 def test_standard_deviations_must_be_positive() -> None:
     sums = [torch.zeros(3)]
     with pytest.raises(InvalidPlan):
-        GaussianNoise(sums, Entropy(0)).add_(sums, [0.0], 0)
+        adder_for(sums).add_(sums, [0.0], 0)
     assert (sums[0] == 0).all()
 
 

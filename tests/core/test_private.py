@@ -498,6 +498,17 @@ def test_batch_norm_in_eval_mode_works_until_it_is_switched_on() -> None:
     assert private.ledger.steps == 1
 
 
+def test_a_layer_that_is_replaced_between_loops_is_looked_at_again() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4, elementwise_affine=False), nn.Linear(4, 1))
+    private = cw.Private(plan(), model, sgd(model), seed=0)
+    for x, y in private.loader(data()):
+        private.step(losses_of(model, x, y))
+        break
+    model[1] = nn.BatchNorm1d(4, affine=False)
+    with pytest.raises(cw.NotSeparable, match="training mode"):
+        train(private, model, data())
+
+
 def test_a_plan_without_noise_is_refused_and_one_with_zero_noise_says_infinite() -> None:
     model = mlp()
     with pytest.raises(cw.InvalidPlan, match="calibrate"):

@@ -23,7 +23,7 @@ VERSION = 1
 _KEYS = {"version", "plan", "ledger", "steps", "seed", "order", "parameters", "data", "generator", "weights"}
 
 
-def capture(private: Private) -> dict[str, Any]:
+def capture(private: Private, *, with_weights: bool = True) -> dict[str, Any]:
     """The state of a run. Only a seeded one holds anything that its randomness could be rebuilt from."""
     seeded = private._entropy.seed is not None
     shuffled = isinstance(private.plan.sampling, Shuffled)
@@ -37,7 +37,7 @@ def capture(private: Private) -> dict[str, Any]:
         "parameters": _parameters(private._model),
         "data": private._fingerprint if seeded else None,
         "generator": torch.get_rng_state() if seeded else None,
-        "weights": _weights(private._model, private._optimizer) if seeded else None,
+        "weights": _weights(private._model, private._optimizer) if seeded and with_weights else None,
     }
 
 
@@ -64,7 +64,7 @@ def check(private: Private, saved: Mapping[str, Any]) -> None:
         )
 
 
-def restore(private: Private, saved: Mapping[str, Any], *, check_weights: bool = True) -> None:
+def restore(private: Private, saved: Mapping[str, Any]) -> None:
     """Go on from a captured state."""
     check(private, saved)
     ledger = Ledger.from_json(saved["ledger"])
@@ -78,7 +78,7 @@ def restore(private: Private, saved: Mapping[str, Any], *, check_weights: bool =
     if saved["generator"] is not None:
         torch.set_rng_state(saved["generator"])
     # The user may load the weights before or after this: they are compared at the next step.
-    private._expected_weights = saved["weights"] if check_weights else None
+    private._expected_weights = saved["weights"]
 
 
 def check_weights(expected: str, model: nn.Module, optimizer: Optimizer) -> None:

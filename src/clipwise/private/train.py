@@ -41,9 +41,10 @@ class Private:
     written.
 
     Without `seed` all randomness is the operating system's and none of it can be saved. With `seed` the run can be
-    repeated bit for bit (same machine, same versions), and whoever knows the seed can remove the noise: for tests
-    and experiments. `loss_fn` (as for `clipwise.check_model`) has the first batch of the loader checked for losses
-    that depend on other samples in ways that a graph does not show. `noise` chooses another source of normal numbers.
+    repeated bit for bit (same machine, same versions; its loader also sets the global generators before every batch),
+    and whoever knows the seed can remove the noise: for tests and experiments. `loss_fn` (as for
+    `clipwise.check_model`) has the first batch of the loader checked for losses that depend on other samples in ways
+    that a graph does not show. `noise` chooses another source of normal numbers.
 
     >>> import clipwise as cw, torch
     >>> from torch.utils.data import TensorDataset
@@ -102,9 +103,8 @@ class Private:
         self._fit = Fit.of(self._model, self._optimizer)
         self._named = dict(zip(self._fit.names, self._fit.tensors, strict=True))
         self._wide = [_sum_dtype(p) for p in self._fit.tensors]
-        like = [torch.empty_like(p, dtype=d) for p, d in zip(self._fit.tensors, self._wide, strict=True)]
         self._narrow = any(p.dtype != d for p, d in zip(self._fit.tensors, self._wide, strict=True))
-        self._noise = GaussianNoise(like, self._entropy, self._source)
+        self._noise = GaussianNoise(self._fit.tensors, self._wide, self._entropy, self._source)
         self._scaled = None
 
     # What can be asked
@@ -304,6 +304,7 @@ class Private:
     def open_loader(self) -> int:
         """For the loader: begin an iteration; what was gathered of an unfinished logical batch is dropped."""
         self._forget()
+        self._bind()  # layers may have been replaced since the last one
         self._offered = None
         self._iteration += 1
         return self._iteration
@@ -348,21 +349,20 @@ class Private:
         loop needs besides, such as `{"scheduler": scheduler.state_dict()}`.
         """
         record = {
-            "run": self.state_dict(),
+            "run": state.capture(self, with_weights=False),
             "model": dict(self._model.state_dict()),
             "optimizer": {"class": type(self._optimizer).__name__, "state": self._optimizer.state_dict()},
             "extra": extra,
         }
         journal = checkpoint.write(path, record, self._done)
-        old, self._journal = self._journal, None
+        if self._entropy.seed is not None:  # a replay after a crash is the same release, charged once
+            journal.close()
+            return
+        old, self._journal = self._journal, journal
         if old is not None and old.path != journal.path:
             old.retire(self._done)
         elif old is not None:
             old.close()
-        if self._entropy.seed is None:
-            self._journal = journal
-        else:  # a seeded run replays the steps after a crash: the same release, charged once
-            journal.close()
 
     @classmethod
     def resume(
@@ -392,7 +392,7 @@ class Private:
         private = cls(plan or state.saved_plan(run), model, optimizer, seed=seed, loss_fn=loss_fn, noise=noise)
         state.check(private, run)
         state.load_model_and_optimizer(record, path, model, optimizer)
-        state.restore(private, run, check_weights=False)
+        state.restore(private, run)
         private.extra = record.get("extra")
         if seed is None:
             private._journal = checkpoint.Journal(Path(path))
