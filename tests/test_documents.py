@@ -1,0 +1,58 @@
+"""What the documents promise: the README's script runs, and printed epsilons are what the package computes."""
+
+from __future__ import annotations
+
+import math
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import clipwise as cw
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_quickstart_runs(tmp_path: Path) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    assert blocks, "the README has no Python example"
+    script = tmp_path / "quickstart.py"
+    script.write_text(blocks[0], encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-W", "error", script], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    found = re.fullmatch(r"accuracy ([\d.]+)% at epsilon ([\d.]+), delta 1e-04\n", done.stdout)
+    assert found, done.stdout
+    assert float(found[1]) > 80
+    assert 2.5 < float(found[2]) <= 3.0
+
+
+def rounded_up(value: float) -> str:
+    return f"{math.ceil(value * 1000) / 1000:.3f}"
+
+
+def errata_rows() -> list[list[str]]:
+    text = (ROOT / "docs" / "errata.md").read_text(encoding="utf-8")
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
+    return rows[2:]
+
+
+@pytest.mark.parametrize("row", errata_rows(), ids=lambda row: str(row[0]))
+def test_epsilons_of_the_errata(row: list[str]) -> None:
+    _, noise, samples, batch, steps, delta, _, exact = row
+    n, size = int(samples), int(batch)
+    sampling = cw.FullBatch(n) if size == n else cw.Poisson(n, size)
+    deltas = {"1e-5": 1e-5, "1/n": 1 / n, "1/(1.1n)": 1 / (1.1 * n)}
+    assert rounded_up(cw.epsilon(float(noise), sampling, int(steps), deltas[delta])) == exact
+
+
+@pytest.mark.parametrize("accountant", ["exact", "rdp", "gdp", "edgeworth"])
+def test_epsilons_of_the_readme(accountant: str) -> None:
+    printed = re.search(rf"^  {accountant} .*?~?([\d.]+)$", README, flags=re.MULTILINE)
+    assert printed
+    computed = cw.epsilon(0.4, cw.Poisson(550_152, 32), 51_576, 1.8e-6, accountant=accountant)
+    assert float(printed[1]) == pytest.approx(computed, abs=0.001)
