@@ -165,7 +165,7 @@ class TorchNormals:
 
 
 class SecureNormals:
-    """AES-256 in counter mode and Box-Muller in float64: a cryptographic generator. Needs `cryptography`.
+    """AES-256 in counter mode and Box-Muller in float64: a cryptographic generator. Needs the extra `secure`.
 
     The radius is made from 53 bits, so the tail goes on to 8.5 standard deviations. Costs about eight times as much
     as `TorchNormals`, so it is asked for: `Private(..., noise=SecureNormals())`.
@@ -175,7 +175,7 @@ class SecureNormals:
         try:
             from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
         except ImportError as error:
-            raise MissingExtra("SecureNormals needs `cryptography`: pip install cryptography.") from error
+            raise MissingExtra("SecureNormals needs cryptography: pip install 'clipwise[secure]'.") from error
         self._cipher, self._aes, self._ctr = Cipher, algorithms.AES, modes.CTR
         self.key(Entropy(None), 0)
 

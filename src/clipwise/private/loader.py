@@ -41,15 +41,15 @@ class Host(Protocol):
         """Steps on the ledger."""
         ...
 
-    def open_loader(self) -> int:
+    def _open_loader(self) -> int:
         """Begin an iteration: drop an unfinished logical batch, end older iterations."""
         ...
 
-    def offer(self, iteration: int, part: Part, batch: Any) -> None:
+    def _offer(self, iteration: int, part: Part, batch: Any) -> None:
         """The next losses belong to this part."""
         ...
 
-    def empty_step(self, iteration: int, part: Part) -> None:
+    def _empty_step(self, iteration: int, part: Part) -> None:
         """Make the noise-only step of an empty logical batch."""
         ...
 
@@ -138,7 +138,7 @@ class Loader:
         self._template: Any = None
 
     def __iter__(self) -> Iterator[Any]:
-        iteration = self._host.open_loader()
+        iteration = self._host._open_loader()
         pending = self._feed.restart(self._host.steps_done)
         for batch in self._dataloader:
             yield from self._empties(iteration, pending)
@@ -151,10 +151,10 @@ class Loader:
             if self._yield_empty:
                 yield self._hand_out(iteration, part, self._empty_batch())
             else:
-                self._host.empty_step(iteration, part)
+                self._host._empty_step(iteration, part)
 
     def _hand_out(self, iteration: int, part: Part, batch: Any) -> Any:
-        self._host.offer(iteration, part, batch)
+        self._host._offer(iteration, part, batch)
         self._entropy.seed_globals("model", part.step, part.part)
         return batch
 

@@ -301,7 +301,7 @@ class Private:
             options,
         )
 
-    def open_loader(self) -> int:
+    def _open_loader(self) -> int:
         """For the loader: begin an iteration; what was gathered of an unfinished logical batch is dropped."""
         self._forget()
         self._bind()  # layers may have been replaced since the last one
@@ -309,7 +309,7 @@ class Private:
         self._iteration += 1
         return self._iteration
 
-    def offer(self, iteration: int, part: Part, batch: Any) -> None:
+    def _offer(self, iteration: int, part: Part, batch: Any) -> None:
         """For the loader: the next losses belong to this part."""
         self._check_iteration(iteration)
         if self._loss_fn is not None and part.size >= _SAMPLES_TO_CHECK:
@@ -317,7 +317,7 @@ class Private:
             self._loss_fn = None
         self._offered = part
 
-    def empty_step(self, iteration: int, part: Part) -> None:
+    def _empty_step(self, iteration: int, part: Part) -> None:
         """For the loader: the noise-only step of an empty batch (left out when batches are only looked at)."""
         self._check_iteration(iteration)
         if part.step == self._done and not self._parts:
