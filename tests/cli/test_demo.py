@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-from clipwise.cli.demo import calibration_error
+from clipwise.cli.demo import Score, _verdict, calibration_error
 from clipwise.cli.main import main
 
 SHORT = ["demo", "--steps", "12", "--runs", "1"]
@@ -56,3 +56,16 @@ def test_bad_option_is_2(argv: list[str]) -> None:
 )
 def test_calibration_error_by_hand(confidence: list[float], correct: list[bool], expected: float) -> None:
     assert calibration_error(torch.tensor(confidence), torch.tensor(correct)) == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("small_ece", "large_ece", "expected"),
+    [
+        (0.12, 0.04, "the large clipping norm"),
+        (0.02, 0.11, "the small clipping norm"),
+        (0.05, 0.04, "too close to call"),
+    ],
+)
+def test_verdict_follows_the_numbers(small_ece: float, large_ece: float, expected: str) -> None:
+    scores = [Score("digits", name, 0.7, 0.9, ece, 0.7) for name, ece in (("", 0.0), ("", small_ece), ("", large_ece))]
+    assert expected in _verdict(scores)

@@ -191,10 +191,15 @@ def _progress(text: str) -> None:
 def _verdict(scores: Sequence[Score]) -> str:
     """The measured difference between the two clipping norms in one sentence, whichever way it went."""
     _, small, large = scores
-    better = "large" if large.ece < small.ece else "small"
+    change = large.ece - small.ece
+    chance = 2 * math.sqrt(small.accuracy * (1 - small.accuracy) / TEST_SIZE)
+    if abs(change) < chance:
+        outcome = f"under {100 * chance:.1f} (two standard errors), so too close to call"
+    else:
+        outcome = f"the {'large' if change < 0 else 'small'} clipping norm is better calibrated here"
     return (
-        f"From R = {SMALL_R:g} to R = {LARGE_R:g} accuracy changes by {100 * (large.accuracy - small.accuracy):+.1f} "
-        f"points and ECE by {100 * (large.ece - small.ece):+.1f}: here the {better} clipping norm is better calibrated."
+        f"From R = {SMALL_R:g} to R = {LARGE_R:g}: accuracy {100 * (large.accuracy - small.accuracy):+.1f} points, "
+        f"ECE {100 * change:+.1f} points: {outcome}."
     )
 
 
