@@ -215,6 +215,13 @@ def _check_rule(rule: object) -> None:
     sensitivity = rule.sensitivity
     if not sensitivity > 0:
         raise InvalidPlan(f"the sensitivity of {rule!r} must be positive, got {sensitivity!r}.")
+    if math.isfinite(sensitivity):
+        norms = torch.logspace(-6, 6, 49, dtype=torch.float64)
+        excess = float((rule(norms) * norms).max()) / sensitivity
+        if not excess <= 1 + 1e-6:
+            raise InvalidPlan(
+                f"{rule!r} lets a sample contribute {excess:.6g} times the sensitivity that it states ({sensitivity!r})."
+            )
 
 
 def _joint(sensitivities: Iterable[float]) -> float:

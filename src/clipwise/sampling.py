@@ -57,6 +57,11 @@ class Poisson:
         """The probability with which a sample joins a batch."""
         return float(Fraction(self.batch_size, self.sample_size))
 
+    @property
+    def largest_batch(self) -> int:
+        """No batch can have more samples."""
+        return self.sample_size if self.max_batch_size is None else self.max_batch_size
+
 
 @dataclass(frozen=True)
 class FullBatch:
@@ -74,6 +79,11 @@ class FullBatch:
     @property
     def batch_size(self) -> int:
         """The batch is the whole data set."""
+        return self.sample_size
+
+    @property
+    def largest_batch(self) -> int:
+        """No batch can have more samples."""
         return self.sample_size
 
 
@@ -98,6 +108,11 @@ class Shuffled:
         """Batches that together hold each sample once."""
         return -(-self.sample_size // self.batch_size)
 
+    @property
+    def largest_batch(self) -> int:
+        """No batch can have more samples."""
+        return self.batch_size
+
 
 @dataclass(frozen=True)
 class FixedSize:
@@ -112,6 +127,11 @@ class FixedSize:
 
     def __post_init__(self) -> None:
         _check_sizes(self.sample_size, self.batch_size)
+
+    @property
+    def largest_batch(self) -> int:
+        """No batch can have more samples."""
+        return self.batch_size
 
 
 Sampling: TypeAlias = Poisson | FullBatch | Shuffled | FixedSize

@@ -138,6 +138,19 @@ def test_a_rule_of_ones_own_is_a_rule() -> None:
             as_clip(cls)  # type: ignore[arg-type]
 
 
+def test_a_rule_that_understates_its_sensitivity_is_refused() -> None:
+    @dataclass(frozen=True)
+    class Wrong:
+        sensitivity: float = 1.0
+
+        def __call__(self, norms: torch.Tensor) -> torch.Tensor:
+            return torch.ones_like(norms) if self.sensitivity < 2 else norms * math.nan
+
+    for wrong in (Wrong(1.0), Wrong(3.0)):
+        with pytest.raises(InvalidPlan, match="times the sensitivity that it states"):
+            Flat(wrong)
+
+
 def whole_vector_ratio(style: Layerwise | Groupwise | Flat, groups: list[str]) -> float:
     """Noise-to-sensitivity ratio of the whole gradient at noise multiplier 1, in units of each group's own noise."""
     scales = style.noise_scales(groups)

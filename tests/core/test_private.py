@@ -177,6 +177,27 @@ def test_an_empty_batch_is_noise_alone_and_is_charged() -> None:
     assert private.last is not None and private.last.batch_size == 0 and math.isnan(private.last.norm_quantiles[2])
 
 
+@pytest.mark.parametrize("sampling", [cw.Shuffled(N, 10), cw.FixedSize(N, 10), cw.Poisson(N, 5, max_batch_size=10)])
+def test_an_own_batch_larger_than_the_plan_says_is_refused(sampling: Any) -> None:
+    model = mlp()
+    private = cw.Private(plan(sampling=sampling), model, sgd(model))
+    assert private.step(losses_of(model, X[:10], Y[:10]))
+    private.backward(losses_of(model, X[:6], Y[:6]))
+    with pytest.raises(cw.InvalidSampling, match="11 samples"):
+        private.backward(losses_of(model, X[:5], Y[:5]))
+    assert private.step(losses_of(model, X[:4], Y[:4])) and private.ledger.steps == 2
+
+
+def test_a_model_that_changes_its_precision_goes_on() -> None:
+    model = mlp()
+    optimizer = Recorder(model.parameters())
+    private = cw.Private(plan(), model, optimizer, seed=0)
+    private.step(losses_of(model, X, Y))
+    model.double()
+    private.step(losses_of(model, X.double(), Y.double()))
+    assert [g.dtype for seen in optimizer.seen for g in seen] == [torch.float32] * 4 + [torch.float64] * 4
+
+
 def test_backward_gathers_and_step_ends_an_own_logical_batch() -> None:
     model = mlp()
     optimizer = Recorder(model.parameters())
@@ -211,7 +232,8 @@ def test_an_error_in_the_engine_changes_nothing_and_can_be_tried_again(monkeypat
     private.backward(losses_of(model, X[:5], Y[:5]))
     old = torch.ones(4, 3)
     model[0].weight.grad = old  # type: ignore[index, union-attr]
-    for bad in (losses_of(model, X, Y).mean(), losses_of(model, X, Y).detach(), model(X), "losses"):
+    losses = losses_of(model, X[5:], Y[5:])
+    for bad in (losses.mean(), losses.detach(), model(X), "losses"):
         with pytest.raises(cw.InvalidLosses):
             private.step(bad)  # type: ignore[arg-type]
     with monkeypatch.context() as patch:

@@ -31,6 +31,7 @@ class Fit:
     watched: tuple[tuple[str, Tensor], ...]
     mixing: tuple[tuple[str, nn.Module], ...]
     optimized: int
+    kinds: tuple[tuple[torch.dtype, torch.device], ...]
 
     @classmethod
     def of(cls, model: nn.Module, optimizer: Optimizer) -> Fit:
@@ -65,12 +66,13 @@ class Fit:
             watched=tuple((name, p) for name, p in named if not p.requires_grad and id(p) in ids),
             mixing=tuple((name, m) for name, m in model.named_modules() if isinstance(m, (_BatchNorm, _InstanceNorm))),
             optimized=len(optimized),
+            kinds=tuple((p.dtype, p.device) for _, p in trainable),
         )
 
     def holds(self, optimizer: Optimizer) -> bool:
-        """Whether the same parameters are still the trainable ones (cheap: asked at every step)."""
-        for p in self.tensors:
-            if not p.requires_grad:
+        """Whether the same parameters are still the trainable ones, where they were (cheap: asked at every step)."""
+        for p, kind in zip(self.tensors, self.kinds, strict=True):
+            if not p.requires_grad or kind != (p.dtype, p.device):
                 return False
         for p in self.frozen:
             if p.requires_grad:

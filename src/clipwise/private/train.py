@@ -192,6 +192,7 @@ class Private:
         """The part of the logical batch that the next losses belong to; None when the batches are the user's own."""
         part = self._offered
         if not self._iteration:
+            self._check_own_batch(size)
             return None
         if part is None:
             raise InvalidSampling(
@@ -200,8 +201,8 @@ class Private:
             )
         if (part.step, part.part) != (self._done, self._parts):
             raise InvalidSampling(
-                "batches of the loader were skipped. Give every batch to step (losses of shape (0,) add nothing), or "
-                "start iterating anew."
+                "batches of the loader were skipped, so this is not the sampling that is accounted for. Give every "
+                "batch to step, or start iterating anew."
             )
         if size != part.size:
             raise InvalidLosses(
@@ -209,6 +210,14 @@ class Private:
                 "average the terms of a sample first."
             )
         return part
+
+    def _check_own_batch(self, size: int) -> None:
+        gathered = size + sum(part.norms.numel() for part in self._gathered)
+        if gathered > self._plan.sampling.largest_batch:
+            raise InvalidSampling(
+                f"a logical batch of {gathered} samples is more than {self._plan.sampling!r} can give: the plan must "
+                "tell the truth about your loader."
+            )
 
     def _current_style(self) -> Style:
         """The style of this step: one object for clipping and for noise."""
@@ -236,7 +245,7 @@ class Private:
     def _release(self) -> None:
         """Charge first, then noise, average, optimizer. From the charge on the step is spent, whatever happens."""
         fit, step = self._fit, self._done
-        self._style = self._current_style()
+        self._current_style()
         sums = self._sums
         if sums is None:
             sums = [torch.zeros_like(p, dtype=d) for p, d in zip(fit.tensors, self._wide, strict=True)]
