@@ -220,7 +220,7 @@ def _check_rule(rule: object) -> None:
         excess = float((rule(norms) * norms).max()) / sensitivity
         if not excess <= 1 + 1e-6:
             raise InvalidPlan(
-                f"{rule!r} lets a sample contribute {excess:.6g} times the sensitivity that it states ({sensitivity!r})."
+                f"{rule!r} lets a sample contribute {excess:.6g} times the sensitivity it states ({sensitivity!r})."
             )
 
 

@@ -147,7 +147,7 @@ def test_a_rule_that_understates_its_sensitivity_is_refused() -> None:
             return torch.ones_like(norms) if self.sensitivity < 2 else norms * math.nan
 
     for wrong in (Wrong(1.0), Wrong(3.0)):
-        with pytest.raises(InvalidPlan, match="times the sensitivity that it states"):
+        with pytest.raises(InvalidPlan, match="times the sensitivity it states"):
             Flat(wrong)
 
 
