@@ -151,6 +151,21 @@ def test_a_first_batch_that_hides_the_layout_teaches_nothing_wrong(sequence_firs
         assert torch.allclose(flat_sum(clipped.gradients), expected, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.parametrize("batch", [2, 4, 6, 12])
+def test_a_constant_table_as_long_as_the_batch_is_exact_or_refused(batch: int) -> None:
+    """Funnel multiplies a table of positions by a parameter: with as many rows as samples it could be a batch."""
+    case = BY_NAME["funnel"]
+    model = case.model()
+    params = named(model)
+    losses = case.losses(model, batch)
+    loop = loop_gradients(losses, params)
+    try:
+        norms = per_sample_norms(losses, params)
+    except NotSeparable:
+        return
+    assert torch.allclose(norms, norms_of(loop), rtol=1e-10)
+
+
 def test_structure_that_changes_with_the_data() -> None:
     """A depth that the data decides: each structure has its own plan."""
     torch.manual_seed(0)

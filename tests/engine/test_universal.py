@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from clipwise.clipping import Abadi, Automatic, Flat, Global, GlobalScaled, Groupwise, Layerwise, Normalize, Rule, Style
-from clipwise.engine import clipped_gradients, per_sample_norms
-from clipwise.errors import UnsupportedNode
+from clipwise.engine import clipped_gradients
 from tests.zoo import BY_NAME, CASES, Case, Data, named, shared_model
 
 from .reference import clipped_loop, flat, flat_sum, groups_of, loop_gradients, norms_of, precision, tolerance
@@ -37,24 +36,12 @@ def clipped(losses: Tensor, params: dict[str, torch.nn.Parameter], style: Style,
     return flat_sum(clipped_gradients(losses, params, style, retain_graph=True, way=way).gradients)
 
 
-def supported(case: Case, losses: Tensor, params: dict[str, torch.nn.Parameter]) -> bool:
-    """Whether the engine has rules for the case; it may lack them only where the zoo says so."""
-    if "may_refuse" in case.tags:
-        try:
-            per_sample_norms(losses, params, retain_graph=True)
-        except UnsupportedNode:
-            return False
-    return True
-
-
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_one_huge_sample_is_bounded_and_keeps_its_direction(case: Case) -> None:
     dtype = precision(case)
     model = shared_model(case, dtype)
     params = named(model)
     losses = HUGE * case.losses(model, 1, seed=5, dtype=dtype)
-    if not supported(case, losses, params):
-        return
     loop = loop_gradients(losses, params)
     rounding = tolerance(case, losses, dtype)
     for style in STYLES:
@@ -76,8 +63,6 @@ def test_neighbouring_batches_differ_by_at_most_the_sensitivity(case: Case) -> N
     scale[1] = HUGE
     data = case.draw(batch, seed=6, dtype=dtype)
     losses = scale * case.loss(model, **data)
-    if not supported(case, losses, params):
-        return
     without = case.loss(model, **leave_out(data, 1))
     loop, rounding = loop_gradients(without, params), tolerance(case, losses, dtype)
     for number, style in enumerate(STYLES):
@@ -120,8 +105,6 @@ def test_samples_that_are_not_finite_contribute_nothing(case: Case) -> None:
     batch = case.batches[2]
     data = case.draw(batch, seed=7, dtype=dtype)
     losses = case.loss(model, **data)
-    if not supported(case, losses, params):
-        return
     rounding = tolerance(case, losses, dtype)
     good = loop_gradients(case.loss(model, **leave_out(data, 1)), params)
     style = Flat(Abadi(float(norms_of(good).median()) or 1.0))

@@ -170,16 +170,12 @@ BROADCASTING = [
     functional("divide_shared", {"b": (6,)}, lambda p, x: (p.b / (x.square() + 1)).tanh()),
     functional("power_exponent", {"b": (6,)}, lambda p, x: (x.square() + 1) ** p.b),
     functional("power_base", {"b": (6,)}, lambda p, x: (p.b.square() + 1) ** x),
-    functional("maximum", {"b": (6,)}, lambda p, x: torch.maximum(x, p.b), tags=frozenset({"may_refuse"})),
-    functional("minimum", {"b": (6,)}, lambda p, x: torch.minimum(p.b, x), tags=frozenset({"may_refuse"})),
-    functional(
-        "lerp_shared", {"a": (6,), "w": (6,)}, lambda p, x: torch.lerp(x, p.a, p.w), tags=frozenset({"may_refuse"})
-    ),
-    functional(
-        "addcmul", {"a": (6,), "w": (6,)}, lambda p, x: torch.addcmul(p.a, x, p.w), tags=frozenset({"may_refuse"})
-    ),
-    functional("clamp_tensor", {"a": (6,)}, lambda p, x: torch.clamp(x, max=p.a), tags=frozenset({"may_refuse"})),
-    functional("distances", {"c": (3, 6)}, lambda p, x: torch.cdist(x, p.c), tags=frozenset({"may_refuse"})),
+    functional("maximum", {"b": (6,)}, lambda p, x: torch.maximum(x, p.b)),
+    functional("minimum", {"b": (6,)}, lambda p, x: torch.minimum(p.b, x)),
+    functional("lerp_shared", {"a": (6,), "w": (6,)}, lambda p, x: torch.lerp(x, p.a, p.w)),
+    functional("addcmul", {"a": (6,), "w": (6,)}, lambda p, x: torch.addcmul(p.a, x, p.w)),
+    functional("clamp_tensor", {"a": (6,)}, lambda p, x: torch.clamp(x, max=p.a)),
+    functional("distances", {"c": (3, 6)}, lambda p, x: torch.cdist(x, p.c)),
     functional(
         "distances_by_hand", {"c": (3, 6)}, lambda p, x: (x.unsqueeze(1) - p.c).square().sum(-1), batches=(1, 3, 6, 4)
     ),
@@ -241,7 +237,6 @@ JOINING = [
         "masked_fill_parameter",
         {"a": ()},
         lambda p, x: x.masked_fill(x > 0, p.a).tanh(),
-        tags=frozenset({"may_refuse"}),
     ),
     functional("loss_with_penalty_per_sample", {"w": (6,)}, lambda p, x: (x * p.w).tanh() + p.w.square().sum()),
     functional("parameter_times_zero_batch", {"w": (6,)}, lambda p, x: (0 * x.sum(1, keepdim=True)) + p.w),

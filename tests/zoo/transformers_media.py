@@ -169,20 +169,6 @@ VISION = [
         LARGE_IMAGES,
     ),
     vision(
-        "mobilenet_v2",
-        "MobileNetV2",
-        {
-            "depth_multiplier": 0.1,
-            "image_size": 32,
-            "min_depth": 4,
-            "depth_divisible_by": 4,
-            "finegrained_output": False,
-            "expand_ratio": 2.0,
-        },
-        LARGE_IMAGES,
-        batches=(1, 2, 3),
-    ),
-    vision(
         "mobilevit",
         "MobileViT",
         {

@@ -147,6 +147,7 @@ ENCODERS = [
             num_decoder_layers=1,
             pad_token_id=0,
         ),
+        batches=(1, 5, 3, 7),
     ),
     encoder(
         "squeezebert",
