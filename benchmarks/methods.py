@@ -213,8 +213,7 @@ class OpacusGhost(Method):
         self._backward(batch)
         norms = self.wrapped.per_sample_gradient_norms.detach().clone()
         named = {name: p for name, p in self.plain_model.named_parameters() if p.requires_grad}
-        # Opacus gives the mean over the batch here
-        sums = {name: p.grad.detach() * len(norms) for name, p in named.items() if p.grad is not None}
+        sums = {name: p.grad.detach().clone() for name, p in named.items() if p.grad is not None}
         self.optimizer.zero_grad()
         return ClippedSum(norms, sums)
 

@@ -8,8 +8,9 @@ same function and can be compared with the per-sample loop.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from importlib import import_module
 from typing import Any, TypeAlias
 
 import torch
@@ -43,6 +44,7 @@ class Workload:
     batch_size: int
     goal: Goal | None = None
     rounds: int = 20
+    explicit_ids: bool = False
 
     def model(self, seed: int = 0) -> nn.Module:
         """The model in training mode, its weights drawn from `seed`."""
@@ -52,7 +54,20 @@ class Workload:
     def batch(self, seed: int = 0, size: int | None = None) -> Batch:
         """A batch of random data; `seed` moves on from step to step so that no method can reuse a result."""
         torch.manual_seed(1_000 + seed)
-        return self.make_batch(self.batch_size if size is None else size)
+        batch = self.make_batch(self.batch_size if size is None else size)
+        return with_position_ids(batch) if self.explicit_ids else batch
+
+    def with_explicit_ids(self) -> Workload | None:
+        """The same for peers that cannot broadcast position ids: they are passed for every sample. None: no tokens."""
+        return replace(self, explicit_ids=True) if "input_ids" in self.make_batch(1) else None
+
+
+def with_position_ids(batch: Batch) -> Batch:
+    """The batch with position ids of full batch shape, and token types where the model is a classifier (BERT)."""
+    ids = batch["input_ids"]
+    positions = torch.arange(ids.shape[1]).expand_as(ids).contiguous()
+    types = {"token_type_ids": torch.zeros_like(ids)} if "y" in batch else {}
+    return {**batch, **types, "position_ids": positions}
 
 
 def trainable(model: nn.Module) -> list[nn.Parameter]:
@@ -146,11 +161,11 @@ def images(channels: int, side: int, size: int, classes: int = 10) -> Batch:
 # Hugging Face models from their configurations, random weights -----------------------------------------------------
 
 
-def vit(width: int, layers: int, heads: int, image: int = 224) -> nn.Module:
+def vit(width: int, layers: int, heads: int, image: int = 224) -> Any:
     """`ViTForImageClassification`, as the library builds it."""
-    from transformers import ViTConfig, ViTForImageClassification
+    transformers: Any = import_module("transformers")
 
-    config = ViTConfig(
+    config = transformers.ViTConfig(
         hidden_size=width,
         num_hidden_layers=layers,
         num_attention_heads=heads,
@@ -160,14 +175,14 @@ def vit(width: int, layers: int, heads: int, image: int = 224) -> nn.Module:
         attention_probs_dropout_prob=0.0,
         num_labels=10,
     )
-    return ViTForImageClassification(config)
+    return transformers.ViTForImageClassification(config)
 
 
 def bert(width: int, layers: int, heads: int, last_layer_only: bool = False, vocabulary: int = BERT_VOCABULARY) -> Any:
     """`BertForSequenceClassification`; with `last_layer_only` the last block, the pooler and the head are trained."""
-    from transformers import BertConfig, BertForSequenceClassification
+    transformers: Any = import_module("transformers")
 
-    config = BertConfig(
+    config = transformers.BertConfig(
         vocab_size=vocabulary,
         hidden_size=width,
         num_hidden_layers=layers,
@@ -177,7 +192,7 @@ def bert(width: int, layers: int, heads: int, last_layer_only: bool = False, voc
         attention_probs_dropout_prob=0.0,
         num_labels=2,
     )
-    model = BertForSequenceClassification(config)
+    model = transformers.BertForSequenceClassification(config)
     if last_layer_only:
         model.requires_grad_(False)
         for part in (model.bert.encoder.layer[-1], model.bert.pooler, model.classifier):
@@ -188,9 +203,9 @@ def bert(width: int, layers: int, heads: int, last_layer_only: bool = False, voc
 
 def gpt2(width: int, layers: int, heads: int, vocabulary: int = GPT2_VOCABULARY) -> Any:
     """`GPT2LMHeadModel` with its tied head."""
-    from transformers import GPT2Config, GPT2LMHeadModel
+    transformers: Any = import_module("transformers")
 
-    config = GPT2Config(
+    config = transformers.GPT2Config(
         vocab_size=vocabulary,
         n_embd=width,
         n_layer=layers,
@@ -201,7 +216,7 @@ def gpt2(width: int, layers: int, heads: int, vocabulary: int = GPT2_VOCABULARY)
         bos_token_id=0,
         eos_token_id=0,
     )
-    return GPT2LMHeadModel(config)
+    return transformers.GPT2LMHeadModel(config)
 
 
 def vit_losses(model: nn.Module, batch: Batch) -> Tensor:
@@ -228,13 +243,15 @@ def texts(vocabulary: int, length: int, size: int, labelled: bool = True) -> Bat
     return {**batch, "y": torch.randint(2, (size,))} if labelled else batch
 
 
-def bert_workload(length: int = 128, batch_size: int = 4, width: int = 768, layers: int = 3) -> Workload:
-    """BERT with everything trained."""
+def bert_workload(
+    length: int = 128, batch_size: int = 4, width: int = 768, layers: int = 3, vocabulary: int = BERT_VOCABULARY
+) -> Workload:
+    """BERT with everything trained; the scaling study varies its sizes."""
     return Workload(
         "bert_wide",
         "BERT width, 3 layers, all trained, batch 4",
-        partial(bert, width, layers, max(width // 64, 1)),
-        partial(texts, BERT_VOCABULARY, length),
+        partial(bert, width, layers, max(width // 64, 1), vocabulary=vocabulary),
+        partial(texts, vocabulary, length),
         classification_losses,
         batch_size,
         Goal(1.15, 1.2),
