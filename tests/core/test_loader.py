@@ -146,6 +146,17 @@ def test_seeded_batches_and_augmentation_do_not_depend_on_the_workers() -> None:
     assert zero[0] == two[0] and torch.equal(zero[1], two[1])
 
 
+def test_seeded_dropout_does_not_depend_on_the_workers() -> None:
+    def run(workers: int) -> dict[str, Tensor]:
+        model = mlp(dropout=0.5)
+        private = cw.Private(plan(steps=3), model, sgd(model), seed=5)
+        torch.manual_seed(workers)
+        train(private, model, data(), physical_batch_size=4, num_workers=workers)
+        return weights(model)
+
+    assert same(run(0), run(1))
+
+
 def test_workers_learn_neither_the_seed_nor_the_run() -> None:
     private, _ = private_for(seed=123)
     loader = private.loader(Numbered())

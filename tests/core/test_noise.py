@@ -136,6 +136,19 @@ def test_every_tensor_gets_its_own_standard_deviation(buffer_elements: int) -> N
             assert 2 * min(stats.chi2(n).sf(value), stats.chi2(n).cdf(value)) > LEVEL
 
 
+@pytest.mark.parametrize("stds", [[2.0] * 6, [1.0, 2.0, 3.0, 4.0, 5.0, 0.5]], ids=["one std", "several"])
+def test_the_scaled_sum_is_the_sum_with_noise_times_the_scale(stds: list[float], buffer_elements: int) -> None:
+    shapes = [shape if 0 not in shape else (2, 2) for shape in SHAPES]
+    plain = [torch.full(shape, 7.0) for shape in shapes]
+    adder = adder_for(plain)
+    adder.add_(plain, stds, step=3)
+    fused = adder.scaled([torch.full(shape, 7.0) for shape in shapes], stds, 0.25, step=3)
+    again = adder.scaled([torch.full(shape, 7.0) for shape in shapes], stds, 0.25, step=4)
+    for a, b, c in zip(plain, fused, again, strict=True):
+        torch.testing.assert_close(a * 0.25, b)
+        assert not torch.equal(b, c) and b.data_ptr() != c.data_ptr()
+
+
 def test_no_number_is_used_twice(buffer_elements: int) -> None:
     sums = [torch.zeros(shape, dtype=torch.float64) for shape in SHAPES]
     adder = adder_for(sums)

@@ -257,11 +257,7 @@ class Private:
         try:
             if self._journal is not None:
                 self._journal.charge(self._done)
-            if self._plan.noise_multiplier:
-                assert self._scaled is not None
-                self._noise.add_(sums, self._scaled[1], step)
-            torch._foreach_mul_(sums, 1.0 / self._plan.batch_size)
-            for p, g in zip(fit.tensors, sums, strict=True):
+            for p, g in zip(fit.tensors, self._noised_mean(sums, step), strict=True):
                 p.grad = g.to(p.dtype) if self._narrow else g
             self._optimizer.step()
         except BaseException:
@@ -269,6 +265,15 @@ class Private:
                 p.grad = old
             raise
         self._optimizer.zero_grad()
+
+    def _noised_mean(self, sums: list[Tensor], step: int) -> list[Tensor]:
+        """(sums + noise) / expected batch size, a public number."""
+        scale = 1.0 / self._plan.batch_size
+        if self._plan.noise_multiplier:
+            assert self._scaled is not None
+            return self._noise.scaled(sums, self._scaled[1], scale, step)
+        torch._foreach_mul_(sums, scale)
+        return sums
 
     def _forget(self) -> None:
         """Drop what was gathered of the logical batch."""
