@@ -68,6 +68,24 @@ def frozen_query(model: nn.Module, x: Tensor) -> Tensor:
     return F.cross_entropy(query @ model(x).T, torch.arange(len(x)), reduction="none")
 
 
+def two_views(model: nn.Module, x: Tensor) -> Tensor:
+    """SimCLR: both views of all samples in one pass, each first view against every row."""
+    z = F.normalize(model(torch.cat([x, 0.9 * x])), dim=1)
+    return F.cross_entropy(z[: len(x)] @ z.T / 0.5, torch.arange(len(x)) + len(x), reduction="none")
+
+
+def two_views_and_more(model: nn.Module, x: Tensor) -> Tensor:
+    """The same beside an honest term."""
+    return two_views(model, x) + per_row(model(x))
+
+
+def prototypes(model: nn.Module, x: Tensor) -> Tensor:
+    """Distances to the class means of the batch."""
+    z, y = model(x), torch.arange(len(x)) // 2
+    means = torch.stack([z[y == label].mean(0) for label in y.unique()])
+    return (z - means[y]).square().sum(1)
+
+
 def across_the_batch(model: nn.Module, x: Tensor) -> Tensor:
     """Attention whose tokens are the samples."""
     h = model(x)
@@ -162,6 +180,9 @@ REFUSED = [
     ),
     Refused("contrastive", mlp, contrastive, NotSeparable, ("sample",)),
     Refused("frozen_query_contrastive", mlp, frozen_query, NotSeparable, ("sample",)),
+    Refused("two_views_contrastive", mlp, two_views, NotSeparable, ("sample",)),
+    Refused("two_views_and_more", mlp, two_views_and_more, NotSeparable, ("sample",)),
+    Refused("prototypes", mlp, prototypes, NotSeparable, ("sample",)),
     Refused("attention_across_the_batch", mlp, across_the_batch, NotSeparable, ("sample",)),
     Refused("centred_outputs", mlp, centred, NotSeparable, ("sample",)),
     Refused("neighbours_output", mlp, shifted, NotSeparable, ("sample",)),
@@ -322,6 +343,30 @@ class DetachedStatistics(nn.Module):
         return y - y.detach().mean(0)
 
 
+class SharedKeys(nn.Module):
+    """Constant queries against keys of several rows per sample: looks like a table of constants times a weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        keys = self.layer(torch.cat([x, 2 * x, 3 * x]))
+        query = torch.sin(torch.arange(3.0 * len(x))).view(-1, 3)
+        return torch.softmax(query @ keys.T, dim=1)[:, :3]
+
+
+class MeanAsInput(nn.Module):
+    """The mean of the batch goes through the layer like a constant would."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x.mean(0)) - x[:, :3]
+
+
 class ReadsTheNeighbour(nn.Module):
     """Two passes, one over the neighbours' data: every row serves one loss, every sample two."""
 
@@ -353,6 +398,8 @@ INVISIBLE: dict[str, Callable[[], nn.Module]] = {
     "batch_norm_on_the_raw_input": batch_norm(False, "first"),
     "detached_statistics": DetachedStatistics,
     "reads_the_neighbours_data": ReadsTheNeighbour,
+    "keys_of_all_samples": SharedKeys,
+    "mean_of_the_data": MeanAsInput,
     "divided_by_the_batch_size": weighted_by_count,
     "batch_norm_middle": batch_norm(True, "middle"),
 }
