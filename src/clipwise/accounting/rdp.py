@@ -104,5 +104,4 @@ def _log_mean_exp(grid: Points, t: float) -> float:
     exponents = t * grid.loss
     if float(exponents.max()) < 500.0:
         return max(0.0, math.log1p(max(0.0, float(grid.weight @ np.expm1(exponents)))))
-    seen = grid.weight > 0.0
-    return max(0.0, float(special.logsumexp(exponents[seen] + np.log(grid.weight[seen]))))
+    return max(0.0, float(special.logsumexp(exponents + grid.log_weight)))

@@ -1,0 +1,205 @@
+"""RDP, PLD, GDP and Edgeworth: values, kinds, and the order that must hold between them."""
+
+from __future__ import annotations
+
+import builtins
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from clipwise.accounting import GaussianSteps, Ledger, account, account_delta, privacy_panel, saddle_interval
+from clipwise.accounting.contour import exact_epsilon
+from clipwise.accounting.edgeworth import edgeworth_delta, edgeworth_epsilon
+from clipwise.accounting.laws import fixed_size, poisson, truncated_poisson
+from clipwise.accounting.problem import pose
+from clipwise.accounting.rdp import ORDERS, _by_quadrature, _step, rdp_delta, rdp_epsilon
+from clipwise.errors import AccountingError, MissingExtra
+from clipwise.sampling import FullBatch, Poisson
+
+from .common import MNIST, SNLI, run, scheme
+
+SETTINGS = [(1.3, 0.02, 750, 1e-5), (0.6, 1e-3, 2_000, 1e-6), (1.0, 0.01, 1_000, 1e-8), (20.0, 0.5, 1_000, 1e-6)]
+
+
+@pytest.mark.parametrize(("rate", "mu"), [(0.01, 1.0), (0.3, 2.5), (1e-5, 0.7)])
+def test_renyi_closed_form_equals_quadrature(rate: float, mu: float) -> None:
+    law = poisson(rate, mu, replace=False)
+    whole = (np.floor(ORDERS) == ORDERS) & (ORDERS <= 64)
+    np.testing.assert_allclose(_step(law)[whole], _by_quadrature(law, ORDERS[whole]), rtol=1e-8, atol=1e-15)
+
+
+def test_renyi_fractional_order_in_high_precision() -> None:
+    mpmath = pytest.importorskip("mpmath")
+    q, mu, order = 0.01, 1.0 / 0.7, 4.4
+    with mpmath.workdps(30):
+        ratio = lambda x: 1 - q + q * mpmath.exp(mu * x - mu**2 / 2)  # noqa: E731
+        moment = mpmath.quad(lambda x: mpmath.npdf(x) * ratio(x) ** order, [-12, 0, 4, 8, 20])
+        truth = float(mpmath.log(moment) / (order - 1))
+    ours = _step(poisson(q, mu, replace=False))[np.argmin(np.abs(ORDERS - order))]
+    assert ours == pytest.approx(truth, rel=1e-10)
+
+
+@pytest.mark.parametrize(
+    "law", [poisson(0.01, 1.0, replace=True), fixed_size(0.01, 0.5), truncated_poisson(1000, 0.01, 16, 1.0, False)]
+)
+def test_renyi_of_other_laws_is_monotone_in_the_order(law: Any) -> None:
+    values = _step(law)
+    finite = np.isfinite(values)
+    assert np.all(values[finite] >= 0.0) and np.all(np.diff(values[finite]) > -1e-12)
+
+
+@pytest.mark.parametrize(("sigma", "rate", "steps", "delta"), SETTINGS)
+def test_exact_is_at_most_rdp_and_pld(sigma: float, rate: float, steps: int, delta: float) -> None:
+    events = (GaussianSteps(scheme(rate), sigma, steps),)
+    exact = account(events, delta).epsilon
+    assert exact <= account(events, delta, "rdp").epsilon
+    pytest.importorskip("dp_accounting")
+    pld = account(events, delta, "pld")
+    assert pld.kind == "upper bound"
+    assert exact * (1 - 1e-6) <= pld.epsilon <= exact * 1.001
+
+
+def test_rdp_delta_inverts_epsilon() -> None:
+    composition = run(1.1, 256 / 60_000, 14_040)
+    assert rdp_delta(composition, rdp_epsilon(composition, 1e-5)) == pytest.approx(1e-5, rel=1e-9)
+
+
+def test_pld_is_refused_below_1e_8() -> None:
+    with pytest.raises(AccountingError, match="under-states"):
+        account(MNIST, 1e-9, "pld")
+
+
+def test_pld_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def without(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name.startswith("dp_accounting"):
+            raise ImportError(name)
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(MissingExtra, match=r"clipwise\[pld\]"):
+        account(MNIST, 1e-5, "pld")
+    assert "pld" not in privacy_panel(Ledger(MNIST), 1e-5)
+
+
+@pytest.mark.parametrize("relation", ["add_remove", "replace_one"])
+def test_pld_of_schedules_and_truncation(relation: Any) -> None:
+    pytest.importorskip("dp_accounting")
+    events = (
+        GaussianSteps(Poisson(1_000, 20), 2.0, 30),
+        GaussianSteps(Poisson(1_000, 20, 40), 2.0, 20),
+        GaussianSteps(FullBatch(1_000), 8.0, 5),
+    )
+    exact, pld = account(events, 1e-5, relation=relation).epsilon, account(events, 1e-5, "pld", relation).epsilon
+    assert exact * (1 - 1e-6) <= pld <= exact * 1.001
+
+
+def test_gdp_is_exact_for_full_batches_only() -> None:
+    wine = (GaussianSteps(FullBatch(1_279), 35.0, 2_000),)
+    delta = 1 / (1.1 * 1_279)
+    gdp = account(wine, delta, "gdp")
+    assert gdp.kind == "numerically exact" and gdp.epsilon == pytest.approx(account(wine, delta).epsilon, rel=1e-12)
+    mnist = account(MNIST, 1e-5, "gdp")
+    assert mnist.kind == "approximation" and mnist.printed == "~2.322" and not mnist.is_bound
+    assert account(SNLI, 1 / 550_152, "gdp").epsilon == pytest.approx(1.254, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "setting", "orders", "tilted"),
+    [
+        ("cifar", (1.3, 0.02, 750, 1e-5), (2.205, 2.187, 2.133), 2.1038),
+        ("mnist", (1.1, 256 / 60_000, 14_040, 1e-5), (2.423, 2.390, 2.381), 2.3794),
+        ("snli", (0.4, 32 / 550_152, 51_576, 1 / 550_152), (1.554, 1.754, 1.938), 5.1458),
+        ("california", (1.0, 256 / 18_576, 3_650, 1 / (1.1 * 18_576)), (4.823, 4.755, 4.666), 4.6226),
+    ],
+)
+def test_edgeworth_orders(name: str, setting: Any, orders: tuple[float, ...], tilted: float) -> None:
+    sigma, rate, steps, delta = setting
+    composition = run(sigma, rate, steps)
+    assert [edgeworth_epsilon(composition, delta, k) for k in (1, 2, 3)] == pytest.approx(orders, abs=6e-4)
+    assert edgeworth_epsilon(composition, delta, 0, "tilted") == pytest.approx(tilted, abs=2e-4)
+
+
+@pytest.mark.parametrize(
+    ("delta", "steps", "value"),
+    [(0.1, 2_000, 0.8744), (0.015, 500, 0.7348), (0.015, 10_000, 5.4084), (1e-5, 2_000, 4.2708), (1e-7, 500, 2.753)],
+)
+def test_edgeworth_one_density(delta: float, steps: int, value: float) -> None:
+    composition = run(0.8, 0.01, steps)
+    assert edgeworth_epsilon(composition, delta, 4, "one_density") == pytest.approx(value, abs=6e-4)
+
+
+@pytest.mark.parametrize("form", ["classic", "one_density", "tilted"])
+def test_edgeworth_delta_inverts_epsilon(form: Any) -> None:
+    composition = run(1.1, 256 / 60_000, 14_040)
+    epsilon = edgeworth_epsilon(composition, 1e-5, 2, form)
+    assert edgeworth_delta(composition, epsilon, 2, form) == pytest.approx(1e-5, rel=2e-2)
+
+
+@pytest.mark.parametrize(
+    ("setting", "interval"),
+    [
+        ((1.3, 0.02, 750, 1e-5), (1.814, 2.209)),
+        ((1.1, 256 / 60_000, 14_040, 1e-5), (2.336, 2.414)),
+        ((0.4, 32 / 550_152, 51_576, 1 / 550_152), (0.0, 6.60)),
+    ],
+)
+def test_the_rigorous_interval_holds_the_exact_value(setting: Any, interval: tuple[float, float]) -> None:
+    sigma, rate, steps, delta = setting
+    low, high = saddle_interval(run(sigma, rate, steps), delta)
+    assert (low, high) == pytest.approx(interval, abs=1e-3)
+    assert low <= exact_epsilon(run(sigma, rate, steps), delta) <= high
+
+
+def test_edgeworth_refuses_unknown_orders() -> None:
+    with pytest.raises(AccountingError, match="order"):
+        edgeworth_epsilon(run(1.0, 0.1, 10), 1e-5, 5)
+    with pytest.raises(AccountingError, match="order"):
+        edgeworth_epsilon(run(1.0, 0.1, 10), 1e-5, 0)
+
+
+def test_panel_has_all_with_their_kinds() -> None:
+    pytest.importorskip("dp_accounting")
+
+    class PlanLike:
+        def events(self) -> tuple[GaussianSteps, ...]:
+            return MNIST
+
+    panel = privacy_panel(PlanLike(), 1e-5)
+    assert list(panel) == ["exact", "rdp", "pld", "gdp", "edgeworth"]
+    assert [g.kind for g in panel.values()] == ["numerically exact", "upper bound", "upper bound"] + [
+        "approximation"
+    ] * 2
+    assert all(g.seconds > 0.0 and g.relation == "add_remove" and "Poisson" in g.sampling for g in panel.values())
+    assert panel.keys() == privacy_panel(Ledger(MNIST), 1e-5).keys()
+
+
+def test_nothing_released_costs_nothing() -> None:
+    for name in ("exact", "rdp", "gdp", "edgeworth"):
+        assert account((), 1e-5, name).epsilon == 0.0  # type: ignore[arg-type]
+    assert account_delta((), 1.0).delta == 0.0
+
+
+def test_no_noise_is_infinite_and_said() -> None:
+    guarantee = account((GaussianSteps(Poisson(100, 10), 0.0, 3),), 1e-5)
+    assert math.isinf(guarantee.epsilon) and guarantee.printed == "infinite"
+    assert any("nothing is private" in warning for warning in guarantee.warnings)
+    assert guarantee.as_dict()["epsilon"] is None
+
+
+def test_bad_questions_are_refused() -> None:
+    for delta in (0.0, 1.0, -1e-5, 2.0, float("nan"), True, "1e-5"):
+        with pytest.raises(AccountingError, match="delta"):
+            account(MNIST, delta)  # type: ignore[arg-type]
+    for epsilon in (-1.0, float("inf"), float("nan")):
+        with pytest.raises(AccountingError, match="epsilon"):
+            account_delta(MNIST, epsilon)
+    with pytest.raises(AccountingError, match="accountant"):
+        account(MNIST, 1e-5, "moments")  # type: ignore[arg-type]
+    with pytest.raises(AccountingError, match="relation"):
+        account(MNIST, 1e-5, "exact", "swap")  # type: ignore[arg-type]
+    with pytest.raises(AccountingError, match="group"):
+        pose(MNIST, group=0)

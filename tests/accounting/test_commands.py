@@ -1,0 +1,139 @@
+"""`clipwise epsilon` and `clipwise noise`: the printed numbers, JSON, plots, and refusals."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clipwise.accounting import Ledger
+from clipwise.cli import epsilon as epsilon_command
+from clipwise.cli import noise as noise_command
+from clipwise.errors import ClipwiseError
+
+from .common import MNIST
+
+MNIST_OPTIONS = "--noise-multiplier 1.1 --sample-size 60000 --batch-size 256 --steps 14040 --delta 1e-5"
+SNLI_OPTIONS = "--noise-multiplier 0.4 --sample-size 550152 --batch-size 32 --steps {} --delta 1.8176794776716253e-06"
+
+
+def call(command: Any, text: str) -> int:
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    return int(command.run(parser.parse_args(text.split())))
+
+
+def test_mnist(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(epsilon_command, MNIST_OPTIONS) == 0
+    out = capsys.readouterr().out
+    rows = {line.split()[0]: line for line in out.splitlines() if line.startswith("  ")}
+    assert "numerically exact" in rows["exact"] and "2.380" in rows["exact"]
+    assert "approximation" in rows["gdp"] and "~2.322" in rows["gdp"]
+    assert "adding or removing one example" in out and "assumes Poisson sampling" in out
+
+
+@pytest.mark.parametrize(("steps", "value"), [(51_576, "5.131"), (54_076, "5.164")])
+def test_snli_with_the_reason(steps: int, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    # 5.16333 for 54,076 steps is printed rounded up.
+    assert call(epsilon_command, SNLI_OPTIONS.format(steps)) == 0
+    out = capsys.readouterr().out
+    assert value in out and "gdp under-states epsilon" in out and "rare large losses" in out
+
+
+def test_json_and_one_accountant(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(epsilon_command, f"{MNIST_OPTIONS} --json --accountant rdp --relation replace-one") == 0
+    body = json.loads(capsys.readouterr().out)
+    assert list(body["accountants"]) == ["rdp"]
+    assert body["accountants"]["rdp"]["relation"] == "replace_one"
+    assert body["accountants"]["rdp"]["kind"] == "upper bound"
+
+
+def test_plot_and_ledger(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    Ledger(MNIST).save(tmp_path / "ledger.json")
+    options = (
+        f"--ledger {tmp_path / 'ledger.json'} --delta 1e-5 --accountant exact --plot {tmp_path / 'curve.svg'} --json"
+    )
+    assert call(epsilon_command, options) == 0
+    body = json.loads(capsys.readouterr().out)
+    assert body["curve"]["mu"] == pytest.approx(0.595, abs=1e-3)
+    assert (tmp_path / "curve.svg").read_text().lstrip().startswith("<?xml")
+
+
+def test_shuffled_prints_an_interval(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(epsilon_command, f"{MNIST_OPTIONS} --sampling shuffled --accountant exact") == 0
+    out = capsys.readouterr().out
+    assert "upper bound" in out and "at least" in out and "blanking" in out
+
+
+def test_delta_over_one_over_n_warns(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(epsilon_command, MNIST_OPTIONS.replace("1e-5", "1e-3") + " --accountant exact") == 0
+    assert "warning: delta 0.001 is over 1/60000" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (MNIST_OPTIONS.replace("1e-5", "1"), "delta"),
+        (MNIST_OPTIONS.replace("--batch-size 256", "--batch-size 70000"), "rate would be over 1"),
+        (MNIST_OPTIONS.replace("1.1", "0"), "noise-multiplier"),
+        (MNIST_OPTIONS.replace("1.1", "-2"), "noise-multiplier"),
+        (MNIST_OPTIONS.replace("1.1", "nan"), "noise-multiplier"),
+        (MNIST_OPTIONS.replace("14040", "0"), "steps"),
+        ("--noise-multiplier 1.1 --sample-size 60000", "--batch-size, --steps, --delta"),
+        ("--ledger nowhere.json --delta 1e-5", "nowhere.json"),
+        (MNIST_OPTIONS + " --sampling full-batch --max-batch-size 3", "max-batch-size"),
+    ],
+)
+def test_nonsense_is_refused(options: str, said: str) -> None:
+    with pytest.raises(ClipwiseError, match=said):
+        call(epsilon_command, options)
+
+
+def test_missing_options_are_asked_for_at_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter(["256", "14040", "1e-5", "many"])
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("builtins.input", lambda _: next(answers))
+    assert call(epsilon_command, "--noise-multiplier 1.1 --sample-size 60000 --accountant exact") == 0
+    with pytest.raises(ClipwiseError, match="must be a number"):
+        call(epsilon_command, MNIST_OPTIONS.replace("--steps 14040", ""))
+
+
+def test_noise(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(noise_command, "--epsilon 2 --sample-size 60000 --batch-size 256 --steps 14040 --delta 1e-5") == 0
+    out = capsys.readouterr().out
+    assert "noise multiplier: 1.223" in out and "(2.000, 1e-05)" in out
+
+
+def test_noise_solves_for_steps_and_batch_size(capsys: pytest.CaptureFixture[str]) -> None:
+    common = "--epsilon 2 --noise-multiplier 3 --sample-size 1000 --delta 1e-6 --json"
+    assert call(noise_command, f"{common} --solve steps --batch-size 100 --free-cap") == 0
+    body = json.loads(capsys.readouterr().out)
+    assert body["steps"] == 155 and body["guarantee"]["epsilon"] <= 2.0 and body["free_cap"] > 100
+    assert call(noise_command, f"{common} --solve batch-size --steps 155") == 0
+    assert json.loads(capsys.readouterr().out)["batch_size"] == 100
+
+
+def test_noise_by_an_approximation_shows_the_exact_value(capsys: pytest.CaptureFixture[str]) -> None:
+    options = "--epsilon 2 --sample-size 60000 --batch-size 256 --steps 14040 --delta 1e-5 --accountant gdp"
+    assert call(noise_command, options) == 0
+    assert "The exact accountant gives 2.0" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "--epsilon 2",
+        "--epsilon 0 --sample-size 60000 --batch-size 256 --steps 14040 --delta 1e-5",
+        "--epsilon 0.001 --solve steps --noise-multiplier 1 --sampling full-batch --sample-size 100 --delta 1e-9",
+        "--epsilon 2 --solve steps --noise-multiplier 0 --sample-size 100 --batch-size 1 --delta 1e-3",
+        "--epsilon 2 --sampling full-batch --sample-size 100 --steps 5 --delta 1e-3 --free-cap",
+    ],
+)
+def test_noise_refuses(options: str) -> None:
+    with pytest.raises(ClipwiseError):
+        call(noise_command, options)

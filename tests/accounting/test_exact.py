@@ -1,0 +1,172 @@
+"""The exact accountant against published values, closed forms, other accountants, and itself."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from clipwise.accounting import GaussianSteps, account, account_delta
+from clipwise.accounting.contour import NotConverged, exact_delta, exact_epsilon
+from clipwise.accounting.gaussian import gaussian_delta, gaussian_epsilon, gaussian_mu
+from clipwise.accounting.gdp import gdp_epsilon
+from clipwise.accounting.grid import grid_delta, grid_epsilon
+from clipwise.accounting.laws import Composition, gaussian, poisson
+from clipwise.accounting.rdp import rdp_epsilon
+from clipwise.accounting.single import single_delta, single_epsilon
+from clipwise.sampling import Poisson
+
+from .common import MNIST, SNLI, VECTORS, run
+
+
+def of(vector: dict[str, Any]) -> Composition:
+    replace = vector["relation"] == "replace"
+    return Composition.of([(poisson(q, 1.0 / sigma, replace), steps) for sigma, q, steps in vector["ledger"]])
+
+
+@pytest.mark.parametrize("vector", VECTORS, ids=lambda v: v["name"])
+def test_golden_values(vector: dict[str, Any]) -> None:
+    if "delta" in vector:
+        assert exact_epsilon(of(vector), vector["delta"]) == pytest.approx(vector["exact_epsilon"], rel=1e-9)
+    else:
+        few = vector["name"] == "dpacc-single"  # three steps: the grid answers
+        found = grid_delta(of(vector), vector["epsilon"]) if few else exact_delta(of(vector), vector["epsilon"])
+        assert found == pytest.approx(vector["exact_delta"], rel=1e-4 if few else 2e-9)
+
+
+@pytest.mark.parametrize("vector", [v for v in VECTORS if v["tol"] is not None], ids=lambda v: v["name"])
+def test_published_values(vector: dict[str, Any]) -> None:
+    method, published = vector["published_method"], vector["published"]
+    composition = of(vector)
+    if "epsilon" in vector:
+        found = grid_delta if vector["name"] == "dpacc-single" else exact_delta
+        assert found(composition, vector["epsilon"]) == pytest.approx(published, abs=max(vector["tol"], 1e-9))
+    elif method == "RDP":
+        # For fractional orders ours is the moment itself, where the published sum of absolute terms is slightly larger.
+        ours = rdp_epsilon(composition, vector["delta"])
+        assert published - 1e-4 < ours < published + vector["tol"]
+    elif method == "RDP old conversion":
+        assert rdp_epsilon(composition, vector["delta"]) < published
+    else:
+        assert exact_epsilon(composition, vector["delta"]) == pytest.approx(published, abs=vector["tol"])
+
+
+def test_published_gdp() -> None:
+    (vector,) = [v for v in VECTORS if v["published_method"] == "CLT-GDP" and v["name"] == "opacus-gdp"]
+    low, high = vector["published"]
+    assert low < gdp_epsilon(of(vector), vector["delta"]) < high
+
+
+@pytest.mark.parametrize(
+    ("events", "delta", "printed"),
+    [(MNIST, 1e-5, "2.380"), (SNLI, 1 / 550_152, "5.131")],
+    ids=["mnist", "snli"],
+)
+def test_the_papers_settings(events: tuple[GaussianSteps, ...], delta: float, printed: str) -> None:
+    guarantee = account(events, delta)
+    assert (guarantee.printed, guarantee.kind, guarantee.accountant) == (printed, "numerically exact", "exact")
+
+
+def test_snli_as_it_was_run() -> None:
+    longer = (GaussianSteps(Poisson(550_152, 32), 0.4, 54_076),)
+    assert account(longer, 1 / 550_152).epsilon == pytest.approx(5.163332, abs=1e-6)
+
+
+def test_full_batch_is_the_closed_form() -> None:
+    composition = Composition.of([(gaussian(0.5), 9), (gaussian(1.0), 4)])
+    assert exact_epsilon(composition, 1e-7) == pytest.approx(gaussian_epsilon(2.5, 1e-7), rel=1e-12)
+
+
+def test_a_gaussian_part_inside_the_contour() -> None:
+    # Rate 1 - 1e-12 is not the closed form's branch, but must agree with it.
+    nearly = Composition.of([(gaussian(1.0), 1), (poisson(1.0 - 1e-12, 0.5, replace=False), 12)])
+    assert exact_epsilon(nearly, 1e-6) == pytest.approx(gaussian_epsilon(2.0, 1e-6), rel=1e-9)
+
+
+@pytest.mark.parametrize("mu", [1e-3, 0.3, 4.0, 50.0])
+@pytest.mark.parametrize("delta", [1e-15, 1e-5, 0.1])
+def test_gaussian_inverses(mu: float, delta: float) -> None:
+    epsilon = gaussian_epsilon(mu, delta)
+    if epsilon > 0.0:
+        assert gaussian_delta(mu, epsilon) == pytest.approx(delta, rel=1e-7)
+        assert gaussian_mu(epsilon, delta) == pytest.approx(mu, rel=1e-7)
+
+
+@pytest.mark.parametrize("sigma", [0.4, 0.8, 2.0])
+@pytest.mark.parametrize(("rate", "steps"), [(1e-3, 20_000), (0.05, 500), (0.5, 40)])
+def test_delta_inverts_epsilon(sigma: float, rate: float, steps: int) -> None:
+    composition = run(sigma, rate, steps)
+    for delta in (1e-10, 1e-4):
+        epsilon = exact_epsilon(composition, delta)
+        assert exact_delta(composition, epsilon) == pytest.approx(delta, rel=1e-6)
+
+
+@pytest.mark.parametrize("reverse", [False, True], ids=["remove", "add"])
+@pytest.mark.parametrize("delta", [1e-3, 1e-7])
+def test_two_steps_against_a_double_integral(reverse: bool, delta: float) -> None:
+    composition = run(0.8, 0.2, 2)
+    law, _ = composition.terms[0]
+    if reverse:
+        composition, law = composition.reversed(), law.reversed()
+    pair = law.parts[0][1]
+    x = np.linspace(-12.0, 14.0, 4001)
+    ratio = np.log1p(0.2 * np.expm1(x / 0.8 - 0.5 / 0.64)) * (-1.0 if reverse else 1.0)
+    density = sum(w * np.exp(-0.5 * (x - m) ** 2) for w, m in pair.p) * (x[1] - x[0]) / math.sqrt(2 * math.pi)
+    total, mass = np.add.outer(ratio, ratio), np.outer(density, density)
+    try:
+        epsilon = exact_epsilon(composition, delta)
+    except NotConverged:
+        epsilon = grid_epsilon(composition, delta)
+    brute = float(np.sum(mass * np.maximum(0.0, -np.expm1(np.minimum(0.0, epsilon - total)))))
+    assert brute == pytest.approx(delta, rel=3e-3)
+
+
+@pytest.mark.parametrize("reverse", [False, True], ids=["remove", "add"])
+def test_one_step_in_closed_form(reverse: bool) -> None:
+    composition = run(1.0, 0.1, 1)
+    composition = composition.reversed() if reverse else composition
+    pair = composition.single
+    assert pair is not None
+    for delta in (1e-3, 1e-6):
+        epsilon = single_epsilon(pair, delta)
+        assert single_delta(pair, epsilon) == pytest.approx(delta, rel=1e-9)
+        assert exact_epsilon(composition, delta) == epsilon
+
+
+@pytest.mark.parametrize(
+    ("sigma", "rate", "steps", "delta"),
+    [
+        (1.1, 256 / 60_000, 14_040, 1e-5),
+        (1.0, 1e-3, 1_000, 1e-6),
+        (0.4, 32 / 550_152, 51_576, 1e-6),
+        (1.0, 0.01, 1000, 1e-13),
+    ],
+)
+def test_the_fallback_grid_is_an_upper_bound_and_close(sigma: float, rate: float, steps: int, delta: float) -> None:
+    composition = run(sigma, rate, steps)
+    exact, bound = exact_epsilon(composition, delta), grid_epsilon(composition, delta)
+    assert exact * (1 - 1e-9) <= bound <= exact * 1.001
+    assert grid_delta(composition, exact) == pytest.approx(delta, rel=1e-2)
+    assert grid_delta(composition, exact) >= delta * (1 - 1e-6)
+
+
+def test_a_fallback_says_so() -> None:
+    guarantee = account((GaussianSteps(Poisson(10_000, 1), 1.0, 10),), 1e-6)
+    assert guarantee.kind == "upper bound" and guarantee.accountant in ("grid", "rdp")
+    assert any("did not converge" in warning for warning in guarantee.warnings)
+    # Ten steps at rate 1e-4: the answer by a grid of another program is 0.00237.
+    assert 0.0023 < guarantee.epsilon < 0.0025
+
+
+def test_remove_dominates_here_and_the_maximum_is_reported() -> None:
+    remove = run(1.1, 256 / 60_000, 14_040)
+    assert exact_epsilon(remove.reversed(), 1e-5) == pytest.approx(2.2415, abs=1e-4)
+    assert account(MNIST, 1e-5).epsilon == exact_epsilon(remove, 1e-5)
+
+
+def test_delta_of_a_ledger_takes_the_larger_direction() -> None:
+    found = account_delta(MNIST, 2.0)
+    both = [exact_delta(c, 2.0) for c in (run(1.1, 256 / 60_000, 14_040), run(1.1, 256 / 60_000, 14_040).reversed())]
+    assert found.delta == pytest.approx(max(both), rel=1e-12)

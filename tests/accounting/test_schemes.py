@@ -1,0 +1,156 @@
+"""Relations, sampling schemes, groups, units: what an answer is about."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from clipwise.accounting import FederatedRounds, GaussianSteps, Ledger, PrivateCalibration, account, account_delta
+from clipwise.accounting.contour import exact_epsilon
+from clipwise.accounting.gaussian import gaussian_epsilon
+from clipwise.accounting.problem import ShuffledRun, pose
+from clipwise.accounting.shuffle import shuffled_delta, shuffled_epsilon
+from clipwise.errors import AccountingError
+from clipwise.sampling import FixedSize, FullBatch, Poisson, Shuffled
+
+from .common import MNIST, run
+
+
+@pytest.mark.parametrize(
+    ("scheme", "sigma", "steps", "delta", "value"),
+    [
+        (Poisson(50_000, 1_000), 1.3, 750, 1e-5, 3.693),
+        (Poisson(60_000, 256), 1.1, 14_040, 1e-5, 4.217),
+        (FullBatch(1_279), 35.0, 2_000, 1 / (1.1 * 1_279), 10.774),
+    ],
+)
+def test_replace_one(scheme: Any, sigma: float, steps: int, delta: float, value: float) -> None:
+    events = (GaussianSteps(scheme, sigma, steps),)
+    replaced = account(events, delta, relation="replace_one")
+    assert replaced.epsilon == pytest.approx(value, abs=6e-4) and replaced.relation == "replace_one"
+    assert replaced.epsilon > account(events, delta).epsilon
+    assert account(events, delta, relation="zero_out").epsilon == account(events, delta).epsilon
+
+
+@pytest.mark.parametrize(("cap", "value"), [(256, 12.62), (288, 4.68), (304, 3.11), (320, 2.407), (336, 2.3801)])
+def test_truncated_poisson(cap: int, value: float) -> None:
+    events = (GaussianSteps(Poisson(60_000, 256, cap), 1.1, 14_040),)
+    guarantee = account(events, 1e-5)
+    assert guarantee.epsilon == pytest.approx(value, rel=4e-4)
+    assert f"cut at {cap}" in guarantee.sampling
+
+
+def test_truncation_depends_on_the_plan() -> None:
+    snli = (GaussianSteps(Poisson(550_152, 32, 60), 0.4, 51_576),)
+    assert account(snli, 1 / 550_152).epsilon == pytest.approx(8.35, abs=5e-3)
+    mnist = (GaussianSteps(Poisson(60_000, 256, 336), 1.1, 14_040),)
+    assert account(mnist, 1e-8).epsilon > 1.01 * account(MNIST, 1e-8).epsilon
+    assert account(mnist, 1e-5).epsilon < 1.001 * account(MNIST, 1e-5).epsilon
+
+
+@pytest.mark.parametrize(
+    ("scheme", "sigma", "steps", "high", "low"),
+    [(Shuffled(50_000, 1_000), 1.3, 750, 16.53, 6.39), (Shuffled(59_904, 256), 1.1, 14_040, 54.05, 10.85)],
+)
+def test_shuffled_is_an_interval_never_poisson(scheme: Any, sigma: float, steps: int, high: float, low: float) -> None:
+    guarantee = account((GaussianSteps(scheme, sigma, steps),), 1e-5)
+    assert guarantee.epsilon == pytest.approx(high, abs=6e-3)
+    assert guarantee.lower == pytest.approx(low, abs=0.02)
+    assert guarantee.kind == "upper bound" and guarantee.relation == "zero_out"
+    assert "shuffled" in guarantee.sampling and "at least" in guarantee.statement()
+    assert guarantee.lower > account((GaussianSteps(Poisson(50_000, 1_000), 1.3, 750),), 1e-5).epsilon
+
+
+def test_shuffled_replace_one_doubles_the_reach() -> None:
+    events = (GaussianSteps(Shuffled(50_000, 1_000), 1.3, 750),)
+    assert account(events, 1e-5, relation="replace_one").epsilon == pytest.approx(42.4, abs=0.05)
+
+
+def test_shuffled_lower_bound_reproduces_the_published_values() -> None:
+    one_epoch = ShuffledRun(1.0 / 0.4, 10_000, 1)
+    assert shuffled_delta(one_epoch, 4.0) == pytest.approx(0.226, abs=5e-4)
+    assert shuffled_delta(one_epoch, 12.0) == pytest.approx(7.47e-5, rel=2e-3)
+    assert shuffled_delta(one_epoch, shuffled_epsilon(one_epoch, 1e-3)) == pytest.approx(1e-3, rel=1e-6)
+
+
+@pytest.mark.parametrize("relation", ["add_remove", "replace_one", "zero_out"])
+def test_fixed_size_is_an_interval_of_replacing(relation: Any) -> None:
+    guarantee = account((GaussianSteps(FixedSize(50_000, 1_000), 1.3, 750),), 1e-5, relation=relation)
+    assert guarantee.relation == "replace_one" and guarantee.kind == "upper bound"
+    assert bool(guarantee.warnings) == (relation != "replace_one")
+    # The worst data reach a shift of two noise-free sensitivities at the sampling rate: the lower end.
+    assert guarantee.lower == pytest.approx(exact_epsilon(run(0.65, 0.02, 750), 1e-5), rel=1e-9)
+    assert (
+        guarantee.lower
+        < guarantee.epsilon
+        < account((GaussianSteps(FixedSize(50_000, 1_000), 1.3, 750),), 1e-5, "rdp").epsilon
+    )
+
+
+def test_fixed_size_of_everything_is_a_full_batch() -> None:
+    fixed, full = (GaussianSteps(s, 9.0, 50) for s in (FixedSize(100, 100), FullBatch(100)))
+    expected = account((full,), 1e-3, relation="replace_one").epsilon
+    assert account((fixed,), 1e-3, relation="replace_one").epsilon == pytest.approx(expected, rel=1e-12)
+
+
+def test_approximations_have_no_formula_for_fixed_size() -> None:
+    for name in ("gdp", "edgeworth", "pld"):
+        with pytest.raises(AccountingError):
+            account((GaussianSteps(FixedSize(1_000, 10), 1.0, 10),), 1e-5, name)  # type: ignore[arg-type]
+
+
+def test_groups_of_records() -> None:
+    full = (GaussianSteps(FullBatch(100), 10.0, 4),)
+    assert account(full, 1e-5, group=3).epsilon == pytest.approx(gaussian_epsilon(0.6, 1e-5), rel=1e-12)
+    single, pair, triple = (account(MNIST, 1e-5, group=k).epsilon for k in (1, 2, 3))
+    # Better than the general conversion (2 eps, (1 + e^eps) delta), worse than one record.
+    apart = account(MNIST, 5e-7).epsilon
+    assert (1.0 + math.exp(apart)) * 5e-7 < 1e-5
+    assert single < pair < 2.0 * apart and pair < triple
+    assert account(MNIST, 1e-5, "rdp", group=2).epsilon > pair
+    assert "2 examples" in account(MNIST, 1e-5, group=2).statement()
+    with pytest.raises(AccountingError, match="Group"):
+        account((GaussianSteps(Poisson(1_000, 10, 20), 1.0, 5),), 1e-5, group=2)
+
+
+def test_disjoint_calibration_composes_in_parallel() -> None:
+    calibration = PrivateCalibration(1.0, disjoint=True)
+    assert account((*MNIST, calibration), 1e-5).epsilon == pytest.approx(gaussian_epsilon(1.0, 1e-5), rel=1e-12)
+    weak = PrivateCalibration(50.0, disjoint=True)
+    assert account((*MNIST, weak), 1e-5).epsilon == account(MNIST, 1e-5).epsilon
+    assert account((*MNIST, PrivateCalibration(50.0)), 1e-5).epsilon > account(MNIST, 1e-5).epsilon
+
+
+def test_units_do_not_mix() -> None:
+    rounds = FederatedRounds(Poisson(1_000, 50), 1.0, 20)
+    assert account((rounds,), 1e-4).unit == "client"
+    assert "one client" in account((rounds,), 1e-4).statement()
+    with pytest.raises(AccountingError, match="mixes"):
+        account((*MNIST, rounds), 1e-5)
+
+
+def test_warnings() -> None:
+    assert any("1/60000" in w for w in account(MNIST, 1e-4).warnings)
+    assert not account(MNIST, 1e-5).warnings
+    loud = account((GaussianSteps(Poisson(1_000, 10), 0.5, 100_000),), 1e-5)
+    assert any("epsilon over 50" in w for w in loud.warnings)
+
+
+def test_a_schedule_is_the_sum_of_its_parts_in_any_order() -> None:
+    a, b = GaussianSteps(Poisson(1_000, 10), 1.2, 300), GaussianSteps(Poisson(1_000, 20), 0.9, 100)
+    halves = (a.repeated(100), b.repeated(40), a.repeated(200), b.repeated(60))
+    whole = account((a, b), 1e-5).epsilon
+    assert account(halves, 1e-5).epsilon == account((b, a), 1e-5).epsilon == whole
+    assert account((a,), 1e-5).epsilon < whole
+
+
+def test_delta_of_an_interval_has_a_lower_end() -> None:
+    guarantee = account_delta((GaussianSteps(Shuffled(50_000, 1_000), 1.3, 750),), 8.0)
+    assert guarantee.lower is not None and 0.0 < guarantee.lower < guarantee.delta <= 1.0
+
+
+def test_sampling_text_stays_short_for_long_schedules() -> None:
+    ledger = Ledger(GaussianSteps(Poisson(10_000, 10 + k), 2.0, 5) for k in range(30))
+    assert len(pose(ledger.events).sampling) < 200
