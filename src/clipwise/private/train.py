@@ -237,7 +237,7 @@ class Private:
             torch._foreach_add_(self._sums, gradients)
             return
         # Take the engine's own tensors over, but never two that share memory: noise must be independent.
-        memory = {g.untyped_storage().data_ptr() for g in gradients}
+        memory = {g.data_ptr() for g in gradients}
         if len(memory) < len(gradients) or not all(g.is_contiguous() for g in gradients):
             gradients = [g.clone(memory_format=torch.contiguous_format) for g in gradients]
         self._sums = gradients
