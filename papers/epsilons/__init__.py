@@ -1,0 +1,1 @@
+"""The five epsilons that the paper reports, checked by every accountant."""
