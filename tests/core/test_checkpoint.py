@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 import clipwise as cw
 from clipwise.clipping import Style
@@ -83,6 +84,29 @@ def test_every_sampling_resumes_at_any_step(sampling: Any, tmp_path: Path) -> No
         resumed = cw.Private.resume(tmp_path / "run.ckpt", model, sgd(model))
         train(resumed, model, data())
         assert same(expected, weights(model)) and resumed.ledger.steps == 5
+
+
+def test_an_unseeded_shuffled_epoch_goes_on_in_its_order(tmp_path: Path) -> None:
+    p = plan(sampling=cw.Shuffled(N, 8), steps=10)  # two epochs of five batches
+    numbered = TensorDataset(torch.arange(N), torch.arange(N))
+
+    def go_on(private: cw.Private, steps: int) -> list[int]:
+        seen: list[int] = []
+        for _, (i, _) in zip(range(steps), private.loader(numbered), strict=False):
+            seen += i.tolist()
+            private.step(model(X[i]).squeeze(1))
+        return seen
+
+    model = mlp()
+    private = cw.Private(p, model, sgd(model))
+    first = go_on(private, 2)
+    private.save(tmp_path / "run.ckpt")
+    lost = go_on(private, 1)
+    model = mlp()
+    resumed = cw.Private.resume(tmp_path / "run.ckpt", model, sgd(model))
+    rest = go_on(resumed, 2)
+    assert sorted(first + lost + rest) == list(range(N))
+    assert sorted(go_on(resumed, 5)) == list(range(N)) and resumed.ledger.steps == 10
 
 
 def test_a_save_in_the_middle_of_a_logical_batch_holds_nothing_of_it(tmp_path: Path) -> None:
