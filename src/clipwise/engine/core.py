@@ -158,7 +158,7 @@ class Engine:
         entry = self.entry(losses, graph, parameters)
         verify = not entry.checked or entry.uses % _VERIFY_EVERY == 0
         entry.uses += 1
-        keep = keep or verify or entry.plan.live or entry.plan.routed or not entry.plan.decided
+        keep = keep or verify or entry.plan.must_keep
         try:
             backward = Backward(losses, graph, entry.plan, retain_graph=keep)
         except StalePlan:

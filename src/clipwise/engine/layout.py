@@ -67,6 +67,12 @@ class Layout:
         inner = size // batch_size if self.inner is None else self.inner
         return torch.arange(size) // inner % batch_size
 
+    def elements(self, shape: Sequence[int], batch_size: int) -> Tensor:
+        """The sample that each element belongs to, in the order of elements."""
+        view = [1] * len(shape)
+        view[self.axis] = -1
+        return self.owners(shape, batch_size).view(view).expand(*shape).flatten()
+
     def split(self, tensor: Tensor, batch_size: int, axis: int | None = None) -> Tensor:
         """Batch axis first: (B, ...), what is left of the axis stays in its place."""
         k = self.axis if axis is None else axis

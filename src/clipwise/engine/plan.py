@@ -7,6 +7,7 @@ the batch size or the sequence length may change from step to step.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -16,7 +17,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from clipwise.engine.graph import LEAF, Edge, Graph
+from clipwise.engine.graph import LEAF, Edge, Graph, Node
 from clipwise.engine.layout import Layout, Probe, Scattered
 from clipwise.engine.routing import Routing, is_index, may_route, routing
 from clipwise.engine.rules import DATA_OPERANDS, LIVE, RULES
@@ -45,6 +46,7 @@ _VIEWS = _PASSING | {
     "UnsafeSplitBackward0", "UnsafeViewBackward0", "UnsqueezeBackward0", "ViewBackward0",
 }  # fmt: skip
 _REGIONS = {"SelectBackward0", "SliceBackward0", "SplitBackward0", "SplitWithSizesBackward0", "UnbindBackward0"}
+_ORDERED = {"ReshapeAliasBackward0", "UnsafeViewBackward0", "ViewBackward0"}
 _INDEXING = {
     "CatBackward0", "EmbeddingBackward0", "EmbeddingBagBackward0", "GatherBackward0", "IndexBackward0",
     "IndexSelectBackward0", "StackBackward0", "TakeBackward0",
@@ -91,6 +93,7 @@ class Meeting:
     node: int
     operands: tuple[int, ...]  # positions among the node's inputs, one per distinct edge
     layouts: tuple[Layout | Scattered, ...]  # all that agree with what was seen; none when nothing was seen
+    end: bool  # nothing below it is computed from the batch: backward stops here
 
 
 @dataclass(frozen=True)
@@ -100,7 +103,9 @@ class GraphPlan:
     meetings: tuple[Meeting, ...]
     chains: Mapping[Edge, Chain]  # shared operands that are views of one parameter
     roots: Mapping[int, tuple[Edge, ...]]  # parameter -> the shared operands that reach it
+    solo: frozenset[Edge]  # operands that are their parameter's only use: its norm is known as soon as they are
     derived: frozenset[int]  # parameters that need instantiated gradients pulled back by autograd
+    streaming: bool  # saved tensors are at hand while backward runs; not so where checkpointing recomputes them
     live: bool  # some rule needs the graph to stay alive
     decided: bool  # every layout is known beyond doubt
     cacheable: bool  # nothing was taken from numbers that may tell something else at the next step
@@ -109,6 +114,11 @@ class GraphPlan:
     entries: tuple[tuple[int, tuple[bool, ...]], ...]  # nodes where the batch may enter, and which axes are longer than 1
     data_meetings: frozenset[int]  # meetings with data that is not computed from parameters
     indexed: bool  # some node moves values computed from the batch by an index
+
+    @property
+    def must_keep(self) -> bool:
+        """Whether the graph is needed again after the backward pass to the meetings."""
+        return self.live or self.routed or not self.decided or not self.streaming
 
 
 def _neutral(k: int, states: Sequence[_State]) -> bool:
@@ -204,11 +214,37 @@ class Planner:
             states = self._states(lambda k: self._is_batch(k, probes[k], layouts[k]))
             meetings = self._meetings(states)
             wanted = {k for k in meetings if k not in probes}
+        self._refine(meetings, layouts, probe)
         self._refuse_hidden_batch(states, layouts)
         self.finite = all(bool(torch.isfinite(found.plain).all()) for found in probes.values())
         met = [self._meeting(k, states, probes[k], layouts[k]) for k in meetings]
         moves = {k: self._routing(k, states, layouts[k]) for k in routers if states[k] is _State.BATCH}
         return self._bind(met, moves)
+
+    def _refine(self, nodes: Sequence[int], layouts: dict[int, tuple[Layout | Scattered, ...]], probe: Prober) -> None:
+        """Settle layouts that this batch leaves open, such as when only one token per sample has a gradient.
+
+        A view keeps the order of elements, so the layout before it must be the layout after it.
+        """
+        open_nodes = {k for k in nodes if len(layouts[k]) > 1}
+        if not open_nodes:
+            return
+        views = {
+            k: self.graph.edges[k][0][0]
+            for k in self.entries
+            if self.graph.names[k] in _ORDERED and self.graph.edges[k][0][0] in open_nodes
+        }
+        for view, found in probe(sorted(views)).items() if views else ():
+            k = views[view]
+            after = found.layouts(self.batch_size)
+            if len(after) == 1:
+                expected = after[0].elements(found.plain.shape, self.batch_size)
+                shape = self.graph.shape((k, 0))
+                layouts[k] = tuple(
+                    layout
+                    for layout in layouts[k]
+                    if isinstance(layout, Layout) and torch.equal(layout.elements(shape, self.batch_size), expected)
+                )
 
     def _is_batch(self, k: int, found: Probe, layouts: tuple[Layout | Scattered, ...]) -> bool:
         """Whether the batch entered at a node; in doubt yes, but a value that one bad sample fills is shared by all."""
@@ -303,7 +339,8 @@ class Planner:
             )
         if not layouts and not probe.blank:
             raise self._mixing(k)
-        return Meeting(k, tuple(distinct.values()), layouts)
+        end = not any(child >= 0 and states[child] is _State.BATCH for child, _ in self.graph.edges[k])
+        return Meeting(k, tuple(distinct.values()), layouts, end)
 
     def _parameters(self, edges: Iterable[Edge]) -> str:
         reached = frozenset().union(*(self.reaches[child] for child, _ in edges))
@@ -330,9 +367,11 @@ class Planner:
     def _bind(self, meetings: list[Meeting], moves: Mapping[int, Routing]) -> GraphPlan:
         roots: dict[int, dict[Edge, None]] = {}
         chains: dict[Edge, Chain] = {}
+        met: Counter[Edge] = Counter()
         for meeting in meetings:
             for position in meeting.operands:
                 edge = self.graph.edges[meeting.node][position]
+                met[edge] += 1
                 for parameter in self.reaches[edge[0]]:
                     roots.setdefault(parameter, {})[edge] = None
                 chain = chain_of(self.graph, edge)
@@ -343,7 +382,13 @@ class Planner:
             tuple(meetings),
             chains,
             {p: tuple(edges) for p, edges in roots.items()},
-            frozenset(derived),
+            solo=frozenset(
+                next(iter(edges))
+                for parameter, edges in roots.items()
+                if len(edges) == 1 and parameter not in derived and met[next(iter(edges))] == 1
+            ),
+            derived=frozenset(derived),
+            streaming=all(_at_hand(self.graph.nodes[meeting.node]) for meeting in meetings),
             live=any(self.graph.names[meeting.node] in LIVE for meeting in meetings),
             decided=self.finite and all(len(meeting.layouts) == 1 for meeting in meetings),
             cacheable=self.finite and all(len(meeting.layouts) <= 1 for meeting in meetings),
@@ -354,6 +399,16 @@ class Planner:
             indexed=any(is_index(self.graph.names[k]) for k in moves),
             entries=tuple((k, pattern(self.graph, k)) for k, entry in self.entries.items() if entry is not _Entry.NO),
         )
+
+
+def _at_hand(node: Node) -> bool:
+    """Whether a node holds the tensors it saved, rather than a way to make them again (checkpointing, offloading)."""
+    for name in dir(type(node)):
+        if name.startswith("_saved_"):
+            first = getattr(node, name)
+            if isinstance(first, Tensor) and first.data_ptr() != getattr(node, name).data_ptr():
+                return False
+    return True
 
 
 def pattern(graph: Graph, k: int) -> tuple[bool, ...]:

@@ -11,16 +11,28 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge
 
 from clipwise.engine.graph import Edge, Graph
 from clipwise.engine.layout import Layout, Probe, Scattered, blank, digit_colours, owners_by_digits, pack
 from clipwise.engine.plan import GraphPlan, Meeting, interval, mixing, overlapping, pattern
 from clipwise.engine.routing import data_key, is_identity
-from clipwise.engine.rules import RULES, Finish, Operand, Samples
-from clipwise.engine.uses import Outer, Use, chunks, joint_squared_norms, squares, summed
+from clipwise.engine.rules import RULES, Operand, Samples
+from clipwise.engine.uses import Dense, Outer, Use, chunks, joint_squared_norms, squares, summed
 
 Factors = Callable[[int], Tensor]  # parameter -> factors (B,)
+
+
+class _Arrival:
+    """Called when the gradient of a meeting's output is complete."""
+
+    __slots__ = ("backward", "meeting", "samples")
+
+    def __init__(self, backward: Backward, meeting: Meeting, samples: Samples | None) -> None:
+        self.backward, self.meeting, self.samples = backward, meeting, samples
+
+    def __call__(self, gradients: tuple[Tensor | None, ...]) -> None:
+        if gradients[0] is not None:
+            self.backward.receive(self.meeting, self.samples, gradients[0])
 
 
 class StalePlan(Exception):
@@ -28,42 +40,57 @@ class StalePlan(Exception):
 
 
 class Backward:
-    """The uses of every shared operand after one backward pass to the meetings."""
+    """The uses of every shared operand after one backward pass to the meetings.
+
+    Each use is formed when its gradient arrives, by a pre-hook on the graph's node that is removed with the call. What
+    autograd frees behind it is then really free: at no time are all gradients and all activations held.
+    """
 
     def __init__(self, losses: Tensor, graph: Graph, plan: GraphPlan, *, retain_graph: bool) -> None:
         self.graph, self.plan = graph, plan
         self.batch_size = losses.shape[0]
         self.uses: dict[Edge, list[Use]] = {}
+        self._norms: dict[Edge, Tensor] = {}
         self._refuse_stale()
-        edges = [graph.gradient_edge((meeting.node, 0)) for meeting in plan.meetings]
-        moved = self._moved_rows(losses, edges) if plan.routed else {}
-        pending = [self._read(meeting, moved.get(meeting.node)) for meeting in plan.meetings]
-        gradients = torch.autograd.grad(
-            losses, edges, torch.ones_like(losses), retain_graph=retain_graph, allow_unused=True
-        )
-        for meeting, finishers, gradient in zip(plan.meetings, pending, gradients, strict=True):
-            if gradient is None:
-                continue
-            if not meeting.layouts:
-                if not blank(gradient):
-                    raise StalePlan
-                continue
-            for edge, finish in finishers:
-                self.uses.setdefault(edge, []).append(finish(gradient))
+        moved = self._moved_rows(losses) if plan.routed else {}
+        arrivals = [_Arrival(self, meeting, self._samples(meeting, moved.get(meeting.node))) for meeting in plan.meetings]
+        ends = [arrival for arrival in arrivals if arrival.meeting.end or not plan.streaming]
+        handles = [
+            graph.nodes[arrival.meeting.node].register_prehook(arrival)
+            for arrival in arrivals
+            if plan.streaming and not arrival.meeting.end
+        ]
+        try:
+            gradients = torch.autograd.grad(
+                losses,
+                [graph.gradient_edge((arrival.meeting.node, 0)) for arrival in ends],
+                torch.ones_like(losses),
+                retain_graph=retain_graph,
+                allow_unused=True,
+            )
+        finally:
+            for handle in handles:
+                handle.remove()
+        for arrival, gradient in zip(ends, gradients, strict=True):
+            arrival((gradient,))
 
-    def _read(self, meeting: Meeting, owners: Tensor | None) -> list[tuple[Edge, Finish]]:
-        if not meeting.layouts:
-            return []
+    def receive(self, meeting: Meeting, samples: Samples | None, gradient: Tensor) -> None:
+        """Turn the gradient of a meeting's output into uses of its shared operands."""
+        if samples is None:
+            if not blank(gradient):
+                raise StalePlan
+            return
         graph, k = self.graph, meeting.node
-        samples = self._samples(meeting, owners)
-        finishers = []
+        rule = RULES[graph.names[k]]
         for position in meeting.operands:
             edge = graph.edges[k][position]
             operand = Operand(
                 graph.nodes[k], graph.names[k], position, tuple(graph.shape(edge)), graph.gradient_edge(edge)
             )
-            finishers.append((edge, RULES[graph.names[k]](operand, samples)))
-        return finishers
+            use = rule(operand, samples)(gradient)
+            if edge in self.plan.solo:
+                self._norms[edge], use = use.settled()
+            self.uses.setdefault(edge, []).append(use)
 
     def _refuse_stale(self) -> None:
         """A plan is only used while everything it took from the numbers still holds."""
@@ -77,7 +104,9 @@ class Backward:
                 if overlapping(graph, [plan.chains[edge].region for edge in edges]):
                     raise StalePlan
 
-    def _samples(self, meeting: Meeting, owners: Tensor | None) -> Samples:
+    def _samples(self, meeting: Meeting, owners: Tensor | None) -> Samples | None:
+        if not meeting.layouts:
+            return None
         layout = meeting.layouts[0]
         if isinstance(layout, Scattered):
             assert owners is not None
@@ -86,8 +115,9 @@ class Backward:
             raise StalePlan
         return Samples(self.batch_size, layout)
 
-    def _moved_rows(self, losses: Tensor, edges: Sequence[GradientEdge | Tensor]) -> dict[int, Tensor]:
+    def _moved_rows(self, losses: Tensor) -> dict[int, Tensor]:
         """Rows may move between samples by data: read the owners of scattered ones, test every other layout."""
+        edges = [self.graph.gradient_edge((meeting.node, 0)) for meeting in self.plan.meetings]
         digits = digit_colours(self.batch_size, losses)
         bad = ~torch.isfinite(losses)
         plain, *coloured = (
@@ -130,6 +160,7 @@ class Backward:
     def discard(self, bad_B: Tensor) -> None:
         """Set the contribution of some samples to zero, whatever they hold."""
         self.uses = {edge: [use.without(bad_B) for use in uses] for edge, uses in self.uses.items()}
+        self._norms.clear()
 
     # -- per parameter ------------------------------------------------------------------------------------------
 
@@ -138,7 +169,7 @@ class Backward:
         uses = self.uses.get(edge, [])
         if not self.plan.chains[edge].transposed:
             return uses
-        return [use.transposed() if isinstance(use, Outer) else use for use in uses]
+        return [use.transposed() if isinstance(use, (Dense, Outer)) else use for use in uses]
 
     def squared_norms(self) -> dict[int, Tensor]:
         """Squared per-sample gradient norm (B,) of every parameter that is reached."""
@@ -153,8 +184,9 @@ class Backward:
 
     def _simple_squared_norms(self, parameter: int, edges: Sequence[Edge]) -> Tensor | None:
         if len(edges) == 1:
+            known = self._norms.get(edges[0])
             uses = self.uses.get(edges[0], [])
-            return joint_squared_norms(uses) if uses else None
+            return known if known is not None else joint_squared_norms(uses) if uses else None
         total: Tensor | None = None
         for group in self._regions(edges):
             uses = [use for edge in group for use in self._in_frame(edge)]

@@ -15,7 +15,6 @@ from math import prod
 import torch
 from torch import Tensor
 
-# Instantiated gradients are kept for the weighted sum when they are not larger than what they were made from.
 _ALL = slice(None)
 
 
@@ -25,7 +24,12 @@ def accurate(tensor: Tensor) -> Tensor:
 
 
 def squares(tensor_B: Tensor) -> Tensor:
-    """Squared norm of each sample's block, (B, ...) -> (B,)."""
+    """Squared norm of each sample's block, (B, ...) -> (B,).
+
+    Row norms first, then their squares: no temporary of the gradient's size, and short sums stay accurate in float32.
+    """
+    if tensor_B.dim() > 2:
+        return torch.linalg.vector_norm(tensor_B.flatten(2), dim=2).square_().sum(1)
     return tensor_B.reshape(tensor_B.shape[0], -1).square().sum(1)
 
 
@@ -49,6 +53,10 @@ class Use(ABC):
     @abstractmethod
     def squared_norms(self) -> Tensor:
         """||g_i||^2, shape (B,)."""
+
+    def settled(self) -> tuple[Tensor, Use]:
+        """The norms, and a use that gives the same weighted sum and holds no more than it must."""
+        return self.squared_norms(), self
 
     @abstractmethod
     def gradients(self, samples: slice = _ALL) -> Tensor:
@@ -83,6 +91,11 @@ class Dense(Use):
     def without(self, bad_B: Tensor) -> Use:
         return Dense(_zeroed(self._gradients, bad_B), self.shape)
 
+    def transposed(self) -> Dense:
+        """The same use of the transposed matrix."""
+        *extra, m, n = self.shape
+        return Dense(self._gradients.mT, (*extra, n, m))
+
 
 class Outer(Use):
     """A sum of outer products over positions: g_i = sum_t l_it r_it^T, as in every linear map.
@@ -94,13 +107,11 @@ class Outer(Use):
         self.left, self.right = accurate(left), accurate(right)
         self.shape = tuple(shape)
         self.batch_size = left.shape[0]
-        self._kept: Tensor | None = None
 
     @property
     def ghost_is_cheaper(self) -> bool:
-        """Gram matrices of size T x T against matrices of size m x n."""
-        *_, positions, m = self.left.shape
-        n = self.right.shape[-1]
+        """Gram matrices of size T x T against matrices of size m x n, in time and in memory alike."""
+        positions, m, n = self.left.shape[-2], self.left.shape[-1], self.right.shape[-1]
         return positions * (m + n) <= m * n
 
     def squared_norms(self) -> Tensor:
@@ -110,20 +121,19 @@ class Outer(Use):
         if self.ghost_is_cheaper:  # ||L^T R||^2 = <L L^T, R R^T>
             product = (left @ left.mT).mul_(right @ right.mT)
             return product.flatten(1).sum(1).clamp_(min=0)
-        gradients = left.mT @ right
-        if gradients.numel() <= left.numel() + right.numel():
-            self._kept = gradients
-        return squares(gradients)
+        return squares(left.mT @ right)
+
+    def settled(self) -> tuple[Tensor, Use]:
+        """The norms, and this use in the form that takes the least memory for the weighted sum."""
+        if self.left.shape[-2] == 1 or self.ghost_is_cheaper:
+            return self.squared_norms(), self
+        return Dense(self.left.mT @ self.right, self.shape).settled()
 
     def gradients(self, samples: slice = _ALL) -> Tensor:
-        if self._kept is not None:
-            return self._kept[samples].reshape(-1, *self.shape)
         gradients = self.left[samples].mT @ self.right[samples]
         return gradients.reshape(gradients.shape[0], *self.shape)
 
     def weighted(self, factors_B: Tensor) -> Tensor:
-        if self._kept is not None:
-            return weighted_sum(factors_B, self._kept).view(self.shape)
         left, right = self.left, self.right
         factors = per_sample(factors_B.to(left.dtype), left.dim())
         if left.shape[-1] < right.shape[-1]:
@@ -138,7 +148,7 @@ class Outer(Use):
     def transposed(self) -> Outer:
         """The same use of the transposed matrix."""
         m, n = self.left.shape[-1], self.right.shape[-1]
-        return Outer(self.right, self.left, (*self.shape[:-2], n, m) if len(self.shape) > 1 else (n, m))
+        return Outer(self.right, self.left, (*self.shape[:-2], n, m))
 
 
 class Gathered(Use):

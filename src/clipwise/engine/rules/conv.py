@@ -11,9 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clipwise.engine.rules.base import Finish, Operand, Rule, Samples, carries_batch
-from clipwise.engine.uses import Dense, Outer, Use, accurate, per_sample, squares, weighted_sum
+from clipwise.engine.uses import Dense, Outer, Use, accurate, per_sample, squares
 
 _INPUT, _WEIGHT, _BIAS = 0, 1, 2
+_LARGE_WEIGHT = 150_000  # elements beyond which a grouped convolution is slower than products of patches
 
 
 @dataclass(frozen=True)
@@ -46,40 +47,51 @@ class Convolved(Use):
         self.shape = tuple(shape)
         self.geometry = geometry
         self.batch_size = inputs.shape[0]
-        self._kept: Tensor | None = None
 
     @property
-    def _ghost(self) -> bool:
-        """Few positions and many channels: Gram matrices over positions are smaller than the gradient itself."""
+    def _as_products(self) -> bool:
+        """Whether the gradient is better seen as a product of patches and outputs than as a convolution.
+
+        A large weight makes torch's grouped kernel slow; few positions make Gram matrices small.
+        """
         geometry = self.geometry
-        if geometry.transposed or geometry.groups != 1 or self.inputs.shape[1] != 1 or len(self.shape) != 4:
-            return False
-        positions, m, n = prod(self.outputs.shape[3:]), prod(self.shape[1:]), self.shape[0]
-        return positions * (m + n) * 2 <= m * n
+        plain = not geometry.transposed and geometry.groups == 1 and len(self.shape) == 4
+        return plain and self.inputs.shape[1] == 1 and prod(self.shape) > _LARGE_WEIGHT
 
     def squared_norms(self) -> Tensor:
-        if self._ghost:
-            return self._outer().squared_norms()
-        total = []
-        size = max(1, (1 << 24) // prod(self.shape))
-        for start in range(0, self.batch_size, size):
-            gradients = self.gradients(slice(start, start + size))
-            total.append(squares(gradients))
-        if len(total) == 1 and gradients.numel() <= self.inputs.numel() + self.outputs.numel():
-            self._kept = gradients
-        return torch.cat(total)
+        if self._as_products:
+            return self._products().squared_norms()
+        return torch.cat([squares(self.gradients(chunk)) for chunk in self._chunks()])
 
-    def _outer(self) -> Outer:
-        geometry = self.geometry
-        patches = F.unfold(
-            self.inputs[:, 0], self.shape[2:], geometry.dilation, geometry.padding, geometry.stride
-        )  # (B, C*k, T)
-        return Outer(self.outputs[:, 0].flatten(2).mT, patches.mT, self.shape)
+    def settled(self) -> tuple[Tensor, Use]:
+        if self._as_products or self.batch_size * prod(self.shape) > self.inputs.numel() + self.outputs.numel():
+            return self.squared_norms(), self
+        return Dense(torch.cat([self.gradients(chunk) for chunk in self._chunks()]), self.shape).settled()
+
+    def _chunks(self) -> list[slice]:
+        size = self._chunk
+        return [slice(start, start + size) for start in range(0, self.batch_size, size)]
+
+    @property
+    def _chunk(self) -> int:
+        """Samples whose gradients torch's grouped kernel forms in one call without running out of cache."""
+        return max(1, min(self.batch_size, (1 << 20) // prod(self.shape)))
+
+    def _products(self) -> Outer:
+        """Patches (B, T, k*k*C) in channels-last order: the copy moves runs of k*C numbers."""
+        (ky, kx), geometry = self.shape[2:], self.geometry
+        (sy, sx), (py, px), (dy, dx) = geometry.stride, geometry.padding, geometry.dilation
+        pixels = F.pad(self.inputs[:, 0].permute(0, 2, 3, 1), (0, 0, px, px, py, py)).contiguous()
+        rows, columns = self.outputs.shape[3:]
+        b, y, x, _ = pixels.stride()
+        patches = pixels.as_strided(
+            (self.batch_size, rows, columns, ky, kx, pixels.shape[3]), (b, sy * y, sx * x, dy * y, dx * x, 1)
+        )
+        right = patches.reshape(self.batch_size, rows * columns, -1)
+        return Outer(self.outputs[:, 0].flatten(2).mT, right, (self.shape[0], right.shape[2]))
 
     def gradients(self, samples: slice = slice(None)) -> Tensor:
-        """All samples in one call of torch's kernel: the batch is folded into the groups."""
-        if self._kept is not None:
-            return self._kept[samples]
+        """Many samples in one call of torch's kernel: the batch is folded into the groups."""
         inputs, outputs = (tensor[samples].transpose(0, 1) for tensor in (self.inputs, self.outputs))
         batch = inputs.shape[1]
         folded = self.geometry.weight_gradient(
@@ -89,8 +101,6 @@ class Convolved(Use):
         return folded.view(batch, *self.shape)
 
     def weighted(self, factors_B: Tensor) -> Tensor:
-        if self._kept is not None:
-            return weighted_sum(factors_B, self._kept)
         inputs, outputs = self.inputs, self.outputs
         factors = per_sample(factors_B.to(inputs.dtype), inputs.dim())
         if inputs.numel() < outputs.numel():
