@@ -352,7 +352,7 @@ def test_another_model_optimizer_plan_or_data_is_refused_and_changes_nothing(tmp
     refused(model := mlp(), sgd(model, momentum=0.9), "another plan", plan=plan(steps=7))
     model = mlp()
     resumed = cw.Private.resume(path, model, sgd(model, momentum=0.9))
-    with pytest.raises(cw.CheckpointError, match="not the data set"):
+    with pytest.raises(cw.CheckpointError, match="fingerprint differs"):
         resumed.loader(data(seed=5))
     with pytest.raises(cw.InvalidSampling):
         resumed.loader(data(N + 1))

@@ -343,11 +343,13 @@ def test_a_seeded_run_keeps_to_its_data() -> None:
     private, _ = private_for(seed=1)
     private.loader(data())
     private.loader(data())
-    with pytest.raises(cw.CheckpointError, match="not the data set"):
+    with pytest.raises(cw.CheckpointError, match="fingerprint differs"):
         private.loader(data(seed=1))
+    with pytest.raises(cw.CheckpointError, match="physical_batch_size differs"):
+        private.loader(data(), physical_batch_size=3)
     unseeded, _ = private_for(seed=None)
     unseeded.loader(data())
-    unseeded.loader(data(seed=1))
+    unseeded.loader(data(seed=1), physical_batch_size=3)
 
 
 def test_fingerprints_see_the_content_but_not_the_augmentation() -> None:

@@ -35,7 +35,7 @@ def capture(private: Private, *, with_weights: bool = True) -> dict[str, Any]:
         "seed": private._entropy.seed,
         "order": private._draws.order_key.hex() if shuffled else None,
         "parameters": _parameters(private._model),
-        "data": private._fingerprint if seeded else None,
+        "data": private._data if seeded else None,
         "generator": torch.get_rng_state() if seeded else None,
         "weights": _weights(private._model, private._optimizer) if seeded and with_weights else None,
     }
@@ -74,7 +74,7 @@ def restore(private: Private, saved: Mapping[str, Any]) -> None:
         private._draws = Draws(private.plan.sampling, private._entropy, bytes.fromhex(saved["order"]))
     private._ledger = ledger
     private._done = saved["steps"]
-    private._fingerprint = saved["data"]
+    private._data = saved["data"]
     if saved["generator"] is not None:
         torch.set_rng_state(saved["generator"])
     # The user may load the weights before or after this: they are compared at the next step.

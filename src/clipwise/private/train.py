@@ -21,7 +21,7 @@ from clipwise.noise import Entropy, GaussianNoise, Normals
 from clipwise.plan import Plan
 from clipwise.private import checkpoint, state
 from clipwise.private.fit import Fit
-from clipwise.private.loader import Loader, Part, check_dataset, fingerprint
+from clipwise.private.loader import Loader, Part, fingerprint
 from clipwise.private.statistics import Part as PartStatistics
 from clipwise.private.statistics import StepStatistics
 from clipwise.sampling import Draws
@@ -93,7 +93,7 @@ class Private:
         self._parts = 0
         self._complete = False
 
-        self._fingerprint: str | None = None
+        self._data: dict[str, Any] | None = None  # what a seeded run was begun with
         self._expected_weights: str | None = None
         self._journal: checkpoint.Journal | None = None
         self.extra: Any = None
@@ -295,25 +295,21 @@ class Private:
         `torch.utils.data.DataLoader`, but those that would change the sampling are refused. An empty batch makes its
         noise-only step by itself, or is handed out with length zero under `yield_empty=True`.
         """
-        check_dataset(dataset, self._plan.sampling.sample_size)
+        steps, size = self._plan.steps, physical_batch_size
+        loader = Loader(self, dataset, self._draws, self._entropy, steps, size, yield_empty, options)
         if self._entropy.seed is not None:
-            found = fingerprint(dataset)
-            if self._fingerprint not in (None, found):
+            self._check_same_data({"fingerprint": fingerprint(dataset), "physical_batch_size": size})
+        return loader
+
+    def _check_same_data(self, found: dict[str, Any]) -> None:
+        before = found if self._data is None else self._data
+        for what, value in found.items():
+            if before[what] != value:
                 raise CheckpointError(
-                    "this is not the data set that the seeded run began with: the same noise on other data would "
-                    "cancel out and reveal the difference. Resume with the same data, or start a run with another seed."
+                    f"the seeded run began with another data set or loader ({what} differs): the same noise on other "
+                    "sums cancels out and reveals the difference. Go on with the same, or start with another seed."
                 )
-            self._fingerprint = found
-        return Loader(
-            self,
-            dataset,
-            self._draws,
-            self._entropy,
-            self._plan.steps,
-            physical_batch_size,
-            yield_empty,
-            options,
-        )
+        self._data = found
 
     def _open_loader(self) -> int:
         """For the loader: begin an iteration; what was gathered of an unfinished logical batch is dropped."""
