@@ -51,6 +51,11 @@ def test_json_and_one_accountant(capsys: pytest.CaptureFixture[str]) -> None:
     assert body["accountants"]["rdp"]["kind"] == "upper bound"
 
 
+def test_an_approximation_never_stands_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(epsilon_command, f"{MNIST_OPTIONS} --json --accountant gdp") == 0
+    assert list(json.loads(capsys.readouterr().out)["accountants"]) == ["exact", "gdp"]
+
+
 def test_plot_and_ledger(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     Ledger(MNIST).save(tmp_path / "ledger.json")

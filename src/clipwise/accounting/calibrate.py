@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Protocol
 
 from clipwise.accounting.accountant import account
 from clipwise.accounting.events import Event, GaussianSteps
@@ -82,10 +81,10 @@ def max_steps(
     target = _check_target(epsilon)
     delta = check_delta(delta)
 
-    def fits(steps: int, by: Accountant = accountant) -> bool:
+    def fits(steps: int, by: Accountant) -> bool:
         return account((GaussianSteps(sampling, noise_multiplier, steps),), delta, by, relation).epsilon <= target
 
-    return _largest_integer(fits, _MOST_STEPS)
+    return _largest_integer(fits, accountant, _MOST_STEPS)
 
 
 def max_batch_size(
@@ -108,11 +107,11 @@ def max_batch_size(
     if isinstance(sampling, (FullBatch, Shuffled)):
         raise AccountingError("The batch size can be solved for Poisson and fixed-size sampling only.")
 
-    def fits(batch_size: int, by: Accountant = accountant) -> bool:
+    def fits(batch_size: int, by: Accountant) -> bool:
         scheme: Poisson | FixedSize = replace(sampling, batch_size=batch_size)
         return account((GaussianSteps(scheme, noise_multiplier, steps),), delta, by, relation).epsilon <= target
 
-    return _largest_integer(fits, sampling.sample_size)
+    return _largest_integer(fits, accountant, sampling.sample_size)
 
 
 def free_cap(
@@ -180,14 +179,10 @@ def _smallest_noise(spent: Callable[[float], float], target: float) -> float:
     return math.exp(high)
 
 
-class _Fits(Protocol):
-    def __call__(self, value: int, by: Accountant = ...) -> bool: ...
-
-
-def _largest_integer(fits: _Fits, most: int) -> int:
+def _largest_integer(fits: Callable[[int, Accountant], bool], accountant: Accountant, most: int) -> int:
     """The largest value up to `most` that fits; the search starts where the quick Renyi bound says it surely fits."""
     start = _gallop(lambda value: fits(value, "rdp"), 0, most)
-    return _gallop(fits, start if start and fits(start) else 0, most)
+    return _gallop(lambda value: fits(value, accountant), start if start and fits(start, accountant) else 0, most)
 
 
 def _gallop(fits: Callable[[int], bool], low: int, most: int) -> int:

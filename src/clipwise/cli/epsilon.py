@@ -123,7 +123,9 @@ def _panel(args: argparse.Namespace, events: tuple[Event, ...]) -> dict[str, Gua
 
     relation = args.relation.replace("-", "_")
     if args.accountant is not None:
-        return {args.accountant: account(events, args.delta, args.accountant, relation, args.group)}
+        # An approximation never stands alone.
+        names = ("exact", args.accountant) if args.accountant in ("gdp", "edgeworth") else (args.accountant,)
+        return {name: account(events, args.delta, name, relation, args.group) for name in names}
     return panel_of(events, args.delta, relation, args.group)
 
 
