@@ -13,7 +13,7 @@ from typing import Generic, Literal, TypeVar
 import torch
 from torch import Tensor
 
-from clipwise.clipping import Clip, Rule, Style, as_clip
+from clipwise.clipping import Rule, Style
 from clipwise.engine.graph import Graph, walk
 from clipwise.engine.layout import Probe, colours, digit_colours, owners_by_digits
 from clipwise.engine.plan import GraphPlan, Planner
@@ -38,6 +38,10 @@ class Clipped(Generic[Key]):
     norms: Tensor
     factors: Tensor | dict[str, Tensor]
     bad: Tensor
+
+
+class NothingFinite(Exception):
+    """No loss is finite: there is nothing to learn a plan from. Never leaves the engine."""
 
 
 @dataclass
@@ -144,6 +148,8 @@ class Engine:
         return entry
 
     def _make(self, losses: Tensor, graph: Graph, parameters: Parameters) -> Entry:
+        if not bool(torch.isfinite(losses).any()):
+            raise NothingFinite
         planner = Planner(graph, losses.shape[0], parameters.describe)
         entry = Entry(planner.plan(_AutogradProber(losses, graph)))
         if entry.plan.cacheable:
@@ -269,20 +275,19 @@ def clip(losses: Tensor, parameters: Parameters, style: Style, engine: Engine, w
         return _nothing(losses, parameters, groups)
     if losses.shape[0] == 1:
         return _single(losses, parameters, style, groups, engine, keep)
-    if not bool(torch.isfinite(losses).any()):
+    try:
+        backward = engine.backward(losses, parameters, keep=keep or way == "second_backward")
+    except NothingFinite:
         return _nothing(losses, parameters, groups)
-    backward = engine.backward(losses, parameters, keep=keep or way == "second_backward")
     squared = backward.squared_norms()
     by_group = {name: _total(squared, members, losses) for name, members in groups.items()}
-    norms = sum(by_group.values()).sqrt()  # type: ignore[union-attr]
-    bad = ~(torch.isfinite(norms) & torch.isfinite(losses))
-    any_bad = bool(bad.any())
-    # A group's gradient that is zero up to rounding points anywhere; rules that stretch it must see zero.
-    negligible = norms * (8 * torch.finfo(norms.dtype).eps)
-    lengths = {name: total.sqrt() for name, total in by_group.items()}
+    norms = _added(list(by_group.values())).sqrt()
+    good = torch.isfinite(norms + losses)
+    any_bad = not bool(good.all())
+    bad = ~good
     factors = {
-        name: _factors(style.rule_of(name), torch.where(length > negligible, length, 0), bad)
-        for name, length in lengths.items()
+        name: _factors(style.rule_of(name), length, bad if any_bad else None)
+        for name, length in _lengths(by_group, norms).items()
     }
     of = {place: factors[name] for name, members in groups.items() for place in members}
     if any_bad:
@@ -295,19 +300,35 @@ def clip(losses: Tensor, parameters: Parameters, style: Style, engine: Engine, w
     return Outcome(norms, factors, bad, _filled(sums, parameters))
 
 
+def _lengths(squared: Mapping[str, Tensor], norms: Tensor) -> dict[str, Tensor]:
+    """Norms by group; a group's gradient that is zero up to rounding points anywhere, so rules must see zero."""
+    if len(squared) == 1:
+        return dict.fromkeys(squared, norms)
+    negligible = norms * (8 * torch.finfo(norms.dtype).eps)
+    lengths = {name: total.sqrt() for name, total in squared.items()}
+    return {name: torch.where(length > negligible, length, 0) for name, length in lengths.items()}
+
+
+def _added(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.stack(list(parts)).sum(0)
+
+
 def _total(squared: Mapping[int, Tensor], members: Sequence[int], losses: Tensor) -> Tensor:
     parts = [squared[place] for place in members if place in squared]
-    return sum(parts[1:], parts[0]) if parts else torch.zeros_like(losses)
+    return _added(parts) if parts else torch.zeros_like(losses)
 
 
-def _factors(rule: Rule, norms: Tensor, bad: Tensor) -> Tensor:
-    return rule(norms).masked_fill(bad, 0)
+def _factors(rule: Rule, norms: Tensor, bad: Tensor | None) -> Tensor:
+    factors = rule(norms)
+    return factors if bad is None else factors.masked_fill(bad, 0)
 
 
 def _filled(sums: Mapping[int, Tensor], parameters: Parameters) -> list[Tensor]:
     """One sum per parameter in its own dtype; zero where no sample reached it."""
+    found = [sums.get(place) for place in range(len(parameters.tensors))]
     return [
-        sums[place].to(p.dtype) if place in sums else torch.zeros_like(p) for place, p in enumerate(parameters.tensors)
+        torch.zeros_like(p) if part is None else part if part.dtype == p.dtype else part.to(p.dtype)
+        for part, p in zip(found, parameters.tensors, strict=True)
     ]
 
 

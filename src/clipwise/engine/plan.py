@@ -105,13 +105,14 @@ class GraphPlan:
     roots: Mapping[int, tuple[Edge, ...]]  # parameter -> the shared operands that reach it
     solo: frozenset[Edge]  # operands that are their parameter's only use: its norm is known as soon as they are
     derived: frozenset[int]  # parameters that need instantiated gradients pulled back by autograd
+    parted: tuple[tuple[Edge, ...], ...]  # operands that are parts of one parameter, which must not overlap
     streaming: bool  # saved tensors are at hand while backward runs; not so where checkpointing recomputes them
     live: bool  # some rule needs the graph to stay alive
     decided: bool  # every layout is known beyond doubt
     cacheable: bool  # nothing was taken from numbers that may tell something else at the next step
     identities: tuple[int, ...]  # nodes whose leading index must be the identity at every step
     routed: bool  # rows may be moved between samples by data: layouts are probed at every step
-    entries: tuple[tuple[int, tuple[bool, ...]], ...]  # nodes where the batch may enter, and which axes are longer than 1
+    entries: tuple[tuple[int, tuple[bool, ...]], ...]  # nodes that the batch may enter by, and which axes are longer than 1
     data_meetings: frozenset[int]  # meetings with data that is not computed from parameters
     indexed: bool  # some node moves values computed from the batch by an index
 
@@ -388,6 +389,11 @@ class Planner:
                 if len(edges) == 1 and parameter not in derived and met[next(iter(edges))] == 1
             ),
             derived=frozenset(derived),
+            parted=tuple(
+                tuple(edges)
+                for parameter, edges in roots.items()
+                if parameter not in derived and len(edges) > 1 and any(chains[edge].region for edge in edges)
+            ),
             streaming=all(_at_hand(self.graph.nodes[meeting.node]) for meeting in meetings),
             live=any(self.graph.names[meeting.node] in LIVE for meeting in meetings),
             decided=self.finite and all(len(meeting.layouts) == 1 for meeting in meetings),
@@ -397,18 +403,15 @@ class Planner:
             or any(isinstance(layout, Scattered) for meeting in meetings for layout in meeting.layouts),
             data_meetings=frozenset(m.node for m in meetings if self.entries[m.node] is not _Entry.NO),
             indexed=any(is_index(self.graph.names[k]) for k in moves),
-            entries=tuple((k, pattern(self.graph, k)) for k, entry in self.entries.items() if entry is not _Entry.NO),
+            entries=tuple((k, pattern(self.graph, k)) for k, entry in self.entries.items() if entry is _Entry.WEAK),
         )
 
 
 def _at_hand(node: Node) -> bool:
     """Whether a node holds the tensors it saved, rather than a way to make them again (checkpointing, offloading)."""
-    for name in dir(type(node)):
-        if name.startswith("_saved_"):
-            first = getattr(node, name)
-            if isinstance(first, Tensor) and first.data_ptr() != getattr(node, name).data_ptr():
-                return False
-    return True
+    raw = (getattr(node, name) for name in dir(type(node)) if name.startswith("_raw_saved_"))
+    saved = (item for value in raw for item in (value if isinstance(value, (tuple, list)) else (value,)))
+    return all(getattr(item, "unpack_hook", item) is None for item in saved)
 
 
 def pattern(graph: Graph, k: int) -> tuple[bool, ...]:

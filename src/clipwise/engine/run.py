@@ -84,10 +84,7 @@ class Backward:
         rule = RULES[graph.names[k]]
         for position in meeting.operands:
             edge = graph.edges[k][position]
-            operand = Operand(
-                graph.nodes[k], graph.names[k], position, tuple(graph.shape(edge)), graph.gradient_edge(edge)
-            )
-            use = rule(operand, samples)(gradient)
+            use = rule(Operand(graph, k, position, graph.shape(edge)), samples)(gradient)
             if edge in self.plan.solo:
                 self._norms[edge], use = use.settled()
             self.uses.setdefault(edge, []).append(use)
@@ -99,10 +96,9 @@ class Backward:
             raise StalePlan
         if not all(is_identity(graph, k) for k in plan.identities):
             raise StalePlan
-        for parameter, edges in plan.roots.items():
-            if len(edges) > 1 and parameter not in plan.derived:
-                if overlapping(graph, [plan.chains[edge].region for edge in edges]):
-                    raise StalePlan
+        for edges in plan.parted:
+            if overlapping(graph, [plan.chains[edge].region for edge in edges]):
+                raise StalePlan
 
     def _samples(self, meeting: Meeting, owners: Tensor | None) -> Samples | None:
         if not meeting.layouts:

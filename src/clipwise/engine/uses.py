@@ -30,7 +30,7 @@ def squares(tensor_B: Tensor) -> Tensor:
     """
     if tensor_B.dim() > 2:
         return torch.linalg.vector_norm(tensor_B.flatten(2), dim=2).square_().sum(1)
-    return tensor_B.reshape(tensor_B.shape[0], -1).square().sum(1)
+    return torch.linalg.vector_norm(tensor_B.reshape(tensor_B.shape[0], -1), dim=1).square_()
 
 
 def per_sample(factors_B: Tensor, dim: int) -> Tensor:
@@ -77,7 +77,9 @@ class Dense(Use):
     def __init__(self, gradients_B: Tensor, shape: Sequence[int]) -> None:
         self.shape = tuple(shape)
         self.batch_size = gradients_B.shape[0]
-        self._gradients = accurate(gradients_B).reshape(self.batch_size, *self.shape)
+        gradients_B = accurate(gradients_B)
+        same = gradients_B.shape[1:] == self.shape
+        self._gradients = gradients_B if same else gradients_B.reshape(self.batch_size, *self.shape)
 
     def squared_norms(self) -> Tensor:
         return squares(self._gradients)
@@ -100,13 +102,25 @@ class Dense(Use):
 class Outer(Use):
     """A sum of outer products over positions: g_i = sum_t l_it r_it^T, as in every linear map.
 
-    `left` is (B, *E, T, m), `right` (B, *E, T, n); the gradient is (*E, m, n), seen as `shape`.
+    `left` is (B, *E, T, m), `right` (B, *E, T, n), or (B, m) and (B, n) for one position; the gradient is (*E, m, n),
+    seen as `shape`.
     """
 
     def __init__(self, left: Tensor, right: Tensor, shape: Sequence[int]) -> None:
         self.left, self.right = accurate(left), accurate(right)
         self.shape = tuple(shape)
         self.batch_size = left.shape[0]
+
+    @property
+    def one_position(self) -> bool:
+        """A single outer product: ||l r^T|| = ||l|| ||r||."""
+        return self.left.dim() == 2 or self.left.shape[-2] == 1
+
+    def with_positions(self) -> Outer:
+        """The same use with its axis of positions written out."""
+        if self.left.dim() > 2:
+            return self
+        return Outer(self.left.unsqueeze(1), self.right.unsqueeze(1), self.shape)
 
     @property
     def ghost_is_cheaper(self) -> bool:
@@ -116,8 +130,9 @@ class Outer(Use):
 
     def squared_norms(self) -> Tensor:
         left, right = self.left, self.right
-        if left.shape[-2] == 1:  # ||l r^T|| = ||l|| ||r||
-            return (left.square().sum(-1) * right.square().sum(-1)).flatten(1).sum(1)
+        if self.one_position:
+            lengths = torch.linalg.vector_norm(left, dim=-1) * torch.linalg.vector_norm(right, dim=-1)
+            return lengths.square_() if lengths.dim() == 1 else lengths.square_().flatten(1).sum(1)
         if self.ghost_is_cheaper:  # ||L^T R||^2 = <L L^T, R R^T>
             product = (left @ left.mT).mul_(right @ right.mT)
             return product.flatten(1).sum(1).clamp_(min=0)
@@ -125,12 +140,13 @@ class Outer(Use):
 
     def settled(self) -> tuple[Tensor, Use]:
         """The norms, and this use in the form that takes the least memory for the weighted sum."""
-        if self.left.shape[-2] == 1 or self.ghost_is_cheaper:
+        if self.one_position or self.ghost_is_cheaper:
             return self.squared_norms(), self
         return Dense(self.left.mT @ self.right, self.shape).settled()
 
     def gradients(self, samples: slice = _ALL) -> Tensor:
-        gradients = self.left[samples].mT @ self.right[samples]
+        use = self.with_positions()
+        gradients = use.left[samples].mT @ use.right[samples]
         return gradients.reshape(gradients.shape[0], *self.shape)
 
     def weighted(self, factors_B: Tensor) -> Tensor:
@@ -140,7 +156,8 @@ class Outer(Use):
             left = left * factors
         else:
             right = right * factors
-        return (_rows(left).mT @ _rows(right)).reshape(self.shape)
+        product = left.t() @ right if left.dim() == 2 else _rows(left).mT @ _rows(right)
+        return product if product.shape == self.shape else product.reshape(self.shape)
 
     def without(self, bad_B: Tensor) -> Use:
         return Outer(_zeroed(self.left, bad_B), _zeroed(self.right, bad_B), self.shape)
@@ -217,6 +234,7 @@ def cross(outer: Outer, gathered: Gathered) -> Tensor:
 
 def merge(uses: Sequence[Use]) -> list[Use]:
     """Uses of one tensor, merged along their positions where they are of one kind."""
+    uses = [use.with_positions() if isinstance(use, Outer) else use for use in uses]
     outers = [use for use in uses if isinstance(use, Outer) and use.left.dim() == 3]
     gathered = [use for use in uses if isinstance(use, Gathered)]
     dense = [use for use in uses if isinstance(use, Dense)]

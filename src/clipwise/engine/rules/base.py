@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from clipwise.engine.graph import Node
+from clipwise.engine.graph import Graph, Node
 from clipwise.engine.layout import Layout
 from clipwise.engine.uses import Dense, Use
 from clipwise.errors import NotSeparable, UnsupportedNode
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Samples:
     """Where the samples lie in a node's output: a regular layout, or a table of positions for scattered rows."""
 
@@ -29,6 +29,11 @@ class Samples:
     def axis(self) -> int:
         """The axis of the output that holds the samples."""
         return self.layout.axis
+
+    @property
+    def per_row(self) -> bool:
+        """Whether the first axis is the batch itself, one entry per sample."""
+        return self.layout.exact and self.layout.axis == 0 and self.table is None
 
     def owners(self, size: int) -> Tensor:
         """The sample of each position along the batch axis, of the given size."""
@@ -45,15 +50,28 @@ class Samples:
         return padded[self.table].movedim(1, k + 1)
 
 
-@dataclass(frozen=True)
-class Operand:
-    """A shared operand of a node: its position among the node's inputs, its shape, and its edge for autograd."""
+class Operand(NamedTuple):
+    """A shared operand: the node that uses it, its position among the node's inputs, and its shape."""
 
-    node: Node
-    name: str
+    graph: Graph
+    k: int
     position: int
     shape: tuple[int, ...]
-    edge: GradientEdge | Tensor
+
+    @property
+    def node(self) -> Node:
+        """The node of the graph."""
+        return self.graph.nodes[self.k]
+
+    @property
+    def name(self) -> str:
+        """The name of the node."""
+        return self.graph.names[self.k]
+
+    @property
+    def edge(self) -> GradientEdge | Tensor:
+        """The operand as autograd takes it."""
+        return self.graph.gradient_edge(self.graph.edges[self.k][self.position])
 
 
 Finish: TypeAlias = Callable[[Tensor], Use]  # gradient of the node's output -> use of the shared operand
@@ -82,6 +100,8 @@ def sum_to_operand(gradient: Tensor, samples: Samples, operand: Operand, aligned
 
     `aligned` is the operand's shape with one entry per output axis from the right (1 where it is broadcast).
     """
+    if samples.per_row and gradient.shape[1:] == aligned:  # nothing was broadcast but the batch itself
+        return Dense(gradient, operand.shape)
     padded = [1] * (gradient.dim() - len(aligned)) + list(aligned)
     if padded[samples.axis] != 1:
         raise carries_batch(operand, f"an operand of shape {tuple(operand.shape)} carries the batch axis")

@@ -16,6 +16,8 @@ def _product(operand: Operand, samples: Samples, other: Tensor, right: bool, sca
     rows, columns = other.dim() - 2, other.dim() - 1
     if samples.axis != (rows if right else columns):
         raise carries_batch(operand, _RIGHT if right else _LEFT)
+    if samples.per_row and right and other.dim() == 2:
+        return lambda gradient: Outer(other, gradient if scale == 1 else gradient * scale, operand.shape)
     data = samples.split(other, samples.axis)  # (B, *E, t, k), or (B, *E, k, t) by columns
 
     def finish(gradient: Tensor) -> Use:
