@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import json
 import random
 import statistics
+import subprocess
+import sys
 import time
 import warnings
 from collections.abc import Mapping, Sequence
@@ -24,7 +27,6 @@ from benchmarks.methods import CLIP, FALLBACK, METHODS, ClippedSum, Clipwise, Me
 from benchmarks.workloads import WORKLOADS, Batch, Workload, bert_workload
 
 Json: TypeAlias = dict[str, Any]
-WARM_UP = 1
 FAR_TOO_SLOW = 10.0  # a method that costs more plain steps than this is timed once, not in every round
 SHORTEST = 0.02  # seconds: shorter steps are timed several at a time
 
@@ -35,10 +37,14 @@ class CannotRun(Exception):
 
 @dataclass(frozen=True)
 class Prepared:
-    """A method that has made steps on the workload, and what had to be changed for it."""
+    """A method that has made a step on the workload (its warm-up), and what had to be changed for it."""
 
     method: Method
     note: str = ""
+
+    def again(self) -> Method:
+        """The same method with fresh weights."""
+        return METHODS[self.method.name](self.method.workload)
 
 
 def prepare(workload: Workload, name: str) -> Prepared:
@@ -68,17 +74,22 @@ def prepare(workload: Workload, name: str) -> Prepared:
 
 
 def interleaved(methods: Mapping[str, Method], *, seconds: float, most: int, fewest: int = 3) -> Json:
-    """Rounds in which every method makes the same steps, in shuffled order; ratios to `plain` within each round."""
+    """Rounds in which every method makes the same steps, in shuffled order; ratios to `plain` within each round.
+
+    The methods are warm: each has made a step. A first round sorts out what is far too slow and is not counted,
+    unless a step takes seconds.
+    """
     batches = {name: [method.workload.batch(seed) for seed in range(3)] for name, method in methods.items()}
-    for name, method in methods.items():
-        for seed in range(WARM_UP):
-            method.step(batches[name][seed])
     once = {name: _clocked(method, batches[name], 1) for name, method in methods.items()}
     repeats = max(1, round(SHORTEST / once["plain"][0]))
     slow = {n: t for n, t in once.items() if repeats == 1 and t[0] > FAR_TOO_SLOW * once["plain"][0]}
     methods = {name: method for name, method in methods.items() if name not in slow}
     cpu: dict[str, list[float]] = {name: [] for name in methods}
     wall: dict[str, list[float]] = {name: [] for name in methods}
+    if once["plain"][0] > 1.0:
+        for name in methods:
+            cpu[name].append(once[name][0])
+            wall[name].append(once[name][1])
     order, shuffle = list(methods), random.Random(0)
     begin = time.perf_counter()
     while len(cpu["plain"]) < most and (len(cpu["plain"]) < fewest or time.perf_counter() - begin < seconds):
@@ -157,14 +168,12 @@ def error_of(found: ClippedSum, reference: ClippedSum) -> Json:
     return {"norms": float(norm_error), "sum": (squared / length) ** 0.5}
 
 
-def errors(workload: Workload, names: Sequence[str], samples: int = 4) -> Json:
+def errors(workload: Workload, prepared: Mapping[str, Prepared], samples: int = 4) -> Json:
     """Each method's error against the loop, on a few samples and fresh weights."""
-    batch = workload.batch(seed=7, size=samples)
-    reference = loop_reference(workload, workload.model(), batch)
+    reference = loop_reference(workload, workload.model(), workload.batch(seed=7, size=samples))
     found: Json = {}
-    for name in names:
-        prepared = prepare(workload, name)
-        method = METHODS[prepared.method.name](prepared.method.workload)  # fresh weights: `prepare` made a step
+    for name, each in prepared.items():
+        method = each.again()
         result = method.clipped(method.workload.batch(seed=7, size=samples))
         if result is not None:
             found[name] = error_of(result, reference)
@@ -174,12 +183,11 @@ def errors(workload: Workload, names: Sequence[str], samples: int = 4) -> Json:
 # The first step, and batches of other lengths --------------------------------------------------------------------
 
 
-def first_step(workload: Workload, steps: int = 3) -> Json:
+def first_step(workload: Workload, steps: int = 2) -> Json:
     """What planning and checking cost: (first step - later steps), in plain steps. Must be first in its process."""
     plain = Plain(workload)
     batches = [workload.batch(seed) for seed in range(steps + 1)]
-    for batch in batches[:2]:
-        plain.step(batch)
+    plain.step(batches[-1])
     plain_seconds = statistics.median(_timed(plain, batch) for batch in batches[:steps])
     private = Clipwise(workload)
     first = _timed(private, batches[0])
@@ -265,11 +273,21 @@ def peak_memory(workload: Workload, name: str) -> Json:
 
 
 def _runnable(workload: Workload, name: str) -> tuple[str, Workload]:
-    """The form of a method that runs this workload. Only peers are tried out: a failed try would leave its memory."""
-    if not name.startswith("opacus"):
+    """The form of a method that runs this workload, tried out in another process: a try would leave its memory here."""
+    explicit = workload.with_explicit_ids()
+    if explicit is None or not name.startswith("opacus"):
         return name, workload
-    method = prepare(workload, name).method
-    return method.name, method.workload
+    command = [sys.executable, "-m", "benchmarks.worker", "form", "--workload", workload.name, "--method", name]
+    found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[-1])
+    if "cannot_run" in found:
+        raise CannotRun(found["cannot_run"])
+    return found["method"], explicit if found["explicit_ids"] else workload
+
+
+def form(workload: Workload, name: str) -> Json:
+    """Which form of a method runs the workload."""
+    method = prepare(replace(workload, batch_size=2), name).method
+    return {"method": method.name, "explicit_ids": method.workload.explicit_ids}
 
 
 def peak_between_steps(method: Method, batch: Batch) -> int:

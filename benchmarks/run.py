@@ -135,7 +135,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--threads", type=int, default=1, help="threads of torch (default 1: robust on shared machines)"
     )
-    parser.add_argument("--seconds", type=float, default=40.0, help="time for the rounds of one workload")
+    parser.add_argument("--seconds", type=float, default=25.0, help="time for the rounds of one workload")
     parser.add_argument(
         "--again",
         choices=("all", "engine"),

@@ -28,20 +28,18 @@ MEMORY_ENVIRONMENT = {
 def time_workload(workload: Workload, seconds: float) -> Json:
     """First step, errors, then interleaved rounds of every method that can run."""
     result: Json = {"first_step": measure.first_step(workload), "cannot_run": {}, "notes": {}}
-    methods = {}
+    prepared = {}
     for name in MEASURED:
         try:
-            prepared = measure.prepare(workload, name)
+            prepared[name] = measure.prepare(workload, name)
         except CannotRun as reason:
             result["cannot_run"][name] = str(reason)
             continue
-        methods[name] = prepared.method
-        if prepared.note:
-            result["notes"][name] = prepared.note
+        if prepared[name].note:
+            result["notes"][name] = prepared[name].note
+    methods = {name: each.method for name, each in prepared.items()}
     result["time"] = measure.interleaved(methods, seconds=seconds, most=workload.rounds)
-    running = list(methods)
-    methods.clear()
-    result["errors"] = measure.errors(workload, running)
+    result["errors"] = measure.errors(workload, prepared)
     return result
 
 
@@ -58,6 +56,8 @@ def run(arguments: argparse.Namespace) -> Json:
     if arguments.kind == "time":
         return time_workload(workload, arguments.seconds)
     try:
+        if arguments.kind == "form":
+            return measure.form(workload, arguments.method)
         return measure.peak_memory(workload, arguments.method)
     except CannotRun as reason:
         return {"cannot_run": str(reason)}
@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> Json:
 def main() -> None:
     """Command line of the worker."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("kind", choices=("time", "memory", "lengths", "scaling_time", "scaling_memory"))
+    parser.add_argument("kind", choices=("time", "memory", "form", "lengths", "scaling_time", "scaling_memory"))
     parser.add_argument("--workload", choices=sorted(WORKLOADS))
     parser.add_argument("--method", choices=MEASURED)
     parser.add_argument("--point")
