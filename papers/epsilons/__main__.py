@@ -67,15 +67,13 @@ def check(experiment: Experiment) -> dict[str, Any]:
 
 def markdown(rows: list[dict[str, Any]]) -> str:
     """The table as it stands in the documentation."""
-    header = "| experiment | σ | steps | claimed | GDP (CLT) | **exact** | PLD | RDP | δ at the claim / δ | σ for the claim |"
-    lines = [header, "|" + " --- |" * 10]
-    lines += [
-        f"| {row['experiment']} | {row['noise_multiplier']:g} | {row['steps']:,} | {row['claim']:.2f} | {row['gdp']:.3f} "
-        f"| **{row['exact_printed']}** | {row['pld']:.4f} | {row['rdp']:.3f} | {row['delta_at_claim_over_delta']:.3g} "
-        f"| {row['noise_for_claim']:.3f} |"
-        for row in rows
-    ]
-    return "\n".join(lines) + "\n"
+    header = ["experiment", "σ", "steps", "claimed", "GDP (CLT)", "**exact**", "PLD", "RDP"]
+    lines = [[*header, "δ at the claim / δ", "σ for the claim"], ["---"] * (len(header) + 2)]
+    for row in rows:
+        setting = [row["experiment"], f"{row['noise_multiplier']:g}", f"{row['steps']:,}", f"{row['claim']:.2f}"]
+        values = [f"{row['gdp']:.3f}", f"**{row['exact_printed']}**", f"{row['pld']:.4f}", f"{row['rdp']:.3f}"]
+        lines.append([*setting, *values, f"{row['delta_at_claim_over_delta']:.3g}", f"{row['noise_for_claim']:.3f}"])
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def main() -> None:
