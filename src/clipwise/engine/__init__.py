@@ -1,45 +1,60 @@
 """Per-sample norms, gradients and clipped sums straight from the autograd graph of a vector of losses.
 
-`params` is an iterable of tensors or a mapping name -> tensor; results are keyed the same way.
+`params` is an iterable of tensors or a mapping name -> tensor; results are keyed the same way. Nothing is written on
+the model, its parameters or the graph.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from clipwise.clipping import Clip, Flat, Groupwise, Layerwise, Rule, Style, as_clip
-from clipwise.errors import InvalidPlan
 from clipwise.engine.check import Summary, check_model, summarize
-from clipwise.engine.core import Clipped, Engine, Parameters, Way, clip as _clip, single_gradients, validate
+from clipwise.engine.core import Clipped, Engine, Parameters, Way, clip_sum, single_gradients, validate
+from clipwise.errors import InvalidPlan
 
-__all__ = ["Clipped", "Summary", "check", "check_model", "clipped_gradients", "per_sample_gradients", "per_sample_norms"]
+__all__ = [
+    "Clipped", "Clipper", "Summary", "check", "check_model", "clipped_gradients", "per_sample_gradients",
+    "per_sample_norms",
+]  # fmt: skip
 
-Params = Iterable[Tensor] | Mapping[str, Tensor]
+Params: TypeAlias = Iterable[Tensor] | Mapping[str, Tensor]
 _ENGINE = Engine()
 
 
 @torch.no_grad()
 def per_sample_norms(losses: Tensor, params: Params, *, retain_graph: bool = False) -> Tensor:
-    """The norm of each sample's gradient over all `params` together, shape (B,)."""
+    """The norm of each sample's gradient over all `params` together, shape (B,).
+
+    >>> w = torch.tensor([3.0, 4.0], requires_grad=True)
+    >>> per_sample_norms(torch.tensor([[1.0, 0.0], [0.0, 2.0]]) @ w, [w])
+    tensor([1., 2.])
+    """
     parameters = Parameters(params)
     validate(losses, parameters)
     if losses.shape[0] < 2:
-        return _grads_of_few(losses, parameters, retain_graph)[1]
+        return _few(losses, parameters, retain_graph)[1]
     squared = _ENGINE.backward(losses, parameters, keep=retain_graph).squared_norms()
     return sum(squared.values(), losses.new_zeros(losses.shape)).sqrt()
 
 
 @torch.no_grad()
 def per_sample_gradients(losses: Tensor, params: Params, *, retain_graph: bool = False) -> dict[Any, Tensor]:
-    """Each sample's gradient, {parameter or name: (B, *shape)}."""
+    """Each sample's gradient, {parameter or name: (B, *shape)}.
+
+    >>> w = torch.tensor([3.0, 4.0], requires_grad=True)
+    >>> per_sample_gradients(torch.tensor([[1.0, 0.0], [0.0, 2.0]]) @ w, {"w": w})
+    {'w': tensor([[1., 0.],
+            [0., 2.]])}
+    """
     parameters = Parameters(params)
     validate(losses, parameters)
     if losses.shape[0] < 2:
-        return parameters.keyed(_grads_of_few(losses, parameters, retain_graph)[0])
+        return parameters.keyed(_few(losses, parameters, retain_graph)[0])
     found = _ENGINE.backward(losses, parameters, keep=retain_graph).gradients()
     batch = losses.shape[0]
     values = [
@@ -49,32 +64,52 @@ def per_sample_gradients(losses: Tensor, params: Params, *, retain_graph: bool =
     return parameters.keyed(values)
 
 
-def _grads_of_few(losses: Tensor, parameters: Parameters, keep: bool) -> tuple[list[Tensor], Tensor]:
+def _few(losses: Tensor, parameters: Parameters, keep: bool) -> tuple[list[Tensor], Tensor]:
+    """Gradients and norms of no sample or one, by plain autograd."""
     if losses.shape[0] == 0:
         return [p.new_zeros(0, *p.shape) for p in parameters.tensors], losses.detach().clone()
     grads = single_gradients(losses, parameters, _ENGINE, keep)
-    filled = [
-        torch.zeros_like(p) if g is None else g for g, p in zip(grads, parameters.tensors, strict=True)
-    ]
+    filled = [torch.zeros_like(p) if g is None else g for g, p in zip(grads, parameters.tensors, strict=True)]
     norm = sum((g.double().square().sum() for g in filled), losses.new_zeros((), dtype=torch.float64)).sqrt()
     return [g.unsqueeze(0) for g in filled], norm.view(1).to(losses.dtype)
 
 
-@torch.no_grad()
 def clipped_gradients(
     losses: Tensor, params: Params, clip: Rule | Clip, *, retain_graph: bool = False, way: Way | None = None
 ) -> Clipped[Any]:
-    """The sum over samples of factor_i * g_i; no noise, no division."""
-    parameters = Parameters(params)
-    validate(losses, parameters)
-    style = _style(clip)
-    if way not in (None, "bookkeeping", "second_backward"):
-        raise ValueError(f'way must be None, "bookkeeping" or "second_backward", got {way!r}.')
-    outcome = _clip(losses, parameters, style, _ENGINE, way, retain_graph)
-    factors: Tensor | dict[str, Tensor] = outcome.factors
-    if isinstance(style, Flat):
-        factors = outcome.factors[""]
-    return Clipped(parameters.keyed(outcome.sums), outcome.norms, factors, outcome.bad)
+    """The sum over samples of factor_i * g_i; no noise, no division.
+
+    `way` forces how the sum is formed: "bookkeeping" (from the saved tensors, the default) or "second_backward" (plain
+    autograd with the factors as cotangents). Both give the same numbers.
+
+    Guarantees: adding or removing one sample moves the sum by at most `style.sensitivity(groups)`.
+
+    >>> from clipwise.clipping import Abadi
+    >>> w = torch.tensor([3.0, 4.0], requires_grad=True)
+    >>> clipped_gradients(torch.tensor([[1.0, 0.0], [0.0, 2.0]]) @ w, {"w": w}, Abadi(1.0)).gradients
+    {'w': tensor([1., 1.])}
+    """
+    return Clipper(params)(losses, clip, retain_graph=retain_graph, way=way)
+
+
+class Clipper:
+    """`clipped_gradients` for parameters that stay the same from step to step, with their bookkeeping done once."""
+
+    def __init__(self, params: Params) -> None:
+        self._parameters = Parameters(params)
+
+    @torch.no_grad()
+    def __call__(
+        self, losses: Tensor, clip: Rule | Clip, *, retain_graph: bool = False, way: Way | None = None
+    ) -> Clipped[Any]:
+        """The clipped sum of one batch."""
+        if way not in (None, "bookkeeping", "second_backward"):
+            raise ValueError(f'way must be None, "bookkeeping" or "second_backward", got {way!r}.')
+        validate(losses, self._parameters)
+        style = _style(clip)
+        outcome = clip_sum(losses, self._parameters, style, _ENGINE, way, retain_graph)
+        factors = outcome.factors[""] if isinstance(style, Flat) else outcome.factors
+        return Clipped(self._parameters.keyed(outcome.sums), outcome.norms, factors, outcome.bad)
 
 
 def _style(clip: Rule | Clip) -> Style:
@@ -86,7 +121,14 @@ def _style(clip: Rule | Clip) -> Style:
 
 @torch.no_grad()
 def check(losses: Tensor, params: Params) -> Summary:
-    """Raise NotSeparable or UnsupportedNode with the reason, or say how the gradients will be computed."""
+    """Raise NotSeparable or UnsupportedNode with the reason, or say how the gradients will be computed.
+
+    >>> model = torch.nn.Linear(3, 1)
+    >>> print(check(model(torch.randn(4, 3)).squeeze(1), dict(model.named_parameters())))  # doctest: +ELLIPSIS
+    separable: 4 samples, 1 nodes meet parameters
+      AddmmBackward0 (linear; axis 0, the batch): bias, weight
+    ...
+    """
     parameters = Parameters(params)
     validate(losses, parameters)
     return summarize(_ENGINE, losses, parameters)

@@ -45,12 +45,10 @@ class Summary:
 
     def __str__(self) -> str:
         lines = [f"separable: {self.batch_size} samples, {len(self.nodes)} nodes meet parameters"]
-        for node in self.nodes:
-            lines.append(f"  {node.name} ({node.rule}; {node.layout}): {', '.join(node.parameters)}")
+        lines += [f"  {n.name} ({n.rule}; {n.layout}): {', '.join(n.parameters)}" for n in self.nodes]
         if self.unreached:
             lines.append(f"  reached by no sample: {', '.join(self.unreached)}")
-        for way, size in self.bytes.items():
-            lines.append(f"  memory beyond the forward pass, {way}: {size / 2**20:.1f} MiB")
+        lines += [f"  memory beyond the forward pass, {way}: {n / 2**20:.1f} MiB" for way, n in self.bytes.items()]
         return "\n".join(lines)
 
 
@@ -80,7 +78,7 @@ def _node_summary(graph: Graph, plan: GraphPlan, k: int, parameters: Parameters)
 def _bytes(graph: Graph, plan: GraphPlan, parameters: Parameters) -> dict[str, int]:
     def size(k: int) -> int:
         metadata = graph.nodes[k]._input_metadata[0]
-        return torch.Size(metadata.shape).numel() * metadata.dtype.itemsize
+        return int(torch.Size(metadata.shape).numel() * metadata.dtype.itemsize)
 
     kept = sum(size(meeting.node) for meeting in plan.meetings)
     sums = sum(p.numel() * p.element_size() for p in parameters.tensors)
@@ -121,9 +119,9 @@ def check_model(model: nn.Module, loss_fn: LossFn, batch: Batch) -> None:
         if bool((moved > tolerance).any()):
             worst = int(moved.argmax())
             raise NotSeparable(
-                f"{what} moves the loss of sample {worst} by {float(moved[worst]):.3g}: samples mix, though the graph may "
-                "not show it. Typical causes: batch normalization in training mode (affine or not), statistics of the "
-                "batch, a loss divided by the batch size."
+                f"{what} moves the loss of sample {worst} by {float(moved[worst]):.3g}: samples mix, though the graph "
+                "may not show it. Typical causes: BatchNorm in training mode (affine or not), statistics of the batch, "
+                "a loss divided by the batch size."
             )
 
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import torch
 from torch import Tensor
 
 from clipwise.clipping import Rule, Style
-from clipwise.engine.graph import Graph, walk
+from clipwise.engine.graph import Graph, differentiate, walk
 from clipwise.engine.layout import Probe, colours, digit_colours, owners_by_digits
 from clipwise.engine.plan import GraphPlan, Planner
 from clipwise.engine.run import Backward, StalePlan, by_second_backward
@@ -58,11 +58,13 @@ class Parameters:
 
     def __init__(self, params: Iterable[Tensor] | Mapping[str, Tensor]) -> None:
         named = isinstance(params, Mapping)
-        pairs = list(params.items()) if named else [("", p) for p in params]  # type: ignore[union-attr]
+        pairs: list[tuple[str, Any]] = (
+            list(params.items()) if isinstance(params, Mapping) else [("", p) for p in params]
+        )
         for _, p in pairs:
             if not isinstance(p, Tensor):
                 raise TypeError(f"params must be tensors or a mapping name -> tensor, got {type(p).__name__}.")
-        self.keys: list[list[object]] = []
+        self.keys: list[list[Any]] = []
         self.tensors: list[Tensor] = []
         self.names: list[str] = []
         self.position: dict[int, int] = {}
@@ -75,6 +77,7 @@ class Parameters:
                 self.keys.append([])
             self.keys[place].append(name if named else p)
         self.identity = tuple(self.position)
+        self._grouped: tuple[Style, dict[str, list[int]]] | None = None
 
     def describe(self, place: int) -> str:
         """A parameter as an error message names it."""
@@ -85,16 +88,18 @@ class Parameters:
         name = self.names[place]
         return name.rpartition(".")[0] if name else f"#{place}"
 
-    def keyed(self, values: Sequence[Tensor]) -> dict[object, Tensor]:
+    def keyed(self, values: Sequence[Tensor]) -> dict[Any, Tensor]:
         """Values in order of the parameters, keyed as the caller gave them."""
         return {key: value for keys, value in zip(self.keys, values, strict=True) for key in keys}
 
     def groups(self, style: Style) -> dict[str, list[int]]:
         """Clipping groups of a style and the places of their parameters."""
-        groups: dict[str, list[int]] = {}
-        for place, name in enumerate(self.names):
-            groups.setdefault(style.group_of(self.layer(place), name), []).append(place)
-        return groups
+        if self._grouped is None or self._grouped[0] is not style:
+            groups: dict[str, list[int]] = {}
+            for place, name in enumerate(self.names):
+                groups.setdefault(style.group_of(self.layer(place), name), []).append(place)
+            self._grouped = style, groups
+        return self._grouped[1]
 
 
 def validate(losses: Tensor, parameters: Parameters) -> None:
@@ -103,18 +108,18 @@ def validate(losses: Tensor, parameters: Parameters) -> None:
         raise InvalidLosses(f"losses must be a tensor of shape (B,), got {type(losses).__name__}.")
     if losses.dim() != 1:
         raise InvalidLosses(
-            f"losses must have shape (B,), one loss per sample, got {tuple(losses.shape)}. Use reduction='none' and, if a "
-            "sample has several terms, sum or average them per sample."
+            f"losses must have shape (B,), one loss per sample, got {tuple(losses.shape)}. Use reduction='none' and, "
+            "if a sample has several terms, sum or average them per sample."
         )
     if not losses.is_floating_point():
         raise InvalidLosses(f"losses must be floating point, got {losses.dtype}.")
     if not parameters.tensors:
         raise InvalidLosses("params is empty: there is nothing to differentiate.")
-    frozen = [parameters.describe(k) for k, p in enumerate(parameters.tensors) if not p.requires_grad]
-    if frozen:
+    if not all(p.requires_grad for p in parameters.tensors):
+        frozen = [parameters.describe(k) for k, p in enumerate(parameters.tensors) if not p.requires_grad]
         raise InvalidLosses(
-            f"params holds frozen parameters (requires_grad=False): {', '.join(frozen[:3])}. Leave them out, so that they "
-            "get no noise."
+            f"params holds frozen parameters (requires_grad=False): {', '.join(frozen[:3])}. Leave them out, so that "
+            "they get no noise."
         )
     if losses.numel() and losses.grad_fn is None:
         raise InvalidLosses(
@@ -185,7 +190,7 @@ class _AutogradProber:
 
     def _gradients(self, nodes: Sequence[int], cotangent: Tensor) -> list[Tensor]:
         edges = [self._graph.gradient_edge((k, 0)) for k in nodes]
-        found = torch.autograd.grad(self._losses, edges, cotangent, retain_graph=True, allow_unused=True)
+        found = differentiate(self._losses, edges, cotangent, keep=True)
         shapes = [self._graph.shape((k, 0)) for k in nodes]
         return [self._losses.new_zeros(s) if g is None else g for g, s in zip(found, shapes, strict=True)]
 
@@ -220,17 +225,17 @@ def verify_against_autograd(losses: Tensor, backward: Backward, parameters: Para
     one_hot[largest] = 1
     tolerance = 2e-2 if any(_half(p) for p in _edge_dtypes(backward)) else 2e-3
     ours = backward.weighted(lambda _: v)
-    theirs = torch.autograd.grad(losses, parameters.tensors, v, retain_graph=True, allow_unused=True)
+    theirs = differentiate(losses, parameters.tensors, v, keep=True)
     scale = float(total.sqrt().max()) * float(v.abs().max())
     for place, expected in enumerate(theirs):
         got = ours.get(place)
         difference = _distance(got, expected)
         if difference > tolerance * max(scale, 1e-30):
             raise CheckFailed(
-                f"the per-sample gradients of parameter {parameters.describe(place)} disagree with autograd (difference "
+                f"the per-sample gradients of parameter {parameters.describe(place)} disagree with autograd (by "
                 f"{difference:.3g}, scale {scale:.3g}). Nothing was released. Please report the model."
             )
-    single = torch.autograd.grad(losses, parameters.tensors, one_hot, retain_graph=True, allow_unused=True)
+    single = differentiate(losses, parameters.tensors, one_hot, keep=True)
     for place, expected in enumerate(single):
         want = 0.0 if expected is None else float(expected.double().square().sum().sqrt())
         got_norm = float(norms[place][largest].sqrt()) if place in norms else 0.0
@@ -268,7 +273,9 @@ class Outcome:
     sums: list[Tensor] = field(default_factory=list)
 
 
-def clip(losses: Tensor, parameters: Parameters, style: Style, engine: Engine, way: Way | None, keep: bool) -> Outcome:
+def clip_sum(
+    losses: Tensor, parameters: Parameters, style: Style, engine: Engine, way: Way | None, keep: bool
+) -> Outcome:
     """The whole walk: norms, factors, clipped sum."""
     groups = parameters.groups(style)
     if losses.shape[0] == 0:
@@ -367,4 +374,6 @@ def _norm_of(grads: Sequence[Tensor | None], zero: Tensor) -> Tensor:
 def single_gradients(losses: Tensor, parameters: Parameters, engine: Engine, keep: bool) -> Sequence[Tensor | None]:
     """The gradients of a batch of one by plain autograd."""
     engine.graph(losses, parameters)
-    return torch.autograd.grad(losses, parameters.tensors, torch.ones_like(losses), retain_graph=keep, allow_unused=True)
+    return torch.autograd.grad(
+        losses, parameters.tensors, torch.ones_like(losses), retain_graph=keep, allow_unused=True
+    )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cache, cached_property
 from typing import Any, TypeAlias
 
 import torch
@@ -21,7 +21,7 @@ Node: TypeAlias = Any  # torch's node classes are generated; there is no useful 
 Edge: TypeAlias = tuple[int, int]  # (position of the child node, which of its outputs)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _static_attributes(kind: type) -> tuple[str, ...]:
     """Attributes that name axes or shifts: part of the structure, unlike sizes, which may change from step to step."""
     return tuple(name for name in dir(kind) if name.startswith(("_saved_dim", "_saved_shifts")))
@@ -70,6 +70,22 @@ class Graph:
         return order
 
 
+def differentiate(
+    outputs: Sequence[GradientEdge | Tensor] | Tensor,
+    inputs: Sequence[GradientEdge | Tensor],
+    cotangents: Sequence[Tensor] | Tensor,
+    *,
+    keep: bool,
+    batched: bool = False,
+) -> tuple[Tensor | None, ...]:
+    """`torch.autograd.grad` for any mix of tensors and edges; None for an input that nothing reaches."""
+    call: Any = torch.autograd.grad
+    found: tuple[Tensor | None, ...] = call(
+        outputs, inputs, cotangents, retain_graph=keep, allow_unused=True, is_grads_batched=batched
+    )
+    return found
+
+
 def walk(losses: Tensor, position: Mapping[int, int], parameters: Sequence[Tensor]) -> Graph:
     """Read the graph of `losses`; `position` maps `id(parameter)` to its place in `parameters`."""
     root = losses.grad_fn
@@ -102,6 +118,5 @@ def walk(losses: Tensor, position: Mapping[int, int], parameters: Sequence[Tenso
         edges.append(entry)
         signature.append(name)
         signature.append(entry)
-        for attribute in _static_attributes(type(node)):
-            signature.append(getattr(node, attribute))
+        signature.extend(getattr(node, attribute) for attribute in _static_attributes(node.__class__))
     return Graph(nodes, names, edges, leaf_parameter, parameters, tuple(signature))

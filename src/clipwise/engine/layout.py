@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# Units in the last place. No slack relative to other elements: a sample with a small loss must not hide behind a large one.
+# Units in the last place; none relative to other elements: a small loss must not hide behind a large one.
 _SLACK = 8
 
 
@@ -80,9 +80,10 @@ class Layout:
         if size == batch_size:
             return tensor.movedim(k, 0).unsqueeze(k + 1) if k else tensor.unsqueeze(1)
         if self.inner is None:
-            return tensor.unflatten(k, (batch_size, size // batch_size)).movedim(k, 0)
-        outer = size // (batch_size * self.inner)
-        return tensor.unflatten(k, (outer, batch_size, self.inner)).movedim(k + 1, 0).flatten(k + 1, k + 2)
+            blocks: Tensor = tensor.unflatten(k, (batch_size, size // batch_size))
+            return blocks.movedim(k, 0)
+        strided: Tensor = tensor.unflatten(k, (size // (batch_size * self.inner), batch_size, self.inner))
+        return strided.movedim(k + 1, 0).flatten(k + 1, k + 2)
 
     def __str__(self) -> str:
         kinds = {None: "batch-major", 1: "batch-minor"}
@@ -92,7 +93,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Scattered:
-    """Samples along an axis in no regular order, such as tokens routed to experts; read off by colours at every step."""
+    """Samples along an axis in no regular order, such as tokens routed to experts; read by colours at every step."""
 
     axis: int
 

@@ -15,14 +15,13 @@ from math import prod
 from typing import Protocol
 
 import torch
-from torch import Tensor
 
+from clipwise.engine.chains import VIEWS, Chain, chain_of, is_simple
 from clipwise.engine.graph import LEAF, Edge, Graph, Node
 from clipwise.engine.layout import Layout, Probe, Scattered
 from clipwise.engine.routing import Routing, is_index, may_route, routing
 from clipwise.engine.rules import DATA_OPERANDS, LIVE, RULES
 from clipwise.errors import NotSeparable, UnsupportedNode
-
 
 
 class Prober(Protocol):
@@ -37,15 +36,6 @@ class Prober(Protocol):
         ...
 
 
-# Views keep every element's value: the norm of a gradient is the same before and after them.
-_PASSING = {"AliasBackward0", "CloneBackward0", "ToCopyBackward0"}
-_VIEWS = _PASSING | {
-    "PermuteBackward0", "ReshapeAliasBackward0", "SelectBackward0", "SliceBackward0", "SplitBackward0",
-    "SplitWithSizesBackward0", "SqueezeBackward0", "SqueezeBackward1", "SqueezeBackward2", "SqueezeBackward3",
-    "SqueezeBackward4", "TBackward0", "TransposeBackward0", "UnbindBackward0", "UnflattenBackward0",
-    "UnsafeSplitBackward0", "UnsafeViewBackward0", "UnsqueezeBackward0", "ViewBackward0",
-}  # fmt: skip
-_REGIONS = {"SelectBackward0", "SliceBackward0", "SplitBackward0", "SplitWithSizesBackward0", "UnbindBackward0"}
 _ORDERED = {"ReshapeAliasBackward0", "UnsafeViewBackward0", "ViewBackward0"}
 _INDEXING = {
     "CatBackward0", "EmbeddingBackward0", "EmbeddingBagBackward0", "GatherBackward0", "IndexBackward0",
@@ -76,17 +66,6 @@ class _Entry(Enum):
 
 
 @dataclass(frozen=True)
-class Chain:
-    """How a shared operand is made from one parameter by views alone."""
-
-    parameter: int
-    transposed: bool  # only meaningful when framed
-    framed: bool  # the parameter itself, or its transpose, or a region of it: no other reordering
-    region: Edge | None  # the edge that picks a region of the parameter
-    direct: bool  # framed and no region: a gradient is moved to the parameter without autograd
-
-
-@dataclass(frozen=True)
 class Meeting:
     """A node where shared operands meet the batch."""
 
@@ -112,7 +91,9 @@ class GraphPlan:
     cacheable: bool  # nothing was taken from numbers that may tell something else at the next step
     identities: tuple[int, ...]  # nodes whose leading index must be the identity at every step
     routed: bool  # rows may be moved between samples by data: layouts are probed at every step
-    entries: tuple[tuple[int, tuple[bool, ...]], ...]  # nodes that the batch may enter by, and which axes are longer than 1
+    entries: tuple[
+        tuple[int, tuple[bool, ...]], ...
+    ]  # nodes that the batch may enter by, and which axes are longer than 1
     data_meetings: frozenset[int]  # meetings with data that is not computed from parameters
     indexed: bool  # some node moves values computed from the batch by an index
 
@@ -167,7 +148,7 @@ class Planner:
             return _Entry.STRONG if any(i < 0 or not self.reaches[i] for i in inputs) else _Entry.NO
         if name in _INDEXING:
             return _Entry.WEAK
-        if name in _VIEWS:
+        if name in VIEWS:
             return _Entry.NO
         below = [graph.shape(edge) for edge in edges if edge[0] >= 0 and self.reaches[edge[0]]]
         if len(below) < len(edges) and name not in _ELEMENTWISE:
@@ -317,7 +298,7 @@ class Planner:
             left = self.graph.edges[k][DATA_OPERANDS[name][0]][0]
             others = [child for i, (child, _) in enumerate(self.graph.edges[k]) if i != DATA_OPERANDS[name][0]]
             return left in suspects and not suspects.intersection(others)
-        return name in _VIEWS or name in _INDEXING or name in _ROWWISE
+        return name in VIEWS or name in _INDEXING or name in _ROWWISE
 
     def _mixing(self, k: int) -> NotSeparable:
         reached = ", ".join(self.describe(p) for p in sorted(self.reaches[k])[:3])
@@ -378,7 +359,7 @@ class Planner:
                 chain = chain_of(self.graph, edge)
                 if chain is not None:
                     chains[edge] = chain
-        derived = {parameter for parameter, edges in roots.items() if not _simple(self.graph, edges, chains)}
+        derived = {parameter for parameter, edges in roots.items() if not is_simple(self.graph, edges, chains)}
         return GraphPlan(
             tuple(meetings),
             chains,
@@ -417,76 +398,3 @@ def _at_hand(node: Node) -> bool:
 def pattern(graph: Graph, k: int) -> tuple[bool, ...]:
     """Which axes of a node's output are longer than one: what tells (1, T, D) from (B, T, D)."""
     return tuple(size > 1 for size in graph.nodes[k]._input_metadata[0].shape)
-
-
-def _simple(graph: Graph, edges: Iterable[Edge], chains: Mapping[Edge, Chain]) -> bool:
-    """Whether a parameter's norm follows from its operands' norms, without pulling gradients back through autograd."""
-    held = [chains.get(edge) for edge in edges]
-    if any(chain is None for chain in held):
-        return False
-    if len(held) == 1:
-        return True
-    return all(chain is not None and chain.framed for chain in held) and not overlapping(
-        graph, [chain.region for chain in held if chain is not None]
-    )
-
-
-def overlapping(graph: Graph, regions: Sequence[Edge | None]) -> bool:
-    """Whether parts of a parameter overlap without being the same, so that its norm is not a sum over parts."""
-    if all(region is None for region in regions):
-        return False
-    if any(region is None for region in regions):
-        return True
-    ranges = sorted({interval(graph, region) for region in regions if region is not None})
-    axes = {axis for axis, _, _ in ranges}
-    return len(axes) > 1 or any(a[2] > b[1] for a, b in zip(ranges, ranges[1:], strict=False))
-
-
-def chain_of(graph: Graph, edge: Edge) -> Chain | None:
-    """The chain of views from an operand down to one parameter, or None if it is computed in any other way."""
-    transposed, framed, region = False, True, None
-    while graph.names[edge[0]] != LEAF:
-        k = edge[0]
-        name, below = graph.names[k], graph.edges[k]
-        if name not in _VIEWS or len(below) != 1 or below[0][0] < 0:
-            return None
-        if name == "TBackward0" or (name == "TransposeBackward0" and len(graph.shape(edge)) == 2):
-            transposed = not transposed
-            framed = framed and region is None
-        elif name in _REGIONS and region is None:
-            region = edge
-            framed = framed and getattr(graph.nodes[k], "_saved_step", 1) == 1
-        elif name not in _PASSING:
-            framed = False
-        edge = below[0]
-    parameter = graph.leaf_parameter[edge[0]]
-    if parameter < 0:
-        return None
-    return Chain(parameter, transposed, framed, region, direct=framed and region is None)
-
-
-def interval(graph: Graph, edge: Edge) -> tuple[int, int, int]:
-    """The axis and the half-open range of it that a region edge picks, as it is at this step."""
-    (k, output), name = edge, graph.names[edge[0]]
-    node, shape = graph.nodes[k], graph.shape(graph.edges[k][0])
-    axis = _signed(node._saved_dim) % len(shape)
-    size = shape[axis]
-    if name == "SelectBackward0":
-        start = _signed(node._saved_index) % size
-        return axis, start, start + 1
-    if name == "UnbindBackward0":
-        return axis, output, output + 1
-    if name == "SliceBackward0":
-        start, stop = _signed(node._saved_start), _signed(node._saved_end)
-        return axis, min(max(start + size if start < 0 else start, 0), size), min(stop + size if stop < 0 else stop, size)
-    if name == "SplitBackward0":
-        step = node._saved_split_size
-        return axis, output * step, min((output + 1) * step, size)
-    sizes = node._saved_split_sizes
-    return axis, sum(sizes[:output]), sum(sizes[: output + 1])
-
-
-def _signed(value: int | None) -> int:
-    """torch shows negative integers of a node as unsigned 64-bit ones."""
-    value = value or 0
-    return value - (1 << 64) if value >= 1 << 63 else value

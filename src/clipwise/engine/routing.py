@@ -18,7 +18,16 @@ from clipwise.engine.layout import Layout, Scattered
 
 _ALONG_AXIS = ("Gather", "IndexSelect", "IndexAdd", "IndexCopy", "Scatter", "ScatterAdd", "TakeAlongDim")
 _MOVED_OPERAND = {"IndexAdd": 1, "IndexCopy": 1, "IndexPut": 1, "Scatter": 1, "ScatterAdd": 1, "MaskedScatter": 1}
-_OTHERS = ("Index", "IndexPut", "MaskedScatter", "MaskedSelect", "Take", "Embedding", "EmbeddingBag", "PackPaddedSequence")
+_OTHERS = (
+    "Index",
+    "IndexPut",
+    "MaskedScatter",
+    "MaskedSelect",
+    "Take",
+    "Embedding",
+    "EmbeddingBag",
+    "PackPaddedSequence",
+)
 _PRODUCTS = {"Mm": (0, 1), "Addmm": (1, 2), "Bmm": (0, 1), "Baddbmm": (1, 2), "Mv": (0, 1), "Addmv": (1, 2)}
 
 
@@ -86,9 +95,7 @@ def _product(graph: Graph, k: int, kind: str, axis: int, is_batch: Callable[[int
     """A product keeps the axis of the factor that it comes from; that factor must be the batch's."""
     left, right = (graph.edges[k][i][0] for i in _PRODUCTS[kind])
     rank = len(graph.shape((k, 0)))
-    if kind in ("Mv", "Addmv"):
-        source = left
-    elif axis == rank - 2:
+    if kind in ("Mv", "Addmv") or axis == rank - 2:
         source = left
     elif axis == rank - 1:
         source = right

@@ -12,9 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from clipwise.engine.graph import Edge, Graph
+from clipwise.engine.chains import interval, overlapping
+from clipwise.engine.graph import Edge, Graph, differentiate
 from clipwise.engine.layout import Layout, Probe, Scattered, blank, digit_colours, owners_by_digits, pack
-from clipwise.engine.plan import GraphPlan, Meeting, interval, mixing, overlapping, pattern
+from clipwise.engine.plan import GraphPlan, Meeting, mixing, pattern
 from clipwise.engine.routing import data_key, is_identity
 from clipwise.engine.rules import RULES, Operand, Samples
 from clipwise.engine.uses import Dense, Outer, Use, chunks, joint_squared_norms, squares, summed
@@ -53,7 +54,9 @@ class Backward:
         self._norms: dict[Edge, Tensor] = {}
         self._refuse_stale()
         moved = self._moved_rows(losses) if plan.routed else {}
-        arrivals = [_Arrival(self, meeting, self._samples(meeting, moved.get(meeting.node))) for meeting in plan.meetings]
+        arrivals = [
+            _Arrival(self, meeting, self._samples(meeting, moved.get(meeting.node))) for meeting in plan.meetings
+        ]
         ends = [arrival for arrival in arrivals if arrival.meeting.end or not plan.streaming]
         handles = [
             graph.nodes[arrival.meeting.node].register_prehook(arrival)
@@ -61,13 +64,8 @@ class Backward:
             if plan.streaming and not arrival.meeting.end
         ]
         try:
-            gradients = torch.autograd.grad(
-                losses,
-                [graph.gradient_edge((arrival.meeting.node, 0)) for arrival in ends],
-                torch.ones_like(losses),
-                retain_graph=retain_graph,
-                allow_unused=True,
-            )
+            edges = [graph.gradient_edge((arrival.meeting.node, 0)) for arrival in ends]
+            gradients = differentiate(losses, edges, torch.ones_like(losses), keep=retain_graph)
         finally:
             for handle in handles:
                 handle.remove()
@@ -117,8 +115,7 @@ class Backward:
         digits = digit_colours(self.batch_size, losses)
         bad = ~torch.isfinite(losses)
         plain, *coloured = (
-            torch.autograd.grad(losses, edges, cotangent, retain_graph=True, allow_unused=True)
-            for cotangent in (torch.ones_like(losses), *digits)
+            differentiate(losses, edges, cotangent, keep=True) for cotangent in (torch.ones_like(losses), *digits)
         )
         owners: dict[int, Tensor] = {}
         regular: dict[int, Tensor] = {}
@@ -146,7 +143,7 @@ class Backward:
         """The same data met twice must belong to the same samples, else a loss is computed from two of them."""
         graph, plan = self.graph, self.plan
         seen: dict[object, Tensor] = {}
-        for node, owners in (scattered | regular).items():
+        for node, owners in {**scattered, **regular}.items():
             if node not in plan.data_meetings:
                 continue
             key = data_key(graph, node) if plan.indexed else owners.numel()
@@ -165,7 +162,8 @@ class Backward:
         uses = self.uses.get(edge, [])
         if not self.plan.chains[edge].transposed:
             return uses
-        return [use.transposed() if isinstance(use, (Dense, Outer)) else use for use in uses]
+        seen = [use if isinstance(use, (Dense, Outer)) else Dense(use.gradients(), use.shape) for use in uses]
+        return [use.transposed() for use in seen]
 
     def squared_norms(self) -> dict[int, Tensor]:
         """Squared per-sample gradient norm (B,) of every parameter that is reached."""
@@ -218,7 +216,9 @@ class Backward:
                 results[parameter].append(reduce(gradient))
         return results
 
-    def _pull_back_batched(self, edges: Sequence[Edge], grads: Sequence[Tensor], parameters: Sequence[int]) -> list[Tensor]:
+    def _pull_back_batched(
+        self, edges: Sequence[Edge], grads: Sequence[Tensor], parameters: Sequence[int]
+    ) -> list[Tensor]:
         """Vector-Jacobian products of the shared part of the graph, one per sample: (b, *parameter.shape) each."""
         leaves = [self.graph.parameters[p] for p in parameters]
         batch = grads[0].shape[0]
@@ -243,14 +243,9 @@ class Backward:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # vmap tells where it falls back to a loop
-                return torch.autograd.grad(
-                    outputs, leaves, grads, retain_graph=True, allow_unused=True, is_grads_batched=True
-                )
+                return differentiate(outputs, leaves, grads, keep=True, batched=True)
         except RuntimeError:  # an operation that vmap cannot batch: one sample after the other
-            rows = [
-                torch.autograd.grad(outputs, leaves, [g[i] for g in grads], retain_graph=True, allow_unused=True)
-                for i in range(grads[0].shape[0])
-            ]
+            rows = [differentiate(outputs, leaves, [g[i] for g in grads], keep=True) for i in range(grads[0].shape[0])]
             return [None if column[0] is None else torch.stack(column) for column in zip(*rows, strict=True)]
 
     def gradients(self) -> dict[int, Tensor]:
@@ -298,13 +293,8 @@ class Backward:
         grads = [
             _added([use.weighted(common) for use in self.uses[edge]]).to(_dtype(self.graph, edge)) for edge in edges
         ]
-        pulled = torch.autograd.grad(
-            [self.graph.gradient_edge(edge) for edge in edges],
-            [self.graph.parameters[p] for p in parameters],
-            grads,
-            retain_graph=True,
-            allow_unused=True,
-        )
+        outputs = [self.graph.gradient_edge(edge) for edge in edges]
+        pulled = differentiate(outputs, [self.graph.parameters[p] for p in parameters], grads, keep=True)
         for parameter, part in zip(parameters, pulled, strict=True):
             if part is not None:
                 _accumulate(sums, parameter, part)
@@ -328,12 +318,14 @@ def _accumulate(sums: dict[int, Tensor], parameter: int, part: Tensor) -> None:
     sums[parameter] = part if held is None else held + part
 
 
-def by_second_backward(losses: Tensor, graph: Graph, groups: Mapping[int, Sequence[int]], factors: Factors) -> dict[int, Tensor]:
+def by_second_backward(
+    losses: Tensor, graph: Graph, groups: Mapping[int, Sequence[int]], factors: Factors
+) -> dict[int, Tensor]:
     """The same sum by plain autograd: the factors are the cotangents of the losses, one backward per group."""
     sums: dict[int, Tensor] = {}
     for members in groups.values():
         leaves = [graph.parameters[p] for p in members]
         cotangent = factors(members[0]).to(losses.dtype)
-        pulled = torch.autograd.grad(losses, leaves, cotangent, retain_graph=True, allow_unused=True)
+        pulled = differentiate(losses, leaves, cotangent, keep=True)
         sums.update((p, part) for p, part in zip(members, pulled, strict=True) if part is not None)
     return sums

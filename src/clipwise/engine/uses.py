@@ -23,14 +23,20 @@ def accurate(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
+def lengths(tensor: Tensor) -> Tensor:
+    """Norms along the last axis."""
+    norms: Tensor = torch.linalg.vector_norm(tensor, dim=-1)
+    return norms
+
+
 def squares(tensor_B: Tensor) -> Tensor:
     """Squared norm of each sample's block, (B, ...) -> (B,).
 
     Row norms first, then their squares: no temporary of the gradient's size, and short sums stay accurate in float32.
     """
     if tensor_B.dim() > 2:
-        return torch.linalg.vector_norm(tensor_B.flatten(2), dim=2).square_().sum(1)
-    return torch.linalg.vector_norm(tensor_B.reshape(tensor_B.shape[0], -1), dim=1).square_()
+        return lengths(tensor_B.flatten(2)).square_().sum(1)
+    return lengths(tensor_B.reshape(tensor_B.shape[0], -1)).square_()
 
 
 def per_sample(factors_B: Tensor, dim: int) -> Tensor:
@@ -131,8 +137,8 @@ class Outer(Use):
     def squared_norms(self) -> Tensor:
         left, right = self.left, self.right
         if self.one_position:
-            lengths = torch.linalg.vector_norm(left, dim=-1) * torch.linalg.vector_norm(right, dim=-1)
-            return lengths.square_() if lengths.dim() == 1 else lengths.square_().flatten(1).sum(1)
+            squared = (lengths(left) * lengths(right)).square_()
+            return squared if squared.dim() == 1 else squared.flatten(1).sum(1)
         if self.ghost_is_cheaper:  # ||L^T R||^2 = <L L^T, R R^T>
             product = (left @ left.mT).mul_(right @ right.mT)
             return product.flatten(1).sum(1).clamp_(min=0)
@@ -244,10 +250,14 @@ def merge(uses: Sequence[Use]) -> list[Use]:
         merged.extend(outers)
     elif outers:
         left, right = [use.left for use in outers], [use.right for use in outers]
-        merged.append(outers[0] if len(outers) == 1 else Outer(torch.cat(left, 1), torch.cat(right, 1), outers[0].shape))
+        merged.append(
+            outers[0] if len(outers) == 1 else Outer(torch.cat(left, 1), torch.cat(right, 1), outers[0].shape)
+        )
     if gathered:
         index = torch.cat([use.index for use in gathered], 1)
-        merged.append(Gathered(index, torch.cat([use.right for use in gathered], 1), gathered[0].shape, gathered[0].rows))
+        merged.append(
+            Gathered(index, torch.cat([use.right for use in gathered], 1), gathered[0].shape, gathered[0].rows)
+        )
     if dense:
         merged.append(Dense(sum((use.gradients() for use in dense[1:]), dense[0].gradients()), dense[0].shape))
     return merged

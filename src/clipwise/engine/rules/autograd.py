@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
+from clipwise.engine.graph import differentiate
 from clipwise.engine.rules.base import Finish, Operand, Rule, Samples, carries_batch
 from clipwise.engine.uses import Dense, Use
 
@@ -25,7 +26,7 @@ def by_autograd(operand: Operand, samples: Samples) -> Finish:
         rows = []
         for sample in range(samples.batch_size):
             part = torch.where((owners == sample).view(shape), gradient, 0)
-            (row,) = torch.autograd.grad([output], [operand.edge], [part], retain_graph=True, allow_unused=True)
+            (row,) = differentiate([output], [operand.edge], [part], keep=True)
             rows.append(gradient.new_zeros(operand.shape) if row is None else row)
         return Dense(torch.stack(rows), operand.shape)
 
@@ -41,18 +42,14 @@ def _broadcast_by_autograd(operand: Operand, samples: Samples) -> Finish:
     return by_autograd(operand, samples)
 
 
-RULES: dict[str, Rule] = dict.fromkeys(
-    (
-        "AddcdivBackward0", "Atan2Backward0", "ClampBackward0", "ClampMaxBackward1", "ClampMinBackward1",
-        "FmaxBackward0", "FminBackward0", "HypotBackward0", "LogaddexpBackward0", "RemainderBackward1",
-        "XlogyBackward0",
-    ),
-    _broadcast_by_autograd,
-) | dict.fromkeys(
-    (
-        "CatBackward0", "CdistBackward0", "ConstantPadNdBackward0", "GatherBackward0", "IndexAddBackward0",
-        "IndexCopyBackward0", "IndexPutBackward0", "MaskedScatterBackward0", "RollBackward0", "ScatterAddBackward0",
-        "ScatterBackward0", "StackBackward0", "TakeBackward0", "TrilinearBackward0",
-    ),
-    by_autograd,
+_BROADCASTING = (
+    "AddcdivBackward0", "Atan2Backward0", "ClampBackward0", "ClampMaxBackward1", "ClampMinBackward1", "FmaxBackward0",
+    "FminBackward0", "HypotBackward0", "LogaddexpBackward0", "RemainderBackward1", "XlogyBackward0",
 )  # fmt: skip
+_OTHERS = (
+    "CatBackward0", "CdistBackward0", "ConstantPadNdBackward0", "GatherBackward0", "IndexAddBackward0",
+    "IndexCopyBackward0", "IndexPutBackward0", "MaskedScatterBackward0", "RollBackward0", "ScatterAddBackward0",
+    "ScatterBackward0", "StackBackward0", "TakeBackward0", "TrilinearBackward0",
+)  # fmt: skip
+RULES: dict[str, Rule] = dict.fromkeys(_BROADCASTING, _broadcast_by_autograd)
+RULES.update((name, by_autograd) for name in _OTHERS)

@@ -113,9 +113,7 @@ class Convolved(Use):
 
     def without(self, bad_B: Tensor) -> Use:
         mask = per_sample(bad_B, self.inputs.dim())
-        return Convolved(
-            self.inputs.masked_fill(mask, 0), self.outputs.masked_fill(mask, 0), self.shape, self.geometry
-        )
+        return Convolved(self.inputs.masked_fill(mask, 0), self.outputs.masked_fill(mask, 0), self.shape, self.geometry)
 
 
 def convolution(operand: Operand, samples: Samples) -> Finish:

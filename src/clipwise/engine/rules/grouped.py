@@ -16,7 +16,9 @@ class Segmented(Use):
     `left` is (K, T, m), `right` (K, T, n), padded with zero rows; the gradient is (experts, m, n).
     """
 
-    def __init__(self, left: Tensor, right: Tensor, sample: Tensor, expert: Tensor, shape: tuple[int, ...], batch: int) -> None:
+    def __init__(
+        self, left: Tensor, right: Tensor, sample: Tensor, expert: Tensor, shape: tuple[int, ...], batch: int
+    ) -> None:
         self.left, self.right, self.sample, self.expert = left, right, sample, expert
         self.shape, self.batch_size = shape, batch
 

@@ -12,7 +12,7 @@ _RIGHT = "the right factor of a matrix product is computed from the batch and mi
 
 
 def _product(operand: Operand, samples: Samples, other: Tensor, right: bool, scale: float) -> Finish:
-    """Y = A @ W with W shared: W's gradient is sum_t a_t g_t^T over the sample's rows; likewise for W @ A by columns."""
+    """Y = A @ W with W shared: its gradient is sum_t a_t g_t^T over the sample's rows; for W @ A over its columns."""
     rows, columns = other.dim() - 2, other.dim() - 1
     if samples.axis != (rows if right else columns):
         raise carries_batch(operand, _RIGHT if right else _LEFT)

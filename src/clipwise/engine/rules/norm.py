@@ -39,7 +39,9 @@ def group_norm(operand: Operand, samples: Samples) -> Finish:
     normalized = None
     if operand.position == _WEIGHT:
         grouped = inputs.reshape(node._saved_N, node._saved_group, -1)
-        mean, rstd = (t.reshape(node._saved_N, node._saved_group, 1) for t in (node._saved_result1, node._saved_result2))
+        mean, rstd = (
+            t.reshape(node._saved_N, node._saved_group, 1) for t in (node._saved_result1, node._saved_result2)
+        )
         normalized = ((grouped - mean) * rstd).view_as(inputs)
     return _affine(operand, samples, normalized, _channels(inputs))
 
