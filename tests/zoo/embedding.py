@@ -156,6 +156,20 @@ TABLES = [
         {"x": floats(4, 6)},
         batches=(1, 4, 8, 2, 3),
     ),
+    table_case(
+        "index_transposed_table",
+        {"table": (4, 7)},
+        lambda p, k: p.table.t()[k].tanh(),
+        {"k": ids(7, 3)},
+        batches=(1, 7, 3, 4),
+    ),
+    table_case(
+        "embedding_transposed_table",
+        {"table": (7, 7)},
+        lambda p, k: (F.embedding(k, p.table.t()) + F.embedding(k, p.table)).tanh(),
+        {"k": ids(7, 3)},
+        batches=(1, 7, 3, 4),
+    ),
     table_case("relative_bias_table", {"table": (7, 2)}, relative_bias, {"x": floats(4, 3)}, batches=(1, 7, 4, 2)),
     table_case(
         "embedding_positions",
