@@ -303,7 +303,7 @@ def clip_sum(
         members = dict(enumerate(groups.values()))
         sums = by_second_backward(losses, backward.graph, members, of.__getitem__)
     else:
-        sums = backward.weighted(of.__getitem__)
+        sums = backward.weighted(of.__getitem__, consume=True)
     return Outcome(norms, factors, bad, _filled(sums, parameters))
 
 

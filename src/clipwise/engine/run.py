@@ -267,8 +267,11 @@ class Backward:
 
     # -- the clipped sum by book-keeping ------------------------------------------------------------------------
 
-    def weighted(self, factors: Factors) -> dict[int, Tensor]:
-        """sum_i c_i g_i of every parameter that is reached, from the same saved tensors."""
+    def weighted(self, factors: Factors, *, consume: bool = False) -> dict[int, Tensor]:
+        """sum_i c_i g_i of every parameter that is reached, from the same saved tensors.
+
+        `consume` lets go of each use as its sum is formed, so that gradients and sums are not held together.
+        """
         sums: dict[int, Tensor] = {}
         through: dict[int, list[tuple[Edge, int]]] = {}
         for parameter, edges in self.plan.roots.items():
@@ -276,11 +279,14 @@ class Backward:
                 if not self.uses.get(edge):
                     continue
                 chain = self.plan.chains.get(edge)
-                if chain is not None and chain.direct:
-                    part = _added([use.weighted(factors(parameter)) for use in self._in_frame(edge)])
-                    _accumulate(sums, parameter, part.view(self.graph.parameters[parameter].shape))
-                else:
+                if chain is None or not chain.direct:
                     through.setdefault(id(factors(parameter)), []).append((edge, parameter))
+                    continue
+                part = _added([use.weighted(factors(parameter)) for use in self._in_frame(edge)])
+                shape = self.graph.parameters[parameter].shape
+                _accumulate(sums, parameter, part if part.shape == shape else part.view(shape))
+                if consume:
+                    del self.uses[edge]
         for pairs in through.values():
             self._pull_back(pairs, factors, sums)
         return sums

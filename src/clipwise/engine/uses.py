@@ -184,14 +184,20 @@ class Gathered(Use):
         self.index, self.right = index, accurate(right)
         self.shape = tuple(shape)
         self.rows = self.shape[0] if rows is None else rows
+        self.padded = bool((index < 0).any())
         self.batch_size = index.shape[0]
 
     def _by_sample(self, samples: slice) -> tuple[Tensor, Tensor]:
         """(sample * rows + index, value) of every entry that counts."""
         index, right = self.index[samples], self.right[samples]
         offset = torch.arange(index.shape[0], device=index.device).unsqueeze(1) * self.rows
+        return self._kept(index + offset, right, index)
+
+    def _kept(self, keys: Tensor, right: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        if not self.padded:
+            return keys.flatten(), right.flatten(0, 1)
         keep = index >= 0
-        return (index + offset)[keep], right[keep]
+        return keys[keep], right[keep]
 
     def squared_norms(self) -> Tensor:
         keys, values = self._by_sample(_ALL)
@@ -208,9 +214,8 @@ class Gathered(Use):
 
     def weighted(self, factors_B: Tensor) -> Tensor:
         values = self.right * per_sample(factors_B.to(self.right.dtype), 3)
-        keep = self.index >= 0
         table = values.new_zeros(self.rows, values.shape[-1])
-        return table.index_add_(0, self.index[keep], values[keep]).view(self.shape)
+        return table.index_add_(0, *self._kept(self.index, values, self.index)).view(self.shape)
 
     def without(self, bad_B: Tensor) -> Use:
         return Gathered(self.index, _zeroed(self.right, bad_B), self.shape, self.rows)

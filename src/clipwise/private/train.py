@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 from clipwise.accounting import GaussianSteps, Ledger
 from clipwise.accounting.accountant import Accountant, Relation
 from clipwise.clipping import Style, is_private
-from clipwise.engine import check_model, clipped_gradients
+from clipwise.engine import Clipper, check_model
 from clipwise.errors import BudgetSpent, CheckpointError, InvalidLosses, InvalidPlan, InvalidSampling
 from clipwise.noise import Entropy, GaussianNoise, Normals
 from clipwise.plan import Plan
@@ -101,7 +101,7 @@ class Private:
 
     def _bind(self) -> None:
         self._fit = Fit.of(self._model, self._optimizer)
-        self._named = dict(zip(self._fit.names, self._fit.tensors, strict=True))
+        self._clip = Clipper(dict(zip(self._fit.names, self._fit.tensors, strict=True)))
         self._wide = [_sum_dtype(p) for p in self._fit.tensors]
         self._narrow = any(p.dtype != d for p, d in zip(self._fit.tensors, self._wide, strict=True))
         self._noise = GaussianNoise(self._fit.tensors, self._wide, self._entropy, self._source)
@@ -146,7 +146,7 @@ class Private:
             raise InvalidLosses(f"losses must be a tensor of shape (B,), one per sample, got {shape}.")
         part = self._take_part(losses.shape[0])
         style = self._current_style()
-        clipped = clipped_gradients(losses, self._named, style)
+        clipped = self._clip(losses, style)
         gradients = clipped.gradients
         self._gather([gradients[name] for name in self._fit.names])
         self._gathered.append(PartStatistics(clipped.norms, clipped.factors, clipped.bad))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from clipwise.engine.rules.base import Finish, Operand, Rule, Samples, carries_batch, sum_to_operand
+from clipwise.engine.uses import Dense, Use
 
 _INPUT, _WEIGHT = 0, 1
 
@@ -15,7 +17,7 @@ def _affine(operand: Operand, samples: Samples, normalized: Tensor | None, align
         raise carries_batch(operand, "its input is computed from the batch and mixes samples before")
     if operand.position == _WEIGHT:
         assert normalized is not None
-        return lambda gradient: sum_to_operand(gradient * normalized, samples, operand, aligned)
+        return lambda gradient: sum_to_operand(normalized.mul_(gradient), samples, operand, aligned)
     return lambda gradient: sum_to_operand(gradient, samples, operand, aligned)
 
 
@@ -24,7 +26,7 @@ def layer_norm(operand: Operand, samples: Samples) -> Finish:
     normalized = None
     if operand.position == _WEIGHT:
         node = operand.node
-        normalized = (node._saved_input - node._saved_result1) * node._saved_result2
+        normalized = (node._saved_input - node._saved_result1).mul_(node._saved_result2)
     return _affine(operand, samples, normalized, operand.shape)
 
 
@@ -36,14 +38,34 @@ def group_norm(operand: Operand, samples: Samples) -> Finish:
     """GroupNorm: statistics per sample and group, affine per channel."""
     node = operand.node
     inputs = node._saved_input
+    if operand.position == _WEIGHT and samples.per_row and inputs.is_contiguous():
+        return _group_norm_weight(operand, samples)
     normalized = None
     if operand.position == _WEIGHT:
+        per_group = (node._saved_N, node._saved_group, 1)
+        mean, rstd = node._saved_result1.reshape(per_group), node._saved_result2.reshape(per_group)
         grouped = inputs.reshape(node._saved_N, node._saved_group, -1)
-        mean, rstd = (
-            t.reshape(node._saved_N, node._saved_group, 1) for t in (node._saved_result1, node._saved_result2)
-        )
-        normalized = ((grouped - mean) * rstd).view_as(inputs)
+        normalized = (grouped - mean).mul_(rstd).view_as(inputs)
     return _affine(operand, samples, normalized, _channels(inputs))
+
+
+def _group_norm_weight(operand: Operand, samples: Samples) -> Finish:
+    """torch's own kernel with the batch folded into the channels: one call for all samples."""
+    node = operand.node
+    inputs, groups, positions = node._saved_input, node._saved_group, node._saved_HxW
+    mean, rstd = node._saved_result1.reshape(1, -1), node._saved_result2.reshape(1, -1)
+    batch, channels = inputs.shape[:2]
+
+    def finish(gradient: Tensor) -> Use:
+        ones = inputs.new_ones(batch * channels)
+        shape = (1, batch * channels, positions)
+        _, weight, _ = torch.ops.aten.native_group_norm_backward(
+            gradient.reshape(shape), inputs.view(shape), mean, rstd, ones, 1, batch * channels, positions,
+            batch * groups, [False, True, False],
+        )  # fmt: skip
+        return Dense(weight.view(batch, channels), operand.shape)
+
+    return finish
 
 
 def batch_norm(operand: Operand, samples: Samples) -> Finish:
@@ -56,7 +78,7 @@ def batch_norm(operand: Operand, samples: Samples) -> Finish:
     if operand.position == _WEIGHT:
         shape = _channels(inputs)
         rstd = (node._saved_running_var + node._saved_eps).rsqrt()
-        normalized = (inputs - node._saved_running_mean.view(shape)) * rstd.view(shape)
+        normalized = (inputs - node._saved_running_mean.view(shape)).mul_(rstd.view(shape))
     return _affine(operand, samples, normalized, _channels(inputs))
 
 
