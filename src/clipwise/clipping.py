@@ -449,11 +449,11 @@ def as_clip(clip: Rule | Clip) -> Clip:
     >>> as_clip(Abadi(1.0))
     Flat(rule=Abadi(R=1.0))
     """
-    if isinstance(clip, type) or isinstance(clip, Clip):
-        if isinstance(clip, type):
-            raise InvalidPlan(f"expected a clipping value such as Abadi(1.0), got the class {clip.__name__}.")
+    if isinstance(clip, (Flat, Layerwise, Groupwise)):  # asked at every step; the protocol below is slow to ask for
         return clip
-    return Flat(clip)
+    if isinstance(clip, type):
+        raise InvalidPlan(f"expected a clipping value such as Abadi(1.0), got the class {clip.__name__}.")
+    return clip if isinstance(clip, Clip) else Flat(clip)
 
 
 def _rules(style: Style) -> Iterable[Rule]:

@@ -14,7 +14,6 @@ from scipy import stats
 from torch import Tensor, nn
 
 import clipwise as cw
-import clipwise.private.train as train_module
 from clipwise.clipping import Style
 from tests.core.common import Constant, N, Recorder, data, loop_sum, losses_of, mlp, plan, same, sgd, train, weights
 
@@ -237,7 +236,7 @@ def test_an_error_in_the_engine_changes_nothing_and_can_be_tried_again(monkeypat
         with pytest.raises(cw.InvalidLosses):
             private.step(bad)  # type: ignore[arg-type]
     with monkeypatch.context() as patch:
-        patch.setattr(train_module, "clipped_gradients", fail)
+        patch.setattr(private, "_clip", fail)
         with pytest.raises(RuntimeError, match="out of memory"):
             private.step(losses_of(model, X[5:], Y[5:]))
     assert private.ledger.steps == 0 and model[0].weight.grad is old and not optimizer.seen  # type: ignore[index, union-attr]
@@ -356,13 +355,13 @@ def test_aliased_gradients_of_an_engine_are_kept_apart(monkeypatch: pytest.Monke
     model = nn.Linear(3, 3)
     optimizer = Recorder([model.bias, model.weight])
 
-    def aliasing(losses: Tensor, params: Any, clip: Any) -> cw.Clipped[Any]:
+    def aliasing(losses: Tensor, clip: Any) -> cw.Clipped[Any]:
         memory = torch.ones(3)
         gradients = {"weight": memory.expand(3, 3), "bias": memory}
         return cw.Clipped(gradients, losses.detach(), losses.detach(), losses.detach().bool())
 
-    monkeypatch.setattr(train_module, "clipped_gradients", aliasing)
     private = cw.Private(plan(clip=cw.Abadi(1.0)), model, optimizer, seed=0)
+    monkeypatch.setattr(private, "_clip", aliasing)
     private.step(model(X).sum(1))
     values = torch.cat([g.reshape(-1) for g in optimizer.seen[0]])
     assert len(values.unique()) == 12
