@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clipwise.accounting import GaussianSteps, account, account_delta
+from clipwise.accounting import GaussianSteps, account, account_delta, contour
 from clipwise.accounting.contour import NotConverged, exact_delta, exact_epsilon
 from clipwise.accounting.gaussian import gaussian_delta, gaussian_epsilon, gaussian_mu
 from clipwise.accounting.gdp import gdp_epsilon
@@ -158,6 +158,24 @@ def test_a_fallback_says_so() -> None:
     assert any("did not converge" in warning for warning in guarantee.warnings)
     # Ten steps at rate 1e-4: the answer by a grid of another program is 0.00237.
     assert 0.0023 < guarantee.epsilon < 0.0025
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), -1.0, 0.0, 1e-30])
+def test_a_contour_gone_wrong_is_never_an_answer(wrong: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    events = (GaussianSteps(Poisson(1_000, 17), 1.7, 123),)
+    truth = account(events, 1e-6).epsilon
+    monkeypatch.setattr(contour._Contour, "_terms", lambda self, epsilon: wrong * np.ones_like(self._z))
+    guarantee = account(events, 1e-6)
+    assert guarantee.accountant != "exact" and guarantee.kind == "upper bound"
+    assert guarantee.epsilon >= truth * (1 - 1e-6)
+
+
+def test_epsilon_zero_is_checked_too() -> None:
+    # Total variation between one step's bound and delta: only the contour can tell that epsilon is 0.
+    composition = run(3.0, 0.01, 400)
+    tv = exact_delta(composition, 0.0)
+    assert exact_epsilon(composition, 1.001 * tv) == 0.0
+    assert exact_epsilon(composition, 0.999 * tv) > 0.0
 
 
 def test_remove_dominates_here_and_the_maximum_is_reported() -> None:

@@ -43,6 +43,7 @@ Complexes = NDArray[np.complex128]
 
 _REST = 1e-10  # share of delta in the part of the contour that is not summed
 _AGREE = 1e-7  # two contours must agree to this share of delta
+_LOST = 1e-4  # share of delta that may be left out with the tail, and is added again
 _CANCEL = 1e7  # the summands' absolute values over delta, at most
 _CHUNK = 64
 
@@ -122,17 +123,18 @@ def _epsilon(composition: Composition, delta: float, attempt: _Attempt) -> float
     for _ in range(8):
         contour = _Contour(composition, saddle, tail, t, epsilon, delta, attempt.split, budget)
         found = contour.solve(delta)
-        if found == 0.0:
-            return 0.0
-        moved = abs(found - epsilon) > 0.1 * found
+        settled = abs(found - epsilon) <= 0.1 * found
         t, epsilon = abscissa(saddle, found, delta), found
-        if not moved:
+        if settled:
             break
     contour.assert_sound(epsilon, delta)
-    if epsilon > saddle.renyi_epsilon(math.log(delta)) * (1.0 + 1e-6):
+    if not epsilon <= max(0.0, saddle.renyi_epsilon(math.log(delta))) * (1.0 + 1e-6):
         raise NotConverged("The value exceeds the Renyi bound.")
+    if not _one_step_delta(composition, epsilon) <= delta * (1.0 + 1e-6):
+        raise NotConverged("The value lies below that of one step alone.")
     check = _Contour(composition, saddle, tail, saddle.other(t), epsilon, delta, attempt.split, budget, scale=0.83)
-    _assert_agreement(delta, check.delta(epsilon), contour.lost + check.lost)
+    # At epsilon 0 delta may stay below its target; the two contours must agree there all the same.
+    _assert_agreement(contour.delta(epsilon), check.delta(epsilon), _AGREE * delta + contour.lost + check.lost)
     return epsilon
 
 
@@ -148,9 +150,11 @@ def _delta(composition: Composition, epsilon: float, floor: float, attempt: _Att
             break
         # Until the tail and the steps suit the answer's size, it is known only up to that size.
         size = max(floor, found if found > 1e-6 * size else 1e-6 * size)
+    contour.assert_sound(epsilon, max(found, floor))
+    if not _one_step_delta(composition, epsilon) <= max(found, floor) * (1.0 + 1e-6):
+        raise NotConverged("The value lies below that of one step alone.")
     if found <= floor:
         return floor
-    contour.assert_sound(epsilon, found)
     check = _Contour(composition, saddle, tail, saddle.other(t), epsilon, size, attempt.split, budget, scale=0.83)
     _assert_agreement(found, check.delta(epsilon), contour.lost + check.lost)
     return min(1.0, found)
@@ -162,6 +166,13 @@ def _total_variation(composition: Composition) -> float:
     for law, count in composition.terms:
         total += count * sum(share * single_delta(pair, 0.0) for share, pair in law.parts)
     return total
+
+
+def _one_step_delta(composition: Composition, epsilon: float) -> float:
+    """A lower bound of delta: whoever sees all steps sees each one."""
+    return max(
+        sum(share * single_delta(pair, epsilon) for share, pair in law.parts) for law, _ in composition.terms[:16]
+    )
 
 
 def _assert_agreement(first: float, second: float, lost: float) -> None:
@@ -245,10 +256,13 @@ class _Contour:
 
     def assert_sound(self, epsilon: float, delta: float) -> None:
         """Raise unless the contour is long enough and keeps enough digits at this epsilon."""
-        if self._rest(epsilon) > 10.0 * _REST * delta:
+        # Written so that a value that is not a number fails.
+        if not self._rest(epsilon) <= 10.0 * _REST * delta:
             raise NotConverged("The contour is too short.")
-        if float(np.sum(np.abs(self._terms(epsilon)))) * self._factor(epsilon) > _CANCEL * delta:
+        if not float(np.sum(np.abs(self._terms(epsilon)))) * self._factor(epsilon) <= _CANCEL * delta:
             raise NotConverged("The integrand cancels too much for double precision.")
+        if not self.lost <= _LOST * delta:
+            raise NotConverged("Too much of the loss's tail was left out.")
 
     def delta(self, epsilon: float) -> float:
         """The delta at `epsilon`; what was faded out counts as if it were all lost, so that it errs upwards."""

@@ -6,6 +6,7 @@ refused.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from clipwise.accounting.events import PrivateCalibration
@@ -29,7 +30,8 @@ def pld_epsilon(problem: Problem, delta: float) -> float:
             "Use the exact or the rdp accountant."
         )
     # Large losses get a coarser grid, or the transforms would not fit into memory; it stays an upper bound.
-    interval = _COARSE * max(1.0, max(quick_epsilon(c, delta) for c in problem.upper) / 50.0)
+    rough = max(quick_epsilon(c, delta) for c in problem.upper)
+    interval = _COARSE * max(1.0, rough / 50.0 if math.isfinite(rough) else 1.0)
     epsilon = max(float(d.get_epsilon_for_delta(delta)) for d in _distributions(problem, interval))
     if 0.0 < epsilon < 0.4:
         epsilon = min(epsilon, max(float(d.get_epsilon_for_delta(delta)) for d in _distributions(problem, _FINE)))

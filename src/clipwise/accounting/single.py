@@ -19,7 +19,8 @@ def single_delta(pair: Pair, epsilon: float) -> float:
     threshold = _threshold(pair, epsilon, side)
     if math.isinf(threshold):
         return 0.0
-    return max(0.0, _tail(pair.p, threshold, side) - math.exp(epsilon) * _tail(pair.q, threshold, side))
+    log_p, log_q = _log_tail(pair.p, threshold, side), _log_tail(pair.q, threshold, side)
+    return math.exp(log_p) * -math.expm1(min(0.0, epsilon + log_q - log_p))
 
 
 def single_epsilon(pair: Pair, delta: float) -> float:
@@ -40,8 +41,10 @@ def _mean(mixture: Mixture) -> float:
     return sum(weight * mean for weight, mean in mixture)
 
 
-def _tail(mixture: Mixture, threshold: float, side: float) -> float:
-    return sum(weight * float(special.ndtr(side * (mean - threshold))) for weight, mean in mixture)
+def _log_tail(mixture: Mixture, threshold: float, side: float) -> float:
+    logs = [math.log(weight) + float(special.log_ndtr(side * (mean - threshold))) for weight, mean in mixture]
+    top = max(logs)
+    return top + math.log(sum(math.exp(value - top) for value in logs))
 
 
 def _threshold(pair: Pair, epsilon: float, side: float) -> float:
