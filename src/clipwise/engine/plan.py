@@ -48,6 +48,7 @@ _ROWWISE = {
     "SqrtBackward0", "SubBackward0", "TanhBackward0", "WhereBackward0",
 }  # fmt: skip
 _ELEMENTWISE = _ROWWISE | {"MaskedFillBackward0", "MaskedFillBackward1", "RsubBackward0", "RsubBackward1"}
+_SMALL = 1 << 20  # elements: gradients that may all be held at once, which saves the calls of hooks
 _FUSED_RECURRENT = ("MkldnnRnnLayer", "CudnnRnn", "MiopenRnn")
 
 
@@ -81,11 +82,12 @@ class GraphPlan:
 
     meetings: tuple[Meeting, ...]
     chains: Mapping[Edge, Chain]  # shared operands that are views of one parameter
+    shapes: Mapping[Edge, torch.Size]  # of operands that are a whole parameter, so that they never change
     roots: Mapping[int, tuple[Edge, ...]]  # parameter -> the shared operands that reach it
     solo: frozenset[Edge]  # operands that are their parameter's only use: its norm is known as soon as they are
     derived: frozenset[int]  # parameters that need instantiated gradients pulled back by autograd
     parted: tuple[tuple[Edge, ...], ...]  # operands that are parts of one parameter, which must not overlap
-    streaming: bool  # saved tensors are at hand while backward runs; not so where checkpointing recomputes them
+    streaming: bool  # uses are formed while backward runs; not for small graphs, nor where saved tensors are recomputed
     live: bool  # some rule needs the graph to stay alive
     decided: bool  # every layout is known beyond doubt
     cacheable: bool  # nothing was taken from numbers that may tell something else at the next step
@@ -363,6 +365,7 @@ class Planner:
         return GraphPlan(
             tuple(meetings),
             chains,
+            {edge: self.graph.shape(edge) for edge, chain in chains.items() if chain.direct},
             {p: tuple(edges) for p, edges in roots.items()},
             solo=frozenset(
                 next(iter(edges))
@@ -375,7 +378,8 @@ class Planner:
                 for parameter, edges in roots.items()
                 if parameter not in derived and len(edges) > 1 and any(chains[edge].region for edge in edges)
             ),
-            streaming=all(_at_hand(self.graph.nodes[meeting.node]) for meeting in meetings),
+            streaming=sum(prod(self.graph.shape((meeting.node, 0))) for meeting in meetings) > _SMALL
+            and all(_at_hand(self.graph.nodes[meeting.node]) for meeting in meetings),
             live=any(self.graph.names[meeting.node] in LIVE for meeting in meetings),
             decided=self.finite and all(len(meeting.layouts) == 1 for meeting in meetings),
             cacheable=self.finite and all(len(meeting.layouts) <= 1 for meeting in meetings),

@@ -82,7 +82,8 @@ class Backward:
         rule = RULES[graph.names[k]]
         for position in meeting.operands:
             edge = graph.edges[k][position]
-            use = rule(Operand(graph, k, position, graph.shape(edge)), samples)(gradient)
+            shape = self.plan.shapes.get(edge) or graph.shape(edge)
+            use = rule(Operand(graph, k, position, shape), samples)(gradient)
             if edge in self.plan.solo:
                 self._norms[edge], use = use.settled()
             self.uses.setdefault(edge, []).append(use)

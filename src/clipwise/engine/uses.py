@@ -46,8 +46,10 @@ def per_sample(factors_B: Tensor, dim: int) -> Tensor:
 
 def weighted_sum(factors_B: Tensor, gradients_B: Tensor) -> Tensor:
     """sum_i c_i g_i for instantiated gradients."""
-    flat = gradients_B.reshape(gradients_B.shape[0], -1)
-    return (factors_B.to(flat.dtype) @ flat).view(gradients_B.shape[1:])
+    factors_B = factors_B.to(gradients_B.dtype)
+    if gradients_B.dim() == 2:
+        return factors_B @ gradients_B
+    return (factors_B @ gradients_B.reshape(gradients_B.shape[0], -1)).view(gradients_B.shape[1:])
 
 
 class Use(ABC):
