@@ -38,21 +38,18 @@ _GAUSS_NODES, _GAUSS_WEIGHTS = np.polynomial.legendre.leggauss(16)
 
 @dataclass(frozen=True)
 class Points:
-    """Losses, their probabilities under the first data set, and the probability that was left out."""
+    """Losses, their probabilities under the first data set, and the probability that was left out.
+
+    `weight` is exp(log_weight), which underflows to zero far out.
+    """
 
     loss: Floats
     log_weight: Floats
     lost: float
-
-    @property
-    def weight(self) -> Floats:
-        """The probabilities themselves; far out they underflow to zero."""
-        return self._weight
+    weight: Floats = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_weight", np.exp(self.log_weight))
-
-    _weight: Floats = field(init=False, repr=False)
+        object.__setattr__(self, "weight", np.exp(self.log_weight))
 
 
 def log_density_ratio(mixture: Mixture, x: Floats) -> Floats:
@@ -180,9 +177,9 @@ def points(
     return _join(law, [(pair, _faded(pair, tail, tilt)) for _, pair in law.parts], tilt, frequency, scale, window)
 
 
-def points_cut(law: Law, tail: float) -> Points:
-    """A quick lattice, simply cut off where a probability of `tail` is left."""
-    return _join(law, [(pair, _Span(*_extent(pair, tail))) for _, pair in law.parts], 8.0)
+def points_cut(law: Law, tail: float, tilt: float = 8.0) -> Points:
+    """A quick lattice for real exponents up to `tilt`, simply cut off where a probability of `tail` is left."""
+    return _join(law, [(pair, _Span(*_extent(pair, tail))) for _, pair in law.parts], tilt)
 
 
 def points_fine(law: Law, tail: float, count: int) -> Points:

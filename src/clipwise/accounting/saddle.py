@@ -28,6 +28,7 @@ __all__ = [
     "tail_share",
 ]
 
+_TILT = 8.0
 ALIAS = 1e-11  # share of delta that the equal steps of a contour may add, at most
 
 
@@ -37,12 +38,13 @@ class NotConverged(ClipwiseError):
 
 @dataclass(frozen=True)
 class Saddle:
-    """K and its derivatives at rising t."""
+    """K and its derivatives at rising t; beyond `reliable` the lattice may be too coarse to prove anything."""
 
     t: Floats
     K: Floats
     slope: Floats
     curvature: Floats
+    reliable: float
 
     @property
     def epsilon(self) -> Floats:
@@ -79,14 +81,15 @@ class Saddle:
 
     def renyi_epsilon(self, log_delta: float) -> float:
         """The epsilon that K proves by Renyi's conversion, at the best tabulated order 1 + t."""
-        bounds = (self.K - log_delta - np.log1p(self.t)) / self.t + np.log(self.t / (1.0 + self.t))
-        return float(np.min(bounds))
+        t = self.t[self.t <= self.reliable]
+        bounds = (self.K[: len(t)] - log_delta - np.log1p(t)) / t + np.log(t / (1.0 + t))
+        return float(np.min(bounds, initial=math.inf))
 
     def chernoff_delta(self, epsilon: float) -> float:
         """The delta that K proves at `epsilon`: E[(1 - exp(eps - S))+] <= exp(K(t) - eps t) t^t / (1+t)^(1+t)."""
-        t = self.t
-        logs = self.K - epsilon * t + t * np.log(t) - (1.0 + t) * np.log1p(t)
-        return min(1.0, math.exp(min(0.0, float(np.min(logs)))))
+        t = self.t[self.t <= self.reliable]
+        logs = self.K[: len(t)] - epsilon * t + t * np.log(t) - (1.0 + t) * np.log1p(t)
+        return math.exp(min(0.0, float(np.min(logs, initial=0.0))))
 
     def other(self, t: float) -> float:
         """A second abscissa for the cross-check."""
@@ -103,6 +106,9 @@ def saddle_table(composition: Composition, tail: float) -> Saddle:
     """K at 81 abscissas around the reciprocal of the loss's standard deviation, `tail` per step faded out."""
     grids = [(points_cut(law, tail), count) for law, count in composition.terms]
     spread = composition.gaussian + sum(count * float(g.weight @ g.loss**2) for g, count in grids)
+    reliable = min(max(_TILT, 60.0 / math.sqrt(spread)), 1e5)
+    if reliable > _TILT:
+        grids = [(points_cut(law, tail, reliable), count) for law, count in composition.terms]
     t = np.geomspace(1e-3, 1e4, 81) / math.sqrt(spread)
     K = 0.5 * composition.gaussian * t * (t + 1.0)
     slope = composition.gaussian * (t + 0.5)
@@ -119,7 +125,7 @@ def saddle_table(composition: Composition, tail: float) -> Saddle:
     fine = np.isfinite(K) & np.isfinite(slope) & np.isfinite(curvature) & (curvature > 0.0)
     if np.count_nonzero(fine) < 3:
         raise NotConverged("The saddle point lies outside the table.")
-    return Saddle(t[fine], K[fine], slope[fine], curvature[fine])
+    return Saddle(t[fine], K[fine], slope[fine], curvature[fine], 2.0 * reliable)
 
 
 def abscissa(saddle: Saddle, epsilon: float, delta: float) -> float:
