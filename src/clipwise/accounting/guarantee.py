@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 __all__ = ["Guarantee", "Kind"]
@@ -80,10 +80,6 @@ class Guarantee:
         if not math.isfinite(self.epsilon):
             finite["epsilon"] = None
         return {**finite, "printed": self.printed, "warnings": list(self.warnings), "statement": self.statement()}
-
-    def with_(self, **changes: Any) -> Guarantee:
-        """The same answer with some fields changed."""
-        return replace(self, **changes)
 
 
 def round_up(value: float, digits: int = 3) -> float:
