@@ -171,10 +171,14 @@ def disagreements(seed: int) -> list[str]:
 
 @pytest.mark.parametrize("seed", range(60))
 def test_random_programs_are_exact_or_refused(seed: int) -> None:
+    """The one refusal among them: a layer norm whose weight and bias are the same value."""
     try:
-        assert disagreements(seed) == []
+        found = disagreements(seed)
     except UnsupportedNode as refusal:
-        pytest.skip(f"refused by name: {refusal}")
+        if "same shared value twice" not in str(refusal):
+            raise
+        return
+    assert not found
 
 
 def across_attention(h: Tensor) -> Tensor:
