@@ -100,6 +100,8 @@ def table(results: Json) -> str:
         goal = WORKLOADS[name].goal
         mine, best = time_ratio(entry, "clipwise"), best_opacus(entry, time_ratio)
         ahead = "Opacus cannot run it" if best is None else "yes" if mine is not None and mine < best else "**no**"
+        if mine is None:
+            ahead = "not measured"
         verdict = (
             ""
             if goal is None or mine is None
@@ -339,10 +341,14 @@ def about(results: Json) -> str:
     """Machine, versions, date and command."""
     settings, versions, machine = results.get("settings", {}), results["versions"], results["machine"]
     packages = ", ".join(f"{name} {found}" for name, found in versions.items())
+    loads = results.get("loads", [])
+    busy = f" Load average while measuring: {min(loads):.1f} to {max(loads):.1f}." if loads else ""
+    revision = f" at revision {results['revision']}" if results.get("revision") else ""
     return (
-        f"Measured {results.get('date', '')} on {machine['cores']} cores of {machine['cpu']}, "
-        f"{settings.get('threads', 1)} thread, Python {machine['python']}, {packages}. Command: `python -m benchmarks` "
-        "(`make bench`); resumes when interrupted, `--again` measures anew. Numbers: `results.json`."
+        f"Measured {results.get('date', '')}{revision} on {machine['cores']} cores of {machine['cpu']}, "
+        f"{settings.get('threads', 1)} thread, Python {machine['python']}, {packages}.{busy}\n\n"
+        "Command: `python -m benchmarks` (`make bench`). It resumes when interrupted; `--again` measures all anew, "
+        "`--again engine` all but the memory of the other methods. Numbers: `results.json`. A dash means not measured."
     )
 
 

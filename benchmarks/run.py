@@ -102,6 +102,16 @@ def versions() -> dict[str, str]:
     return found
 
 
+def revision() -> str:
+    """The revision of the code that is measured, marked when there are changes beside it; empty outside a clone."""
+    command = ["git", "describe", "--always", "--dirty"]
+    try:
+        found = subprocess.run(command, cwd=HERE, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return found.stdout.strip()
+
+
 def settings(arguments: argparse.Namespace) -> Json:
     """What must be equal for an interrupted run to be continued."""
     return {"threads": arguments.threads, "seconds": arguments.seconds, "quick": arguments.quick}
@@ -168,6 +178,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             continue
         start = time.perf_counter()
         store(results, task.path, measure(task, options.threads))
+        results["revision"] = revision()
+        results.setdefault("loads", []).append(round(os.getloadavg()[0], 2))
         took = time.perf_counter() - start
         print(
             f"[{number}/{len(todo)}] {' '.join(task.path)}: {took:.1f} s ({time.perf_counter() - begin:.0f} s in all)"
