@@ -337,15 +337,26 @@ A BERT with 2 layers, everything trained; size x1 is batch 4, length 64, width 1
 """
 
 
+def conditions(results: Json) -> Iterator[Json]:
+    """Revision and load of every measurement; a run that was resumed may have several revisions."""
+    for key, value in results.items():
+        if key == "conditions":
+            yield value
+        elif isinstance(value, dict):
+            yield from conditions(value)
+
+
 def about(results: Json) -> str:
     """Machine, versions, date and command."""
     settings, versions, machine = results.get("settings", {}), results["versions"], results["machine"]
     packages = ", ".join(f"{name} {found}" for name, found in versions.items())
-    loads = results.get("loads", [])
+    found = list(conditions(results))
+    loads = [each["load"] for each in found]
     busy = f" Load average while measuring: {min(loads):.1f} to {max(loads):.1f}." if loads else ""
-    revision = f" at revision {results['revision']}" if results.get("revision") else ""
+    revisions = sorted({each["revision"] for each in found if each["revision"]})
+    where = f" at revision {', '.join(revisions)}" if revisions else ""
     return (
-        f"Measured {results.get('date', '')}{revision} on {machine['cores']} cores of {machine['cpu']}, "
+        f"Measured {results.get('date', '')}{where} on {machine['cores']} cores of {machine['cpu']}, "
         f"{settings.get('threads', 1)} thread, Python {machine['python']}, {packages}.{busy}\n\n"
         "Command: `python -m benchmarks` (`make bench`). It resumes when interrupted; `--again` measures all anew, "
         "`--again engine` all but the memory of the other methods. Numbers: `results.json`. A dash means not measured."

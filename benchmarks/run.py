@@ -168,7 +168,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         report.write(json.loads(path.read_text()), HERE)
         return
     names = options.only or (QUICK if options.quick else tuple(WORKLOADS))
-    results = load(path, options) if not options.quick else {"machine": machine(), "versions": versions()}
+    results: Json = {"machine": machine(), "versions": versions()} if options.quick else load(path, options)
     studies = not options.only and not options.quick
     todo = list(tasks(names, options.seconds, studies=studies, peers=not options.quick))
     begin = time.perf_counter()
@@ -177,9 +177,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if not again and lookup(results, task.path) is not None:
             continue
         start = time.perf_counter()
-        store(results, task.path, measure(task, options.threads))
-        results["revision"] = revision()
-        results.setdefault("loads", []).append(round(os.getloadavg()[0], 2))
+        conditions = {"revision": revision(), "load": round(os.getloadavg()[0], 2)}
+        store(results, task.path, {**measure(task, options.threads), "conditions": conditions})
         took = time.perf_counter() - start
         print(
             f"[{number}/{len(todo)}] {' '.join(task.path)}: {took:.1f} s ({time.perf_counter() - begin:.0f} s in all)"
