@@ -5,6 +5,7 @@ Nothing is written on the model, its parameters or the graph; every call is a fu
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -289,9 +290,11 @@ def clip_sum(
     squared = backward.squared_norms()
     by_group = {name: _total(squared, members, losses) for name, members in groups.items()}
     norms = _added(list(by_group.values())).sqrt()
-    good = torch.isfinite(norms + losses)
-    any_bad = not bool(good.all())
-    bad = ~good
+    bad = torch.zeros_like(losses, dtype=torch.bool)
+    sum_tells = norms + losses
+    any_bad = not math.isfinite(float(sum_tells.sum()))
+    if any_bad:  # or the sum of finite numbers overflowed: look at each
+        bad = ~torch.isfinite(sum_tells)
     factors = {
         name: _factors(style.rule_of(name), length, bad if any_bad else None)
         for name, length in _lengths(by_group, norms).items()

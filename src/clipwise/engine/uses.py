@@ -82,15 +82,16 @@ class Use(ABC):
 class Dense(Use):
     """A gradient that is cheap to form: biases, scales, position embeddings."""
 
-    def __init__(self, gradients_B: Tensor, shape: Sequence[int]) -> None:
+    def __init__(self, gradients_B: Tensor, shape: Sequence[int], known_lengths: Tensor | None = None) -> None:
         self.shape = tuple(shape)
         self.batch_size = gradients_B.shape[0]
+        self._lengths = known_lengths
         gradients_B = accurate(gradients_B)
         same = gradients_B.shape[1:] == self.shape
         self._gradients = gradients_B if same else gradients_B.reshape(self.batch_size, *self.shape)
 
     def squared_norms(self) -> Tensor:
-        return squares(self._gradients)
+        return squares(self._gradients) if self._lengths is None else self._lengths.square()
 
     def gradients(self, samples: slice = _ALL) -> Tensor:
         return self._gradients[samples]
@@ -114,10 +115,11 @@ class Outer(Use):
     seen as `shape`.
     """
 
-    def __init__(self, left: Tensor, right: Tensor, shape: Sequence[int]) -> None:
+    def __init__(self, left: Tensor, right: Tensor, shape: Sequence[int], right_lengths: Tensor | None = None) -> None:
         self.left, self.right = accurate(left), accurate(right)
         self.shape = tuple(shape)
         self.batch_size = left.shape[0]
+        self._right_lengths = right_lengths
 
     @property
     def one_position(self) -> bool:
@@ -139,7 +141,8 @@ class Outer(Use):
     def squared_norms(self) -> Tensor:
         left, right = self.left, self.right
         if self.one_position:
-            squared = (lengths(left) * lengths(right)).square_()
+            known = self._right_lengths
+            squared = (lengths(left) * (lengths(right) if known is None else known)).square_()
             return squared if squared.dim() == 1 else squared.flatten(1).sum(1)
         if self.ghost_is_cheaper:  # ||L^T R||^2 = <L L^T, R R^T>
             product = (left @ left.mT).mul_(right @ right.mT)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -12,18 +11,29 @@ from torch.autograd.graph import GradientEdge
 
 from clipwise.engine.graph import Graph, Node
 from clipwise.engine.layout import Layout
-from clipwise.engine.uses import Dense, Use
+from clipwise.engine.uses import Dense, Use, accurate, lengths
 from clipwise.errors import NotSeparable, UnsupportedNode
 
 
-@dataclass(frozen=True, slots=True)
 class Samples:
-    """Where the samples lie in a node's output: a regular layout, or a table of positions for scattered rows."""
+    """Where the samples lie in a node's output: a regular layout, or a table of positions for scattered rows.
 
-    batch_size: int
-    layout: Layout
-    scattered: Tensor | None = None  # the owner of each position
-    table: Tensor | None = None  # (B, T) row positions, padded
+    `scattered` is the owner of each position, `table` the positions of each sample, (B, T), padded.
+    """
+
+    __slots__ = ("_lengths", "batch_size", "layout", "scattered", "table")
+
+    def __init__(
+        self, batch_size: int, layout: Layout, scattered: Tensor | None = None, table: Tensor | None = None
+    ) -> None:
+        self.batch_size, self.layout, self.scattered, self.table = batch_size, layout, scattered, table
+        self._lengths: Tensor | None = None
+
+    def lengths(self, gradient: Tensor) -> Tensor:
+        """Norms of the rows of the node's gradient, which weight and bias share."""
+        if self._lengths is None:
+            self._lengths = lengths(accurate(gradient))
+        return self._lengths
 
     @property
     def axis(self) -> int:
