@@ -351,8 +351,8 @@ def about(results: Json) -> str:
     settings, versions, machine = results.get("settings", {}), results["versions"], results["machine"]
     packages = ", ".join(f"{name} {found}" for name, found in versions.items())
     found = list(conditions(results))
-    loads = [each["load"] for each in found]
-    busy = f" Load average while measuring: {min(loads):.1f} to {max(loads):.1f}." if loads else ""
+    loads = [each["load"] for each in found if each["load"] is not None]
+    busy = f" Load average seen while measuring: {min(loads):.1f} to {max(loads):.1f}." if loads else ""
     revisions = sorted({each["revision"] for each in found if each["revision"]})
     where = f" at revision {', '.join(revisions)}" if revisions else ""
     return (
