@@ -1,0 +1,112 @@
+"""The ways of the engine that small models would not take: streaming, ghost norms or not, chunks, large kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from clipwise.clipping import Abadi, Flat, Layerwise, Normalize
+from clipwise.engine import clipped_gradients, per_sample_gradients, per_sample_norms
+from tests.zoo import BY_NAME, named
+
+from .reference import clipped_loop, flat, flat_sum, loop_gradients, norms_of, relative_errors, tolerance, untouched
+
+Patch = Callable[[pytest.MonkeyPatch], None]
+
+
+def pairs_of_samples(use: object, limit: int = 0) -> list[slice]:
+    batch = use.batch_size  # type: ignore[attr-defined]
+    return [slice(start, min(start + 2, batch)) for start in range(0, batch, 2)]
+
+
+def in_chunks(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("clipwise.engine.uses.chunks", pairs_of_samples)
+    patch.setattr("clipwise.engine.run.chunks", pairs_of_samples)
+
+
+PATHS: dict[str, Patch] = {
+    "streaming": lambda patch: patch.setattr("clipwise.engine.plan._SMALL", 0),
+    "ghost_norms": lambda patch: patch.setattr("clipwise.engine.uses.Outer.ghost_is_cheaper", True),
+    "instantiated": lambda patch: patch.setattr("clipwise.engine.uses.Outer.ghost_is_cheaper", False),
+    "chunks": in_chunks,
+    "large_kernels": lambda patch: patch.setattr("clipwise.engine.rules.conv._LARGE_WEIGHT", 0),
+}
+
+CASES = [
+    "mlp", "mlp_on_sequences", "residual_sequence_first", "deep_recurrent_reuse", "tied_autoencoder_sequences",
+    "hypernetwork", "weight_norm", "lora_merged", "checkpointed", "matmul_heads", "bmm_shared_heads",
+    "einsum_bthd_hde", "conv1d_depthwise", "conv2d_grouped", "conv2d_dilated", "conv_transposed_2d_grouped",
+    "conv3d", "conv_two_sizes", "resnet_group_norm", "layer_norm", "rms_norm", "batch_norm_eval",
+    "prelu_channels", "embedding_tied_head", "embedding_padding_idx", "embedding_bag_offsets_max",
+    "lstm_two_layers_bidirectional", "gru_packed", "attention_bias_kv", "transformer_decoder",
+    "class_token_position_3d", "experts_in_place", "rows_sorted", "mixed_uses_of_one_parameter", "bert", "gpt2",
+    "t5", "swin",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("name", CASES)
+def test_every_path_agrees_with_the_loop(name: str, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    PATHS[path](monkeypatch)
+    case = BY_NAME[name]
+    model = case.model()
+    params = named(model)
+    for batch in case.batches[1:3]:
+        losses = case.losses(model, batch)
+        limit = tolerance(case, losses, torch.float64)
+        loop = loop_gradients(losses, params)
+        size = norms_of(loop)
+        assert (
+            relative_errors(per_sample_norms(losses, params, retain_graph=True), size, size, size.dtype).max() <= limit
+        )
+        gradients = per_sample_gradients(losses, params, retain_graph=True)
+        assert relative_errors(flat(gradients), flat(loop), size, size.dtype).max() <= limit
+        for style in (Flat(Abadi(0.1)), Layerwise(Abadi(0.1))):
+            expected = flat(clipped_loop(loop, style))
+            got = clipped_gradients(losses, params, style, retain_graph=True, way="bookkeeping")
+            error = (flat_sum(got.gradients) - expected.sum(0)).norm()
+            assert error <= limit * expected.norm(dim=1).sum(), type(style)
+
+
+@pytest.mark.parametrize("name", ["mlp_on_sequences", "conv2d", "bert", "gpt2"])
+def test_streaming_leaves_no_hook_on_the_graph(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the graph retained an ordinary backward pass still does what it did, and calls nothing of ours."""
+    PATHS["streaming"](monkeypatch)
+    case = BY_NAME[name]
+    model = case.model()
+    params = named(model)
+    losses = case.losses(model, 4)
+    loop = loop_gradients(losses, params)
+    with untouched(model):
+        result = clipped_gradients(losses, params, Abadi(0.1), retain_graph=True, way="bookkeeping")
+    before = flat_sum(result.gradients)
+    losses.sum().backward()
+    assert torch.equal(flat_sum(result.gradients), before)
+    for key, p in params.items():
+        assert p.grad is not None and torch.allclose(p.grad, loop[key].sum(0), rtol=1e-9, atol=1e-12)
+
+
+def cancelling(layer: nn.Module, x: Tensor) -> Tensor:
+    """Positions pull in opposite directions, so that a sample's gradient is far smaller than its terms."""
+    signs = torch.tensor([1.0, -1.0] * (x.shape[1] // 2), dtype=x.dtype)
+    return (torch.tanh(layer(x)).sum(-1) * signs).sum(1)
+
+
+@pytest.mark.parametrize("rest", [1.0, 0.1, 0.01])
+def test_terms_that_cancel_do_not_break_the_bound_in_float32(rest: float) -> None:
+    """Gram matrices lose twice the digits that the gradient loses: a norm that reads low lets a sample through."""
+    torch.manual_seed(0)
+    layer = nn.Linear(32, 32, bias=False)
+    params = named(layer)
+    x = torch.randn(8, 1, 32) + 0.1 * rest * torch.randn(8, 8, 32)
+    loop = loop_gradients(cancelling(layer, x), params)
+    norms = per_sample_norms(cancelling(layer, x), params)
+    limit = 1e-5 / min(1.0, 10 * rest)
+    assert relative_errors(norms, norms_of(loop), norms_of(loop), torch.float32).max() <= limit
+    for sample in range(8):
+        only = torch.nn.functional.one_hot(torch.tensor(sample), 8)
+        clipped = clipped_gradients(cancelling(layer, x) * only, params, Normalize(1.0))
+        assert flat_sum(clipped.gradients).norm() <= 1 + limit
