@@ -204,10 +204,10 @@ class _Contour:
         self._z: Complexes = np.empty(0, np.complex128)
         self._value: Complexes = np.empty(0, np.complex128)
         self._log_scale, self.lost = 0.0, 0.0
-        self._grow(delta)
+        # A normal integrand is below 1e-21 after ten deviations; others need the later, longer rounds.
+        self._grow(delta, int(np.clip(10.0 * saddle.width(t) / self._step, 16, _CHUNK)))
 
-    def _grow(self, delta: float) -> None:
-        count = _CHUNK
+    def _grow(self, delta: float, count: int) -> None:
         while True:
             begin = len(self._z)
             z = np.asarray(self._t + 1j * self._step * np.arange(begin, begin + count), dtype=np.complex128)
@@ -250,7 +250,7 @@ class _Contour:
     def _rest(self, epsilon: float) -> float:
         # The integrand falls at least like y^-2, so the rest is at most about (last index) * (last terms).
         n = len(self._z)
-        last = slice(n - max(16, n // 4), n)
+        last = slice(n - max(4, n // 4), n)
         size = np.abs(self._value[last] / (self._z[last] * (self._z[last] + 1.0)))
         return float(n * np.max(size) * self._factor(epsilon))
 

@@ -91,6 +91,10 @@ class Saddle:
         logs = self.K[: len(t)] - epsilon * t + t * np.log(t) - (1.0 + t) * np.log1p(t)
         return math.exp(min(0.0, float(np.min(logs, initial=0.0))))
 
+    def width(self, t: float) -> float:
+        """The deviation of the integrand along the contour through t, were it normal."""
+        return 1.0 / math.sqrt(float(np.interp(t, self.t, self.curvature)) + t**-2 + (1.0 + t) ** -2)
+
     def other(self, t: float) -> float:
         """A second abscissa for the cross-check."""
         return max(0.85 * t, float(self.t[0]))
