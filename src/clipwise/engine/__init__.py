@@ -14,7 +14,8 @@ from torch import Tensor
 
 from clipwise.clipping import Clip, Flat, Groupwise, Layerwise, Rule, Style, as_clip
 from clipwise.engine.check import Summary, check_model, summarize
-from clipwise.engine.core import Clipped, Engine, Parameters, Way, clip_sum, single_gradients, validate
+from clipwise.engine.core import Clipped, Engine, Parameters, clip_sum, single_gradients, validate
+from clipwise.engine.cost import Way
 from clipwise.errors import InvalidPlan
 
 __all__ = [
@@ -79,8 +80,8 @@ def clipped_gradients(
 ) -> Clipped[Any]:
     """The sum over samples of factor_i * g_i; no noise, no division.
 
-    `way` forces how the sum is formed: "bookkeeping" (from the saved tensors, the default) or "second_backward" (plain
-    autograd with the factors as cotangents). Both give the same numbers.
+    `way` forces how the sum is formed: "bookkeeping" (from the saved tensors) or "second_backward" (plain autograd with
+    the factors as cotangents). Both give the same numbers; left out, the cost model chooses.
 
     Guarantees: adding or removing one sample moves the sum by at most `style.sensitivity(groups)`.
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from clipwise.engine.core import Engine, Parameters
+from clipwise.engine.cost import held_bytes
 from clipwise.engine.graph import Graph
 from clipwise.engine.plan import GraphPlan
 from clipwise.engine.rules import RULES
@@ -76,14 +77,9 @@ def _node_summary(graph: Graph, plan: GraphPlan, k: int, parameters: Parameters)
 
 
 def _bytes(graph: Graph, plan: GraphPlan, parameters: Parameters) -> dict[str, int]:
-    def size(k: int) -> int:
-        metadata = graph.nodes[k]._input_metadata[0]
-        return int(torch.Size(metadata.shape).numel() * metadata.dtype.itemsize)
-
-    kept = sum(size(meeting.node) for meeting in plan.meetings)
+    held = held_bytes(graph, plan)
     sums = sum(p.numel() * p.element_size() for p in parameters.tensors)
-    largest = max((size(meeting.node) for meeting in plan.meetings), default=0)
-    return {"bookkeeping": kept + sums, "second_backward": kept + largest + sums}
+    return {"bookkeeping": held + sums, "second_backward": sums}
 
 
 def check_model(model: nn.Module, loss_fn: LossFn, batch: Batch) -> None:

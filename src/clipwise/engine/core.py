@@ -9,19 +9,19 @@ import math
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from clipwise.clipping import Rule, Style
+from clipwise.engine.cost import Way, choose_way, reduced_precision
 from clipwise.engine.graph import Graph, differentiate, walk
 from clipwise.engine.layout import Probe, colours, digit_colours, owners_by_digits
 from clipwise.engine.plan import GraphPlan, Planner
 from clipwise.engine.run import Backward, StalePlan, by_second_backward
 from clipwise.errors import CheckFailed, InvalidLosses
 
-Way = Literal["bookkeeping", "second_backward"]
 Key = TypeVar("Key", Tensor, str)
 _VERIFY_EVERY = 100
 _CACHE_SIZE = 256
@@ -164,21 +164,29 @@ class Engine:
                 self._cache.popitem(last=False)
         return entry
 
-    def backward(self, losses: Tensor, parameters: Parameters, *, keep: bool) -> Backward:
-        """Differentiate to the meetings, planning and checking where needed; `keep` leaves the graph alive."""
+    def backward(
+        self, losses: Tensor, parameters: Parameters, *, keep: bool, way: Way | None = "bookkeeping", groups: int = 1
+    ) -> Backward:
+        """Differentiate to the meetings, planning and checking where needed; `keep` leaves the graph alive.
+
+        `way` says how the sum over `groups` clipping groups will be formed; None leaves it to the cost model.
+        """
         graph = self.graph(losses, parameters)
         entry = self.entry(losses, graph, parameters)
         verify = not entry.checked or entry.uses % _VERIFY_EVERY == 0
         entry.uses += 1
-        keep = keep or verify or entry.plan.must_keep
+        chosen = way or choose_way(graph, entry.plan, groups, losses.device)
+        norms_only = chosen == "second_backward"
+        keep = keep or verify or norms_only or entry.plan.must_keep
         try:
-            backward = Backward(losses, graph, entry.plan, retain_graph=keep)
+            backward = Backward(losses, graph, entry.plan, retain_graph=keep, norms_only=norms_only and not verify)
         except StalePlan:
             entry = self._make(losses, graph, parameters)
             verify = True
             backward = Backward(losses, graph, entry.plan, retain_graph=True)
         if verify:
             entry.checked = verify_against_autograd(losses, backward, parameters)
+            backward.norms_only = norms_only
         return backward
 
 
@@ -224,7 +232,7 @@ def verify_against_autograd(losses: Tensor, backward: Backward, parameters: Para
     largest = int(total.argmax())
     one_hot = torch.zeros_like(losses)
     one_hot[largest] = 1
-    tolerance = 2e-2 if any(_half(p) for p in _edge_dtypes(backward)) else 2e-3
+    tolerance = 2e-2 if reduced_precision(backward.graph, backward.plan) else 2e-3
     ours = backward.weighted(lambda _: v)
     theirs = differentiate(losses, parameters.tensors, v, keep=True)
     scale = float(total.sqrt().max()) * float(v.abs().max())
@@ -246,15 +254,6 @@ def verify_against_autograd(losses: Tensor, backward: Backward, parameters: Para
                 f"{want:.6g}. Nothing was released. Please report the model."
             )
     return True
-
-
-def _half(dtype: torch.dtype) -> bool:
-    return dtype in (torch.float16, torch.bfloat16)
-
-
-def _edge_dtypes(backward: Backward) -> Iterable[torch.dtype]:
-    graph = backward.graph
-    return (graph.nodes[meeting.node]._input_metadata[0].dtype for meeting in backward.plan.meetings)
 
 
 def _distance(a: Tensor | None, b: Tensor | None) -> float:
@@ -284,9 +283,21 @@ def clip_sum(
     if losses.shape[0] == 1:
         return _single(losses, parameters, style, groups, engine, keep)
     try:
-        backward = engine.backward(losses, parameters, keep=keep or way == "second_backward")
+        return _several(losses, parameters, style, groups, engine, way, keep)
     except NothingFinite:
         return _nothing(losses, parameters, groups)
+
+
+def _several(
+    losses: Tensor,
+    parameters: Parameters,
+    style: Style,
+    groups: Mapping[str, list[int]],
+    engine: Engine,
+    way: Way | None,
+    keep: bool,
+) -> Outcome:
+    backward = engine.backward(losses, parameters, keep=keep, way=way, groups=len(groups))
     squared = backward.squared_norms()
     by_group = {name: _total(squared, members, losses) for name, members in groups.items()}
     norms = _added(list(by_group.values())).sqrt()
@@ -300,12 +311,13 @@ def clip_sum(
         for name, length in _lengths(by_group, norms).items()
     }
     of = {place: factors[name] for name, members in groups.items() for place in members}
-    if any_bad:
-        backward.discard(bad)
-    if way == "second_backward" and not any_bad:
-        members = dict(enumerate(groups.values()))
-        sums = by_second_backward(losses, backward.graph, members, of.__getitem__)
+    if backward.norms_only and any_bad:  # plain autograd would spread NaN: form the uses after all
+        backward = engine.backward(losses, parameters, keep=True, way="bookkeeping", groups=len(groups))
+    if backward.norms_only:
+        sums = by_second_backward(losses, backward.graph, list(groups.values()), of.__getitem__, keep=keep)
     else:
+        if any_bad:
+            backward.discard(bad)
         sums = backward.weighted(of.__getitem__, consume=True)
     return Outcome(norms, factors, bad, _filled(sums, parameters))
 

@@ -47,8 +47,10 @@ class Backward:
     autograd frees behind it is then really free: at no time are all gradients and all activations held.
     """
 
-    def __init__(self, losses: Tensor, graph: Graph, plan: GraphPlan, *, retain_graph: bool) -> None:
-        self.graph, self.plan = graph, plan
+    def __init__(
+        self, losses: Tensor, graph: Graph, plan: GraphPlan, *, retain_graph: bool, norms_only: bool = False
+    ) -> None:
+        self.graph, self.plan, self.norms_only = graph, plan, norms_only
         self.batch_size = losses.shape[0]
         self.uses: dict[Edge, list[Use]] = {}
         self._norms: dict[Edge, Tensor] = {}
@@ -86,6 +88,8 @@ class Backward:
             use = rule(Operand(graph, k, position, shape), samples)(gradient)
             if edge in self.plan.solo:
                 self._norms[edge], use = use.settled()
+                if self.norms_only:
+                    continue
             self.uses.setdefault(edge, []).append(use)
 
     def _refuse_stale(self) -> None:
@@ -326,13 +330,13 @@ def _accumulate(sums: dict[int, Tensor], parameter: int, part: Tensor) -> None:
 
 
 def by_second_backward(
-    losses: Tensor, graph: Graph, groups: Mapping[int, Sequence[int]], factors: Factors
+    losses: Tensor, graph: Graph, groups: Sequence[Sequence[int]], factors: Factors, *, keep: bool
 ) -> dict[int, Tensor]:
     """The same sum by plain autograd: the factors are the cotangents of the losses, one backward per group."""
     sums: dict[int, Tensor] = {}
-    for members in groups.values():
+    for number, members in enumerate(groups):
         leaves = [graph.parameters[p] for p in members]
         cotangent = factors(members[0]).to(losses.dtype)
-        pulled = differentiate(losses, leaves, cotangent, keep=True)
+        pulled = differentiate(losses, leaves, cotangent, keep=keep or number < len(groups) - 1)
         sums.update((p, part) for p, part in zip(members, pulled, strict=True) if part is not None)
     return sums
