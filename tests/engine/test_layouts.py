@@ -166,6 +166,17 @@ def test_a_constant_table_as_long_as_the_batch_is_exact_or_refused(batch: int) -
     assert torch.allclose(norms, norms_of(loop), rtol=1e-10)
 
 
+def test_a_model_that_is_gone_leaves_no_plan_to_another() -> None:
+    """Python gives a new tensor the identity of a freed one; a plan must not outlive its parameters that way."""
+    for step in range(60):
+        torch.manual_seed(step)
+        model = torch.nn.Conv2d(2, 2 + step % 3, 3, padding=step % 2).double()
+        losses = model(torch.randn(4, 2, 6, 6, dtype=torch.float64)).square().flatten(1).sum(1)
+        loop = loop_gradients(losses, named(model))
+        assert torch.allclose(per_sample_norms(losses, named(model)), norms_of(loop), rtol=1e-10)
+        del model, losses
+
+
 def test_structure_that_changes_with_the_data() -> None:
     """A depth that the data decides: each structure has its own plan."""
     torch.manual_seed(0)
