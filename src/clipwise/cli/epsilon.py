@@ -13,7 +13,7 @@ from clipwise.cli.table import table
 from clipwise.errors import AccountingError
 
 if TYPE_CHECKING:
-    from clipwise.accounting import Event, Guarantee
+    from clipwise.accounting import Accountant, Event, Guarantee
     from clipwise.sampling import Sampling
 
 NAME = "epsilon"
@@ -124,7 +124,8 @@ def _panel(args: argparse.Namespace, events: tuple[Event, ...]) -> dict[str, Gua
     relation = args.relation.replace("-", "_")
     if args.accountant is not None:
         # An approximation never stands alone.
-        names = ("exact", args.accountant) if args.accountant in ("gdp", "edgeworth") else (args.accountant,)
+        beside: tuple[Accountant, ...] = ("exact",) if args.accountant in ("gdp", "edgeworth") else ()
+        names: tuple[Accountant, ...] = (*beside, args.accountant)
         return {name: account(events, args.delta, name, relation, args.group) for name in names}
     return panel_of(events, args.delta, relation, args.group)
 
