@@ -18,6 +18,8 @@ VIEWS = _PASSING | {
 }  # fmt: skip
 _REGIONS = {"SelectBackward0", "SliceBackward0", "SplitBackward0", "SplitWithSizesBackward0", "UnbindBackward0"}
 
+WHOLE_VIEWS = VIEWS - _REGIONS - {"UnsafeSplitBackward0"}
+
 
 @dataclass(frozen=True)
 class Chain:

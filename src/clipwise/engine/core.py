@@ -6,6 +6,7 @@ Nothing is written on the model, its parameters or the graph; every call is a fu
 from __future__ import annotations
 
 import math
+import weakref
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -47,11 +48,18 @@ class NothingFinite(Exception):
 
 @dataclass
 class Entry:
-    """A cached plan and how often it has been used since it was checked."""
+    """A cached plan, the parameters it was made for, and how often it has been used since it was checked."""
 
     plan: GraphPlan
+    owners: tuple[weakref.ref[Tensor], ...]
+    shapes: tuple[torch.Size, ...]
     checked: bool = False
     uses: int = 0
+
+    def belongs_to(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether these are the very parameters, not others that were given their addresses, and of the same shapes."""
+        same = zip(self.owners, self.shapes, tensors, strict=True)
+        return all(owner() is tensor and tensor.shape == shape for owner, shape, tensor in same)
 
 
 class Parameters:
@@ -148,7 +156,7 @@ class Engine:
         """The plan of this graph's structure, from the cache or made now."""
         key = (parameters.identity, graph.signature)
         entry = self._cache.get(key)
-        if entry is None:
+        if entry is None or not entry.belongs_to(parameters.tensors):
             return self._make(losses, graph, parameters)
         self._cache.move_to_end(key)
         return entry
@@ -157,7 +165,11 @@ class Engine:
         if not bool(torch.isfinite(losses).any()):
             raise NothingFinite
         planner = Planner(graph, losses.shape[0], parameters.describe)
-        entry = Entry(planner.plan(_AutogradProber(losses, graph)))
+        entry = Entry(
+            planner.plan(_AutogradProber(losses, graph)),
+            tuple(weakref.ref(p) for p in parameters.tensors),
+            tuple(p.shape for p in parameters.tensors),
+        )
         if entry.plan.cacheable:
             self._cache[parameters.identity, graph.signature] = entry
             while len(self._cache) > _CACHE_SIZE:
@@ -220,40 +232,46 @@ class _AutogradProber:
 
 
 def verify_against_autograd(losses: Tensor, backward: Backward, parameters: Parameters) -> bool:
-    """Compare with autograd: a random combination of all samples, and the norm of one sample. False: not possible now.
+    """Compare with autograd: a random combination of all samples, and the norms of one. False: not possible now.
 
-    With random weights v, equality of sum_i v_i g_i can only hold if every per-sample gradient is right.
+    With random weights, equality of sum_i w_i g_i can only hold if every per-sample gradient is right. The weights bring
+    all gradients to one length, so that an error in a small one shows as well as in a large one.
     """
-    norms = backward.squared_norms()
-    total = sum(norms.values(), losses.new_zeros(losses.shape, dtype=torch.float64))
-    if not bool(torch.isfinite(total).all()):
+    squared = backward.squared_norms()
+    norms = sum(squared.values(), losses.new_zeros(losses.shape, dtype=torch.float64)).sqrt()
+    if not bool(torch.isfinite(norms + losses).all()):
         return False
-    v = colours(losses.shape[0], losses)
-    largest = int(total.argmax())
-    one_hot = torch.zeros_like(losses)
-    one_hot[largest] = 1
+    seen = norms > negligible_norm(losses.dtype)
+    weights = torch.where(seen, colours(losses.shape[0], losses) / torch.where(seen, norms, 1), 0).to(losses.dtype)
     tolerance = 2e-2 if reduced_precision(backward.graph, backward.plan) else 2e-3
-    ours = backward.weighted(lambda _: v)
-    theirs = differentiate(losses, parameters.tensors, v, keep=True)
-    scale = float(total.sqrt().max()) * float(v.abs().max())
+    ours = backward.weighted(lambda _: weights)
+    theirs = differentiate(losses, parameters.tensors, weights, keep=True)
+    scale = float((weights * norms).norm())
     for place, expected in enumerate(theirs):
-        got = ours.get(place)
-        difference = _distance(got, expected)
-        if difference > tolerance * max(scale, 1e-30):
+        difference = _distance(ours.get(place), expected)
+        if difference > tolerance * scale:
             raise CheckFailed(
                 f"the per-sample gradients of parameter {parameters.describe(place)} disagree with autograd (by "
-                f"{difference:.3g}, scale {scale:.3g}). Nothing was released. Please report the model."
+                f"{difference:.3g} of {scale:.3g}). Nothing was released. Please report the model."
             )
-    single = differentiate(losses, parameters.tensors, one_hot, keep=True)
-    for place, expected in enumerate(single):
+    largest = int(norms.argmax())
+    one_hot = torch.zeros_like(losses)
+    one_hot[largest] = 1
+    for place, expected in enumerate(differentiate(losses, parameters.tensors, one_hot, keep=True)):
         want = 0.0 if expected is None else float(expected.double().square().sum().sqrt())
-        got_norm = float(norms[place][largest].sqrt()) if place in norms else 0.0
-        if abs(want - got_norm) > tolerance * max(float(total[largest].sqrt()), 1e-30):
+        got = float(squared[place][largest].sqrt()) if place in squared else 0.0
+        if seen[largest] and abs(want - got) > tolerance * float(norms[largest]):
             raise CheckFailed(
-                f"the per-sample norm of parameter {parameters.describe(place)} is {got_norm:.6g}, autograd says "
-                f"{want:.6g}. Nothing was released. Please report the model."
+                f"the per-sample norm of parameter {parameters.describe(place)} is {got:.6g}, autograd says {want:.6g}. "
+                "Nothing was released. Please report the model."
             )
     return True
+
+
+def negligible_norm(dtype: torch.dtype) -> float:
+    """Norms below this are not accurate, since their squares run out of exponents; they are taken for zero."""
+    numbers = torch.finfo(torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype)
+    return math.sqrt(numbers.tiny / numbers.eps)
 
 
 def _distance(a: Tensor | None, b: Tensor | None) -> float:
@@ -301,6 +319,7 @@ def _several(
     squared = backward.squared_norms()
     by_group = {name: _total(squared, members, losses) for name, members in groups.items()}
     norms = _added(list(by_group.values())).sqrt()
+    norms = torch.where(norms < negligible_norm(norms.dtype), 0, norms)
     bad = torch.zeros_like(losses, dtype=torch.bool)
     sum_tells = norms + losses
     any_bad = not math.isfinite(float(sum_tells.sum()))
@@ -326,7 +345,7 @@ def _lengths(squared: Mapping[str, Tensor], norms: Tensor) -> dict[str, Tensor]:
     """Norms by group; a group's gradient that is zero up to rounding points anywhere, so rules must see zero."""
     if len(squared) == 1:
         return dict.fromkeys(squared, norms)
-    negligible = norms * (8 * torch.finfo(norms.dtype).eps)
+    negligible = (norms * (8 * torch.finfo(norms.dtype).eps)).clamp_(min=negligible_norm(norms.dtype))
     lengths = {name: total.sqrt() for name, total in squared.items()}
     return {name: torch.where(length > negligible, length, 0) for name, length in lengths.items()}
 
@@ -346,12 +365,15 @@ def _factors(rule: Rule, norms: Tensor, bad: Tensor | None) -> Tensor:
 
 
 def _filled(sums: Mapping[int, Tensor], parameters: Parameters) -> list[Tensor]:
-    """One sum per parameter in its own dtype; zero where no sample reached it."""
-    found = [sums.get(place) for place in range(len(parameters.tensors))]
-    return [
-        torch.zeros_like(p) if part is None else part if part.dtype == p.dtype else part.to(p.dtype)
-        for part, p in zip(found, parameters.tensors, strict=True)
-    ]
+    """One sum per parameter; zero where no sample reached it. In float32 for half precision: rounding it would add."""
+    filled = []
+    for place, p in enumerate(parameters.tensors):
+        dtype = torch.float32 if p.dtype in (torch.float16, torch.bfloat16) else p.dtype
+        part = sums.get(place)
+        filled.append(
+            torch.zeros_like(p, dtype=dtype) if part is None else part if part.dtype == dtype else part.to(dtype)
+        )
+    return filled
 
 
 def _nothing(losses: Tensor, parameters: Parameters, groups: Mapping[str, Sequence[int]]) -> Outcome:

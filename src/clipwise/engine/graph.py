@@ -17,14 +17,16 @@ from torch.autograd.graph import GradientEdge
 LEAF = "torch::autograd::AccumulateGrad"
 NO_EDGE = (-1, 0)
 
+_STATIC = ("_saved_dim", "_saved_shifts", "_saved_training", "_saved_reduction")
+
 Node: TypeAlias = Any  # torch's node classes are generated; there is no useful static type
 Edge: TypeAlias = tuple[int, int]  # (position of the child node, which of its outputs)
 
 
 @cache
 def _static_attributes(kind: type) -> tuple[str, ...]:
-    """Attributes that name axes or shifts: part of the structure, unlike sizes, which may change from step to step."""
-    return tuple(name for name in dir(kind) if name.startswith(("_saved_dim", "_saved_shifts")))
+    """Attributes that name axes or modes: part of the structure, unlike sizes, which may change from step to step."""
+    return tuple(name for name in dir(kind) if name.startswith(_STATIC))
 
 
 @dataclass(frozen=True, eq=False)

@@ -47,18 +47,22 @@ class Layout:
     """Samples along `axis`, whose index is `(outer * B + sample) * inner + rest`.
 
     `inner=None` is batch-major: one block per sample (outer = 1), whatever the block's size. `exact` was seen with
-    one entry per sample only, which tells nothing about longer axes.
+    one entry per sample only, which tells nothing about longer axes. Any other `inner` was seen with `rest` entries per
+    sample, and tells nothing about other numbers of them.
     """
 
     axis: int
     inner: int | None = None
     exact: bool = False
+    rest: int | None = None
 
     def fits(self, shape: Sequence[int], batch_size: int) -> bool:
         """Whether the axis of this shape can hold the batch in this layout."""
         if self.axis >= len(shape):
             return False
         size = shape[self.axis]
+        if self.rest is not None:
+            return size == batch_size * self.rest
         return size == batch_size or (not self.exact and size % (batch_size * (self.inner or 1)) == 0)
 
     def owners(self, shape: Sequence[int], batch_size: int) -> Tensor:
@@ -112,7 +116,7 @@ def candidates(shape: Sequence[int], batch_size: int) -> Iterator[Layout]:
             yield Layout(k, inner=1)
     for k in axes:
         rest = shape[k] // batch_size
-        yield from (Layout(k, inner=i) for i in range(2, rest) if rest % i == 0)
+        yield from (Layout(k, inner=i, rest=rest) for i in range(2, rest) if rest % i == 0)
 
 
 def blank(gradient: Tensor) -> bool:

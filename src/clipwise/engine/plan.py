@@ -16,10 +16,10 @@ from typing import Protocol
 
 import torch
 
-from clipwise.engine.chains import VIEWS, Chain, chain_of, is_simple
+from clipwise.engine.chains import VIEWS, WHOLE_VIEWS, Chain, chain_of, is_simple
 from clipwise.engine.graph import LEAF, Edge, Graph, Node
 from clipwise.engine.layout import Layout, Probe, Scattered
-from clipwise.engine.routing import Routing, is_index, may_route, routing
+from clipwise.engine.routing import Routing, is_index, layouts_needed, routing
 from clipwise.engine.rules import DATA_OPERANDS, LIVE, RULES
 from clipwise.errors import NotSeparable, UnsupportedNode
 
@@ -186,9 +186,8 @@ class Planner:
         """Probe, classify, and say how each parameter is reached."""
         optimistic = self._states(lambda k: True)
         cautious = self._states(lambda k: self.entries[k] is _Entry.STRONG)
-        routers = [k for k in self.entries if may_route(self.graph, k, lambda i: bool(self.reaches[i]))]
         wanted = {k for k, entry in self.entries.items() if entry is not _Entry.NO}
-        wanted.update(self._meetings(optimistic), self._meetings(cautious), routers)
+        wanted.update(self._meetings(optimistic), self._meetings(cautious), self._after_meetings(optimistic))
         probes: dict[int, Probe] = {}
         layouts: dict[int, tuple[Layout | Scattered, ...]] = {}
         while wanted:
@@ -198,12 +197,13 @@ class Planner:
             states = self._states(lambda k: self._is_batch(k, probes[k], layouts[k]))
             meetings = self._meetings(states)
             wanted = {k for k in meetings if k not in probes}
+        if states[0] is _State.SHARED:  # the losses themselves show no layout
+            raise self._mixing(0)
         self._refine(meetings, layouts, probe)
-        self._refuse_hidden_batch(states, layouts)
+        self._refuse_hidden_batch(states)
         self.finite = all(bool(torch.isfinite(found.plain).all()) for found in probes.values())
         met = [self._meeting(k, states, probes[k], layouts[k]) for k in meetings]
-        moves = {k: self._routing(k, states, layouts[k]) for k in routers if states[k] is _State.BATCH}
-        return self._bind(met, moves)
+        return self._bind(met, self._moves(states, layouts))
 
     def _refine(self, nodes: Sequence[int], layouts: dict[int, tuple[Layout | Scattered, ...]], probe: Prober) -> None:
         """Settle layouts that this batch leaves open, such as when only one token per sample has a gradient.
@@ -236,13 +236,32 @@ class Planner:
             return bool(found.layouts(self.batch_size))  # where NaN lies tells as much
         return found.blank or bool(layouts)
 
-    def _routing(self, k: int, states: Sequence[_State], layouts: tuple[Layout | Scattered, ...]) -> Routing:
+    def _after_meetings(self, states: Sequence[_State]) -> set[int]:
+        """Nodes whose layout tells whether a node after a meeting keeps the samples apart."""
+
         def is_batch(i: int) -> bool:
             return states[i] is _State.BATCH
 
-        if not any(child >= 0 and is_batch(child) for child, _ in self.graph.edges[k]):
-            return Routing.NEVER
-        return routing(self.graph, k, layouts, is_batch)
+        nodes = (k for k in self.entries if is_batch(k) and self._has_batch_below(k, states))
+        return {needed for k in nodes for needed in layouts_needed(self.graph, k, is_batch)}
+
+    def _has_batch_below(self, k: int, states: Sequence[_State]) -> bool:
+        return any(child >= 0 and states[child] is _State.BATCH for child, _ in self.graph.edges[k])
+
+    def _moves(
+        self, states: Sequence[_State], layouts: Mapping[int, tuple[Layout | Scattered, ...]]
+    ) -> dict[int, Routing]:
+        """How far each node after a meeting can be trusted to keep the samples apart."""
+
+        def is_batch(i: int) -> bool:
+            return states[i] is _State.BATCH
+
+        def layout_of(i: int) -> Layout | None:
+            known = layouts.get(i, ())
+            return known[0] if len(known) == 1 and isinstance(known[0], Layout) else None
+
+        after = (k for k in self.entries if is_batch(k) and self._has_batch_below(k, states))
+        return {k: routing(self.graph, k, layout_of, is_batch) for k in after}
 
     def _layouts(self, k: int, found: Probe, probe: Prober) -> tuple[Layout | Scattered, ...]:
         if found.blank:
@@ -253,24 +272,17 @@ class Planner:
         axis = probe.scattered_axis(k)
         return () if axis is None else (Scattered(axis),)
 
-    def _refuse_hidden_batch(
-        self, states: Sequence[_State], layouts: Mapping[int, tuple[Layout | Scattered, ...]]
-    ) -> None:
+    def _refuse_hidden_batch(self, states: Sequence[_State]) -> None:
         """Data met parameters in a shape that could hold the batch, but shows no layout: samples may mix after it.
 
         A table of positions looks the same as long as it is only broadcast; a reduction or a product of it does not.
         """
-        axes = {
-            self.graph.shape((k, 0))[layout[0].axis]
-            for k, layout in layouts.items()
-            if layout and isinstance(layout[0], Layout)
-        } | {self.batch_size}
         suspects = {
             k
             for k, entry in self.entries.items()
             if entry is _Entry.STRONG
             and states[k] is _State.SHARED
-            and any(self.graph.shape((k, 0))[axis] in axes for axis in self._data_axes(k))
+            and any(self.graph.shape((k, 0))[axis] % self.batch_size == 0 for axis in self._data_axes(k))
         }
         for k in self.graph.leaves_first:
             below = [child for child, _ in self.graph.edges[k]]
@@ -300,7 +312,7 @@ class Planner:
             left = self.graph.edges[k][DATA_OPERANDS[name][0]][0]
             others = [child for i, (child, _) in enumerate(self.graph.edges[k]) if i != DATA_OPERANDS[name][0]]
             return left in suspects and not suspects.intersection(others)
-        return name in VIEWS or name in _INDEXING or name in _ROWWISE
+        return name in WHOLE_VIEWS or name in _ROWWISE
 
     def _mixing(self, k: int) -> NotSeparable:
         reached = ", ".join(self.describe(p) for p in sorted(self.reaches[k])[:3])

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 _ALL = slice(None)
+_CANCELLED = 4e-3  # squared norm relative to that of its terms, below which float32 is not accurate enough
 
 
 def accurate(tensor: Tensor) -> Tensor:
@@ -108,6 +109,10 @@ class Dense(Use):
         return Dense(self._gradients.mT, (*extra, n, m))
 
 
+def _gram_product(left: Tensor, right: Tensor) -> Tensor:
+    return (left @ left.mT).mul_(right @ right.mT).flatten(1).sum(1)
+
+
 class Outer(Use):
     """A sum of outer products over positions: g_i = sum_t l_it r_it^T, as in every linear map.
 
@@ -145,9 +150,25 @@ class Outer(Use):
             squared = (lengths(left) * (lengths(right) if known is None else known)).square_()
             return squared if squared.dim() == 1 else squared.flatten(1).sum(1)
         if self.ghost_is_cheaper:  # ||L^T R||^2 = <L L^T, R R^T>
-            product = (left @ left.mT).mul_(right @ right.mT)
-            return product.flatten(1).sum(1).clamp_(min=0)
+            return self._ghost()
         return squares(left.mT @ right)
+
+    def _ghost(self) -> Tensor:
+        """Squared norms from Gram matrices, in float64 for samples whose positions cancel.
+
+        Rounding of a Gram matrix is relative to sum_t |l_t||r_t|, not to the gradient: a norm that reads low by
+        cancellation would let a sample through with more than its bound.
+        """
+        left, right = self.left, self.right
+        squared = _gram_product(left, right)
+        if left.dtype == torch.float64:
+            return squared.clamp_(min=0)
+        terms = (lengths(left) * lengths(right)).flatten(1).sum(1)
+        doubtful = squared < _CANCELLED * terms.square()
+        if bool(doubtful.any()):
+            exact = _gram_product(left[doubtful].double(), right[doubtful].double())
+            squared[doubtful] = exact.to(squared.dtype)
+        return squared.clamp_(min=0)
 
     def settled(self) -> tuple[Tensor, Use]:
         """The norms, and this use in the form that takes the least memory for the weighted sum."""
@@ -282,8 +303,10 @@ def joint_squared_norms(uses: Sequence[Use]) -> Tensor:
         outer = next((use for use in merged if isinstance(use, Outer)), None)
         gathered = next((use for use in merged if isinstance(use, Gathered)), None)
         if outer is not None and gathered is not None and outer.left.shape[-1] == gathered.rows:
-            total = outer.squared_norms() + gathered.squared_norms() + 2 * cross(outer, gathered)
-            return total.clamp_(min=0)
+            parts = outer.squared_norms() + gathered.squared_norms()
+            total = parts + 2 * cross(outer, gathered)
+            if not bool((total < _CANCELLED * parts).any()):  # else the two uses cancel: add before squaring
+                return total
     return torch.cat([squares(summed(merged, chunk)) for chunk in chunks(merged[0])])
 
 

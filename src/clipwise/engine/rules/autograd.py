@@ -1,7 +1,7 @@
 """Rare operations, differentiated by autograd itself: one small backward pass through one node per sample.
 
 Exact for any node whose output has a known layout, and slow; it serves the operations listed here. A sample with NaN in
-its data spoils the whole batch at such a node: then no sample of that batch contributes.
+its data spoils the gradients of others at such a node, which is refused: dropping the others would break the bound.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from clipwise.engine.graph import differentiate
-from clipwise.engine.rules.base import Finish, Operand, Rule, Samples, carries_batch
+from clipwise.engine.rules.base import Finish, Operand, Rule, Samples, carries_batch, unsupported
 from clipwise.engine.uses import Dense, Use
 
 
@@ -28,9 +28,21 @@ def by_autograd(operand: Operand, samples: Samples) -> Finish:
             part = torch.where((owners == sample).view(shape), gradient, 0)
             (row,) = differentiate([output], [operand.edge], [part], keep=True)
             rows.append(gradient.new_zeros(operand.shape) if row is None else row)
-        return Dense(torch.stack(rows), operand.shape)
+        stacked = torch.stack(rows)
+        spoilt = ~torch.isfinite(stacked).reshape(samples.batch_size, -1).all(1)
+        own = torch.zeros_like(spoilt).index_put_((owners,), ~finite_rows(gradient, samples.axis), accumulate=True)
+        if bool((spoilt & ~own).any()):
+            raise unsupported(
+                operand, "a sample that is not finite spoils the gradients of others here; remove it from the data"
+            )
+        return Dense(stacked, operand.shape)
 
     return finish
+
+
+def finite_rows(tensor: Tensor, axis: int) -> Tensor:
+    """Which positions along an axis hold finite numbers only."""
+    return torch.isfinite(tensor).movedim(axis, 0).reshape(tensor.shape[axis], -1).all(1)
 
 
 def _broadcast_by_autograd(operand: Operand, samples: Samples) -> Finish:
