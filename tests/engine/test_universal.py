@@ -14,6 +14,7 @@ from torch import Tensor
 
 from clipwise.clipping import Abadi, Automatic, Flat, Global, GlobalScaled, Groupwise, Layerwise, Normalize, Rule, Style
 from clipwise.engine import clipped_gradients
+from clipwise.errors import NotSeparable, UnsupportedNode
 from tests.zoo import BY_NAME, CASES, Case, Data, named, shared_model
 
 from .reference import clipped_loop, flat, flat_sum, groups_of, loop_gradients, norms_of, precision, tolerance
@@ -96,6 +97,10 @@ def leave_out(data: Data, sample: int) -> Data:
     return {name: torch.cat([value[:sample], value[sample + 1 :]]) for name, value in data.items()}
 
 
+# Differentiated by autograd sample by sample: NaN in one sample's data would spoil the others, so the batch is refused.
+SPOILT_TOGETHER = {"bilinear", "bilinear_sequences", "distances"}
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_samples_that_are_not_finite_contribute_nothing(case: Case) -> None:
     """A NaN or infinite loss, and NaN in the data, next to good samples: the sum is that of the good ones."""
@@ -113,7 +118,15 @@ def test_samples_that_are_not_finite_contribute_nothing(case: Case) -> None:
         spoilt = poisoned(case, model, data, poison)
         if spoilt is None:
             continue
-        result = clipped_gradients(spoilt, params, style, way=way)
+        if poison == "nan data" and case.name in SPOILT_TOGETHER:
+            with pytest.raises(UnsupportedNode, match="spoils"):
+                clipped_gradients(spoilt, params, style, way=way)
+            continue
+        try:
+            result = clipped_gradients(spoilt, params, style, way=way)
+        except NotSeparable:
+            assert case.name == "funnel"  # its constant table may be refused, and is where NaN hides the layout
+            continue
         error = (flat_sum(result.gradients) - expected.sum(0)).norm()
         assert result.bad.nonzero().tolist() == [[1]], (poison, way)
         assert error <= rounding * expected.norm(dim=1).sum(), (poison, way)

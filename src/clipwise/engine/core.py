@@ -234,8 +234,8 @@ class _AutogradProber:
 def verify_against_autograd(losses: Tensor, backward: Backward, parameters: Parameters) -> bool:
     """Compare with autograd: a random combination of all samples, and the norms of one. False: not possible now.
 
-    With random weights, equality of sum_i w_i g_i can only hold if every per-sample gradient is right. The weights bring
-    all gradients to one length, so that an error in a small one shows as well as in a large one.
+    With random weights, equality of sum_i w_i g_i can only hold if every per-sample gradient is right. The weights
+    bring all gradients to one length, so that an error in a small one shows as well as in a large one.
     """
     squared = backward.squared_norms()
     norms = sum(squared.values(), losses.new_zeros(losses.shape, dtype=torch.float64)).sqrt()
@@ -262,8 +262,8 @@ def verify_against_autograd(losses: Tensor, backward: Backward, parameters: Para
         got = float(squared[place][largest].sqrt()) if place in squared else 0.0
         if seen[largest] and abs(want - got) > tolerance * float(norms[largest]):
             raise CheckFailed(
-                f"the per-sample norm of parameter {parameters.describe(place)} is {got:.6g}, autograd says {want:.6g}. "
-                "Nothing was released. Please report the model."
+                f"the per-sample norm of parameter {parameters.describe(place)} is {got:.6g}, autograd says "
+                f"{want:.6g}. Nothing was released. Please report the model."
             )
     return True
 

@@ -282,6 +282,7 @@ class Planner:
             for k, entry in self.entries.items()
             if entry is _Entry.STRONG
             and states[k] is _State.SHARED
+            and not self._keeps_its_shape(k)
             and any(self.graph.shape((k, 0))[axis] % self.batch_size == 0 for axis in self._data_axes(k))
         }
         for k in self.graph.leaves_first:
@@ -292,6 +293,12 @@ class Planner:
                 raise self._mixing(next(child for child in below if child in suspects))
             if states[k] is _State.SHARED:
                 suspects.add(k)
+
+    def _keeps_its_shape(self, k: int) -> bool:
+        """Whether a product only turns a parameter (orthogonal parametrizations); data would need B = its width."""
+        first, second = DATA_OPERANDS[self.graph.names[k]]
+        own = [edge for edge in (self.graph.edges[k][first], self.graph.edges[k][second]) if edge[0] >= 0]
+        return any(self.reaches[edge[0]] and self.graph.shape(edge) == self.graph.shape((k, 0)) for edge in own)
 
     def _data_axes(self, k: int) -> list[int]:
         """The output axes of a product that come from the operand that is not differentiated."""
