@@ -14,9 +14,9 @@ from torch import Tensor
 
 from clipwise.clipping import Clip, Flat, Groupwise, Layerwise, Rule, Style, as_clip
 from clipwise.engine.check import Summary, check_model, summarize
-from clipwise.engine.core import Clipped, Engine, Parameters, clip_sum, single_gradients, validate
+from clipwise.engine.core import Clipped, Engine, NothingFinite, Parameters, clip_sum, single_gradients, validate
 from clipwise.engine.cost import Way
-from clipwise.errors import InvalidPlan
+from clipwise.errors import InvalidLosses, InvalidPlan
 
 __all__ = [
     "Clipped", "Clipper", "Summary", "check", "check_model", "clipped_gradients", "per_sample_gradients",
@@ -39,7 +39,10 @@ def per_sample_norms(losses: Tensor, params: Params, *, retain_graph: bool = Fal
     validate(losses, parameters)
     if losses.shape[0] < 2:
         return _few(losses, parameters, retain_graph)[1]
-    squared = _ENGINE.backward(losses, parameters, keep=retain_graph).squared_norms()
+    try:
+        squared = _ENGINE.backward(losses, parameters, keep=retain_graph).squared_norms()
+    except NothingFinite:
+        return torch.full_like(losses, torch.nan)
     return sum(squared.values(), losses.new_zeros(losses.shape)).sqrt()
 
 
@@ -56,8 +59,11 @@ def per_sample_gradients(losses: Tensor, params: Params, *, retain_graph: bool =
     validate(losses, parameters)
     if losses.shape[0] < 2:
         return parameters.keyed(_few(losses, parameters, retain_graph)[0])
-    found = _ENGINE.backward(losses, parameters, keep=retain_graph).gradients()
     batch = losses.shape[0]
+    try:
+        found = _ENGINE.backward(losses, parameters, keep=retain_graph).gradients()
+    except NothingFinite:
+        found = {k: p.new_full((batch, *p.shape), torch.nan) for k, p in enumerate(parameters.tensors)}
     values = [
         found[place].to(p.dtype) if place in found else p.new_zeros(batch, *p.shape)
         for place, p in enumerate(parameters.tensors)
@@ -132,4 +138,7 @@ def check(losses: Tensor, params: Params) -> Summary:
     """
     parameters = Parameters(params)
     validate(losses, parameters)
-    return summarize(_ENGINE, losses, parameters)
+    try:
+        return summarize(_ENGINE, losses, parameters)
+    except NothingFinite:
+        raise InvalidLosses("no loss is finite: there is nothing to check.") from None

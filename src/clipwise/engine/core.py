@@ -18,10 +18,11 @@ from torch import Tensor
 from clipwise.clipping import Rule, Style
 from clipwise.engine.cost import Way, choose_way, reduced_precision
 from clipwise.engine.graph import Graph, differentiate, walk
-from clipwise.engine.layout import Probe, colours, digit_colours, owners_by_digits
-from clipwise.engine.plan import GraphPlan, Planner
+from clipwise.engine.layout import Probe, colours_of, owners_by_digits
+from clipwise.engine.plan import GraphPlan, Planner, mixing
 from clipwise.engine.run import Backward, StalePlan, by_second_backward
-from clipwise.errors import CheckFailed, InvalidLosses
+from clipwise.engine.uses import accurate
+from clipwise.errors import CheckFailed, InvalidLosses, UnsupportedNode
 
 Key = TypeVar("Key", Tensor, str)
 _VERIFY_EVERY = 100
@@ -130,6 +131,8 @@ def validate(losses: Tensor, parameters: Parameters) -> None:
             f"params holds frozen parameters (requires_grad=False): {', '.join(frozen[:3])}. Leave them out, so that "
             "they get no noise."
         )
+    if any(p.is_complex() for p in parameters.tensors):
+        raise UnsupportedNode("complex parameters have no per-sample rules; store their real and imaginary parts.")
     if losses.numel() and losses.grad_fn is None:
         raise InvalidLosses(
             "losses do not require grad: they were computed under no_grad, detached, or from frozen parameters."
@@ -195,7 +198,10 @@ class Engine:
         except StalePlan:
             entry = self._make(losses, graph, parameters)
             verify = True
-            backward = Backward(losses, graph, entry.plan, retain_graph=True)
+            try:
+                backward = Backward(losses, graph, entry.plan, retain_graph=True)
+            except StalePlan:  # a fresh plan that this very batch contradicts
+                raise mixing(graph, "some node", "no layout holds for all samples") from None
         if verify:
             entry.checked = verify_against_autograd(losses, backward, parameters)
             backward.norms_only = norms_only
@@ -216,19 +222,15 @@ class _AutogradProber:
         return [self._losses.new_zeros(s) if g is None else g for g, s in zip(found, shapes, strict=True)]
 
     def __call__(self, nodes: Sequence[int]) -> Mapping[int, Probe]:
-        v = colours(self._losses.shape[0], self._losses)
+        colours = colours_of(self._losses.shape[0], self._losses)
         plain = self._gradients(nodes, torch.ones_like(self._losses))
-        coloured = self._gradients(nodes, v)
-        return {k: Probe(p, c, v, self._bad) for k, p, c in zip(nodes, plain, coloured, strict=True)}
+        coloured = zip(*(self._gradients(nodes, v) for v in colours), strict=True)
+        return {k: Probe(p, c, colours, self._bad) for k, p, c in zip(nodes, plain, coloured, strict=True)}
 
     def scattered_axis(self, node: int) -> int | None:
-        digits = digit_colours(self._losses.shape[0], self._losses)
-        (plain,) = self._gradients([node], torch.ones_like(self._losses))
-        coloured = [self._gradients([node], v)[0] for v in digits]
-        for axis in range(plain.dim()):
-            if owners_by_digits(plain, coloured, digits, axis, self._bad) is not None:
-                return axis
-        return None
+        probe = self([node])[node]
+        axes = (axis for axis in range(probe.plain.dim()) if owners_by_digits(probe, axis) is not None)
+        return next(axes, None)
 
 
 def verify_against_autograd(losses: Tensor, backward: Backward, parameters: Parameters) -> bool:
@@ -242,7 +244,9 @@ def verify_against_autograd(losses: Tensor, backward: Backward, parameters: Para
     if not bool(torch.isfinite(norms + losses).all()):
         return False
     seen = norms > negligible_norm(losses.dtype)
-    weights = torch.where(seen, colours(losses.shape[0], losses) / torch.where(seen, norms, 1), 0).to(losses.dtype)
+    generator = torch.Generator().manual_seed(losses.shape[0])
+    signs = torch.randn(losses.shape[0], generator=generator).to(losses.device)
+    weights = torch.where(seen, signs / torch.where(seen, norms, 1), 0).to(losses.dtype)
     tolerance = 2e-2 if reduced_precision(backward.graph, backward.plan) else 2e-3
     ours = backward.weighted(lambda _: weights)
     theirs = differentiate(losses, parameters.tensors, weights, keep=True)
@@ -390,7 +394,7 @@ def _single(
     grads = single_gradients(losses, parameters, engine, keep)
     total = losses.new_zeros(1, dtype=torch.float64)
     factors: dict[str, Tensor] = {}
-    sums = [torch.zeros_like(p) for p in parameters.tensors]
+    sums = _filled({}, parameters)
     squared = {name: _norm_of([grads[m] for m in members], total) for name, members in groups.items()}
     norms = torch.stack(list(squared.values())).sum(0).sqrt()
     bad = ~(torch.isfinite(norms) & torch.isfinite(losses))
@@ -399,7 +403,7 @@ def _single(
         for place in members:
             grad = grads[place]
             if grad is not None and not bool(bad):
-                sums[place] = grad * factors[name].to(grad.dtype)
+                sums[place] = accurate(grad) * factors[name].to(accurate(grad).dtype)
     return Outcome(norms.to(losses.dtype), factors, bad, sums)
 
 

@@ -21,16 +21,7 @@ _SLACK = 8
 _PALETTE = tuple(sign * 2.0**k for k in range(8) for sign in (1, -1))
 
 
-def colours(batch_size: int, like: Tensor) -> Tensor:
-    """One signed power of two per sample; all distinct up to 16 samples, neighbours distinct beyond."""
-    palette = torch.tensor(_PALETTE, dtype=like.dtype)
-    generator = torch.Generator().manual_seed(0x5EED)
-    rounds = -(-batch_size // len(_PALETTE))
-    order = [torch.randperm(len(_PALETTE), generator=generator) for _ in range(rounds)]
-    return palette[torch.cat(order)[:batch_size]].to(like.device)
-
-
-def digit_colours(batch_size: int, like: Tensor) -> list[Tensor]:
+def colours_of(batch_size: int, like: Tensor) -> list[Tensor]:
     """Colourings that together tell every sample from every other: the digits of its number in base 16."""
     palette = torch.tensor(_PALETTE, dtype=like.dtype, device=like.device)
     number = torch.arange(batch_size, device=like.device)
@@ -126,11 +117,11 @@ def blank(gradient: Tensor) -> bool:
 
 @dataclass(frozen=True)
 class Probe:
-    """The gradients of one value under the cotangents `ones` and `colours`; `bad` marks losses that are not finite."""
+    """The gradients of a value under the cotangents of ones and of colours; `bad` marks losses that are not finite."""
 
     plain: Tensor
-    coloured: Tensor
-    colours: Tensor
+    coloured: Sequence[Tensor]
+    colours: Sequence[Tensor]
     bad: Tensor
 
     @property
@@ -143,11 +134,15 @@ class Probe:
         shape = [1] * self.plain.dim()
         shape[axis] = -1
         owners = owners.to(self.plain.device)
-        expected = self.plain * self.colours.to(self.plain.dtype)[owners].view(shape)
         numbers = torch.finfo(self.plain.dtype)
-        wrong = (self.coloured - expected).abs() > _SLACK * numbers.eps * expected.abs() + numbers.tiny / numbers.eps
-        finite = torch.isfinite(self.plain) & torch.isfinite(self.coloured)
-        return not bool((torch.where(finite, wrong, ~self.bad[owners].view(shape))).any())
+        misplaced = ~self.bad[owners].view(shape)
+        for coloured, colours in zip(self.coloured, self.colours, strict=True):
+            expected = self.plain * colours.to(self.plain.dtype)[owners].view(shape)
+            wrong = (coloured - expected).abs() > _SLACK * numbers.eps * expected.abs() + numbers.tiny / numbers.eps
+            finite = torch.isfinite(self.plain) & torch.isfinite(coloured)
+            if bool(torch.where(finite, wrong, misplaced).any()):
+                return False
+        return True
 
     def layouts(self, batch_size: int) -> tuple[Layout, ...]:
         """All regular layouts that agree with the probe; the irregular "middle" ones only when no usual one does."""
@@ -160,28 +155,25 @@ class Probe:
         return tuple(found)
 
 
-def owners_by_digits(
-    plain: Tensor, coloured: Sequence[Tensor], digits: Sequence[Tensor], axis: int, bad: Tensor
-) -> Tensor | None:
+def owners_by_digits(probe: Probe, axis: int) -> Tensor | None:
     """The sample of each position along an axis, read off its colours; None when a position mixes samples.
 
     A position that received no gradient may belong to anybody, one that received NaN belongs to a bad sample: both are
     given to the first bad sample, or to the first of all.
     """
+    plain = probe.plain
     palette = torch.tensor(_PALETTE, dtype=torch.float64, device=plain.device)
     rows = plain.movedim(axis, 0).reshape(plain.shape[axis], -1).double().nan_to_num(0, 0, 0)
     energy = rows.square().sum(1)
     owners = torch.zeros(rows.shape[0], dtype=torch.long, device=plain.device)
-    for place, colour in enumerate(coloured):
+    for place, colour in enumerate(probe.coloured):
         projected = (colour.movedim(axis, 0).reshape(rows.shape).double().nan_to_num(0, 0, 0) * rows).sum(1)
         ratio = torch.where(energy > 0, projected / energy, palette[0])
-        nearest = (ratio.unsqueeze(1) - palette).abs().argmin(1)
-        owners += nearest * len(_PALETTE) ** place
-    owners = torch.where(energy > 0, owners, int(bad.to(torch.uint8).argmax()))
-    if bool((owners >= digits[0].numel()).any()):
+        owners += (ratio.unsqueeze(1) - palette).abs().argmin(1) * len(_PALETTE) ** place
+    owners = torch.where(energy > 0, owners, int(probe.bad.to(torch.uint8).argmax()))
+    if bool((owners >= probe.bad.numel()).any()) or not probe.agrees(owners, axis):
         return None
-    agree = all(Probe(plain, c, v, bad).agrees(owners, axis) for c, v in zip(coloured, digits, strict=True))
-    return owners if agree else None
+    return owners
 
 
 def pack(owners: Tensor, batch_size: int) -> Tensor:

@@ -11,8 +11,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import cache
 from math import prod
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -87,7 +88,8 @@ class GraphPlan:
     solo: frozenset[Edge]  # operands that are their parameter's only use: its norm is known as soon as they are
     derived: frozenset[int]  # parameters that need instantiated gradients pulled back by autograd
     parted: tuple[tuple[Edge, ...], ...]  # operands that are parts of one parameter, which must not overlap
-    streaming: bool  # uses are formed while backward runs; not for small graphs, nor where saved tensors are recomputed
+    at_hand: bool  # saved tensors are there, and not made again when they are read (checkpointing)
+    streaming: bool  # uses are formed while backward runs; not for small graphs, nor where tensors are not at hand
     live: bool  # some rule needs the graph to stay alive
     decided: bool  # every layout is known beyond doubt
     cacheable: bool  # nothing was taken from numbers that may tell something else at the next step
@@ -102,7 +104,7 @@ class GraphPlan:
     @property
     def must_keep(self) -> bool:
         """Whether the graph is needed again after the backward pass to the meetings."""
-        return self.live or self.routed or not self.decided or not self.streaming
+        return self.live or self.routed or not self.decided or not self.at_hand
 
 
 def _neutral(k: int, states: Sequence[_State]) -> bool:
@@ -184,6 +186,11 @@ class Planner:
 
     def plan(self, probe: Prober) -> GraphPlan:
         """Probe, classify, and say how each parameter is reached."""
+        if "CheckpointFunctionBackward" in self.graph.names:
+            raise UnsupportedNode(
+                "CheckpointFunctionBackward: reentrant activation checkpointing hides the parameters inside it. Use "
+                "torch.utils.checkpoint.checkpoint(..., use_reentrant=False)."
+            )
         optimistic = self._states(lambda k: True)
         cautious = self._states(lambda k: self.entries[k] is _Entry.STRONG)
         wanted = {k for k, entry in self.entries.items() if entry is not _Entry.NO}
@@ -381,6 +388,7 @@ class Planner:
                 if chain is not None:
                     chains[edge] = chain
         derived = {parameter for parameter, edges in roots.items() if not is_simple(self.graph, edges, chains)}
+        whole = all(at_hand(self.graph.nodes[meeting.node]) for meeting in meetings)
         return GraphPlan(
             tuple(meetings),
             chains,
@@ -397,8 +405,8 @@ class Planner:
                 for parameter, edges in roots.items()
                 if parameter not in derived and len(edges) > 1 and any(chains[edge].region for edge in edges)
             ),
-            streaming=sum(prod(self.graph.shape((meeting.node, 0))) for meeting in meetings) > _SMALL
-            and all(_at_hand(self.graph.nodes[meeting.node]) for meeting in meetings),
+            at_hand=whole,
+            streaming=whole and sum(prod(self.graph.shape((meeting.node, 0))) for meeting in meetings) > _SMALL,
             live=any(self.graph.names[meeting.node] in LIVE for meeting in meetings),
             decided=self.finite and all(len(meeting.layouts) == 1 for meeting in meetings),
             cacheable=self.finite and all(len(meeting.layouts) <= 1 for meeting in meetings),
@@ -407,15 +415,27 @@ class Planner:
             or any(isinstance(layout, Scattered) for meeting in meetings for layout in meeting.layouts),
             data_meetings=frozenset(m.node for m in meetings if self.entries[m.node] is not _Entry.NO),
             indexed=any(is_index(self.graph.names[k]) for k in moves),
-            entries=tuple((k, pattern(self.graph, k)) for k, entry in self.entries.items() if entry is _Entry.WEAK),
+            entries=tuple(
+                (k, pattern(self.graph, k))
+                for k, entry in self.entries.items()
+                if entry is _Entry.WEAK or self.graph.names[k] in _ORDERED
+            ),
         )
 
 
-def _at_hand(node: Node) -> bool:
+@cache
+def _raw_attributes(kind: Any) -> tuple[str, ...]:
+    return tuple(name for name in dir(kind) if name.startswith("_raw_saved_"))
+
+
+def at_hand(node: Node) -> bool:
     """Whether a node holds the tensors it saved, rather than a way to make them again (checkpointing, offloading)."""
-    raw = (getattr(node, name) for name in dir(type(node)) if name.startswith("_raw_saved_"))
-    saved = (item for value in raw for item in (value if isinstance(value, (tuple, list)) else (value,)))
-    return all(getattr(item, "unpack_hook", item) is None for item in saved)
+    for name in _raw_attributes(node.__class__):
+        value = getattr(node, name)
+        for item in value if isinstance(value, (tuple, list)) else (value,):
+            if getattr(item, "unpack_hook", item) is not None:
+                return False
+    return True
 
 
 def pattern(graph: Graph, k: int) -> tuple[bool, ...]:

@@ -72,8 +72,7 @@ def is_index(name: str) -> bool:
 
 def layouts_needed(graph: Graph, k: int, is_batch: Callable[[int], bool]) -> Iterable[int]:
     """The nodes whose layout must be known to tell whether node k keeps samples apart."""
-    kind = _kind(graph.names[k])
-    if kind in _IN_PLACE:
+    if _kind(graph.names[k]) in _IN_PLACE and _same_sizes(graph, k, is_batch):
         return ()
     return (k, *(child for child, _ in graph.edges[k] if child >= 0 and is_batch(child)))
 
@@ -81,7 +80,7 @@ def layouts_needed(graph: Graph, k: int, is_batch: Callable[[int], bool]) -> Ite
 def routing(graph: Graph, k: int, layout_of: LayoutOf, is_batch: Callable[[int], bool]) -> Routing:
     """How far a node can be trusted."""
     kind, edges, node = _kind(graph.names[k]), graph.edges[k], graph.nodes[k]
-    if kind in _IN_PLACE:
+    if kind in _IN_PLACE and _same_sizes(graph, k, is_batch):
         return Routing.NEVER
     moved = _MOVED_OPERAND.get(kind)
     if moved is not None and not (moved < len(edges) and edges[moved][0] >= 0 and is_batch(edges[moved][0])):
@@ -93,14 +92,32 @@ def routing(graph: Graph, k: int, layout_of: LayoutOf, is_batch: Callable[[int],
     inputs = [layout for layout in below if layout is not None]
     if kind == "Index":
         return _index(graph, k, own)
-    safe = (
-        _along_another_axis(node, graph, k, inputs)
-        if kind in _ALONG_AXIS
-        else _product(graph, k, kind, own.axis, is_batch)
-        if kind in _PRODUCTS
-        else _known_kind(node, kind, own.axis, len(graph.shape((k, 0))))
-    )
+    if kind in _IN_PLACE:
+        safe = _broadcast_beside(graph, k, layout_of, is_batch, own)
+    elif kind in _ALONG_AXIS:
+        safe = _along_another_axis(node, graph, k, inputs)
+    elif kind in _PRODUCTS:
+        safe = _product(graph, k, kind, own.axis, is_batch)
+    else:
+        safe = _known_kind(node, kind, own.axis, len(graph.shape((k, 0))), inputs)
     return Routing.NEVER if safe else Routing.MAYBE
+
+
+def _same_sizes(graph: Graph, k: int, is_batch: Callable[[int], bool]) -> bool:
+    """Whether no operand computed from the batch is broadcast."""
+    size = graph.shape((k, 0)).numel()
+    return all(graph.shape(e).numel() == size for e in graph.edges[k] if e[0] >= 0 and is_batch(e[0]))
+
+
+def _broadcast_beside(graph: Graph, k: int, layout_of: LayoutOf, is_batch: Callable[[int], bool], own: Layout) -> bool:
+    """Whether operands that are broadcast keep the batch on the axis where the output has it."""
+    rank = len(graph.shape((k, 0)))
+    for edge in graph.edges[k]:
+        if edge[0] >= 0 and is_batch(edge[0]):
+            layout = layout_of(edge[0])
+            if layout is None or layout.axis + rank - len(graph.shape(edge)) != own.axis:
+                return False
+    return True
 
 
 def _stacked_apart(graph: Graph, k: int, kind: str, own: Layout | None, below: list[Layout | None]) -> Routing:
@@ -110,9 +127,11 @@ def _stacked_apart(graph: Graph, k: int, kind: str, own: Layout | None, below: l
 
 
 def _index(graph: Graph, k: int, own: Layout) -> Routing:
-    if own.axis != 0:
+    given = [index is not None for index in graph.nodes[k]._saved_indices]
+    together = "".join("x" if g else " " for g in given).strip()
+    if own.axis != 0 or " " in together:  # separated indices move their axes to the front
         return Routing.MAYBE
-    if graph.nodes[k]._saved_indices[0] is None:
+    if not given[0]:
         return Routing.NEVER
     return Routing.IDENTITY if is_identity(graph, k) else Routing.MAYBE
 
@@ -130,12 +149,12 @@ def _along_another_axis(node: Node, graph: Graph, k: int, inputs: list[Layout]) 
     return bool(axes) and not axes.intersection(layout.axis for layout in inputs)
 
 
-def _known_kind(node: Node, kind: str, axis: int, rank: int) -> bool:
+def _known_kind(node: Node, kind: str, axis: int, rank: int, inputs: list[Layout]) -> bool:
     """Whether a node of a kind with its own meaning of axes keeps the axis of the batch apart."""
     if kind.startswith("ScaledDotProduct"):
         return axis < rank - 2
     if kind.startswith(_BATCHED_FIRST):
-        return axis == 0
+        return axis == 0 and all(layout.axis == 0 for layout in inputs)
     if kind == "NativeBatchNorm":
         return axis == 0 and not node._saved_training
     if kind == "NativeLayerNorm":

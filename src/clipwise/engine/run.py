@@ -14,10 +14,10 @@ from torch import Tensor
 
 from clipwise.engine.chains import interval, overlapping
 from clipwise.engine.graph import Edge, Graph, differentiate
-from clipwise.engine.layout import Layout, Probe, Scattered, blank, digit_colours, owners_by_digits, pack
-from clipwise.engine.plan import GraphPlan, Meeting, mixing, pattern
+from clipwise.engine.layout import Layout, Probe, Scattered, blank, colours_of, owners_by_digits, pack
+from clipwise.engine.plan import GraphPlan, Meeting, at_hand, mixing, pattern
 from clipwise.engine.routing import data_key, is_identity
-from clipwise.engine.rules import RULES, Operand, Samples
+from clipwise.engine.rules import RULES, Finish, Operand, Samples
 from clipwise.engine.uses import Dense, Outer, Use, chunks, joint_squared_norms, squares, summed
 
 Factors = Callable[[int], Tensor]  # parameter -> factors (B,)
@@ -26,14 +26,29 @@ Factors = Callable[[int], Tensor]  # parameter -> factors (B,)
 class _Arrival:
     """Called when the gradient of a meeting's output is complete."""
 
-    __slots__ = ("backward", "meeting", "samples")
+    __slots__ = ("_prepared", "backward", "meeting", "samples")
 
     def __init__(self, backward: Backward, meeting: Meeting, samples: Samples | None) -> None:
         self.backward, self.meeting, self.samples = backward, meeting, samples
+        self._prepared: list[tuple[Edge, Finish]] | None = None
+
+    def prepare(self) -> None:
+        """Read the saved tensors now, before backward frees them."""
+        if self.samples is not None:
+            self._prepared = self.backward.read(self.meeting, self.samples)
 
     def __call__(self, gradients: tuple[Tensor | None, ...]) -> None:
-        if gradients[0] is not None:
-            self.backward.receive(self.meeting, self.samples, gradients[0])
+        gradient = gradients[0]
+        if gradient is None:
+            return
+        if self.samples is None:
+            if not blank(gradient):
+                raise StalePlan
+            return
+        prepared = self._prepared
+        self.backward.receive(
+            self.backward.read(self.meeting, self.samples) if prepared is None else prepared, gradient
+        )
 
 
 class StalePlan(Exception):
@@ -65,6 +80,9 @@ class Backward:
             for arrival in arrivals
             if plan.streaming and not arrival.meeting.end
         ]
+        if not plan.streaming and not retain_graph:
+            for arrival in ends:
+                arrival.prepare()
         try:
             edges = [graph.gradient_edge((arrival.meeting.node, 0)) for arrival in ends]
             gradients = differentiate(losses, edges, torch.ones_like(losses), keep=retain_graph)
@@ -74,18 +92,21 @@ class Backward:
         for arrival, gradient in zip(ends, gradients, strict=True):
             arrival((gradient,))
 
-    def receive(self, meeting: Meeting, samples: Samples | None, gradient: Tensor) -> None:
-        """Turn the gradient of a meeting's output into uses of its shared operands."""
-        if samples is None:
-            if not blank(gradient):
-                raise StalePlan
-            return
+    def read(self, meeting: Meeting, samples: Samples) -> list[tuple[Edge, Finish]]:
+        """The rules of a meeting's operands, with the tensors that they need from the node."""
         graph, k = self.graph, meeting.node
         rule = RULES[graph.names[k]]
+        finishers = []
         for position in meeting.operands:
             edge = graph.edges[k][position]
             shape = self.plan.shapes.get(edge) or graph.shape(edge)
-            use = rule(Operand(graph, k, position, shape), samples)(gradient)
+            finishers.append((edge, rule(Operand(graph, k, position, shape), samples)))
+        return finishers
+
+    def receive(self, finishers: list[tuple[Edge, Finish]], gradient: Tensor) -> None:
+        """Turn the gradient of a meeting's output into uses of its shared operands."""
+        for edge, finish in finishers:
+            use = finish(gradient)
             if edge in self.plan.solo:
                 self._norms[edge], use = use.settled()
                 if self.norms_only:
@@ -98,6 +119,8 @@ class Backward:
         if any(pattern(graph, k) != seen for k, seen in plan.entries):
             raise StalePlan
         if not all(is_identity(graph, k) for k in plan.identities):
+            raise StalePlan
+        if plan.at_hand and not all(at_hand(graph.nodes[meeting.node]) for meeting in plan.meetings):
             raise StalePlan
         for edges in plan.parted:
             if overlapping(graph, [plan.chains[edge].region for edge in edges]):
@@ -117,19 +140,20 @@ class Backward:
     def _moved_rows(self, losses: Tensor) -> dict[int, Tensor]:
         """Rows may move between samples by data: read the owners of scattered ones, test every other layout."""
         edges = [self.graph.gradient_edge((meeting.node, 0)) for meeting in self.plan.meetings]
-        digits = digit_colours(self.batch_size, losses)
+        colours = colours_of(self.batch_size, losses)
         bad = ~torch.isfinite(losses)
         plain, *coloured = (
-            differentiate(losses, edges, cotangent, keep=True) for cotangent in (torch.ones_like(losses), *digits)
+            differentiate(losses, edges, cotangent, keep=True) for cotangent in (torch.ones_like(losses), *colours)
         )
         owners: dict[int, Tensor] = {}
         regular: dict[int, Tensor] = {}
-        for meeting, gradient, *colours in zip(self.plan.meetings, plain, *coloured, strict=True):
+        for meeting, gradient, *seen in zip(self.plan.meetings, plain, *coloured, strict=True):
             if gradient is None or not meeting.layouts:
                 continue
+            probe = Probe(gradient, [torch.zeros_like(gradient) if c is None else c for c in seen], colours, bad)
             layout, shape = meeting.layouts[0], gradient.shape
             if isinstance(layout, Scattered):
-                read = owners_by_digits(gradient, colours, digits, layout.axis, bad)
+                read = owners_by_digits(probe, layout.axis)
                 if read is None:
                     raise StalePlan
                 owners[meeting.node] = read
@@ -137,8 +161,7 @@ class Backward:
             if not layout.fits(shape, self.batch_size):
                 raise StalePlan
             expected = layout.owners(shape, self.batch_size)
-            probes = (Probe(gradient, c, v, bad) for c, v in zip(colours, digits, strict=True))
-            if not all(probe.agrees(expected, layout.axis) for probe in probes):
+            if not probe.agrees(expected, layout.axis):
                 raise StalePlan
             regular[meeting.node] = expected
         self._refuse_two_samples_in_one_loss(owners, regular)
@@ -151,6 +174,8 @@ class Backward:
         for node, owners in {**scattered, **regular}.items():
             if node not in plan.data_meetings:
                 continue
+            if owners.unique().numel() < self.batch_size:
+                continue  # some samples only, as in a loop over samples
             key = data_key(graph, node) if plan.indexed else owners.numel()
             if key is not None and not torch.equal(seen.setdefault(key, owners), owners):
                 raise mixing(graph, graph.names[node], "the same data is read for two different samples")

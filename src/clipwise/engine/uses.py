@@ -274,6 +274,8 @@ def merge(uses: Sequence[Use]) -> list[Use]:
     uses = [use.with_positions() if isinstance(use, Outer) else use for use in uses]
     outers = [use for use in uses if isinstance(use, Outer) and use.left.dim() == 3]
     gathered = [use for use in uses if isinstance(use, Gathered)]
+    if len({(use.rows, use.right.shape[-1]) for use in gathered}) > 1:  # indexed in different numbers of axes
+        gathered = []
     dense = [use for use in uses if isinstance(use, Dense)]
     rest = [use for use in uses if use not in outers and use not in gathered and use not in dense]
     merged: list[Use] = list(rest)
