@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from clipwise.clipping import Abadi, Flat
+from clipwise.clipping import Abadi, Flat, Layerwise
 from clipwise.engine import clipped_gradients, per_sample_gradients, per_sample_norms
 from clipwise.errors import NotSeparable, UnsupportedNode
 from tests.zoo import BY_NAME, named
@@ -189,3 +189,73 @@ def test_structure_that_changes_with_the_data() -> None:
         losses = h.square().sum(1)
         loop = loop_gradients(losses, params)
         assert torch.allclose(per_sample_norms(losses, params), norms_of(loop), rtol=1e-10)
+
+
+def packed(model: torch.nn.Linear, lengths: list[int], how: str) -> Tensor:
+    """Losses of samples of different lengths whose rows lie one after the other, pooled in several ways."""
+    h = model(torch.randn(sum(lengths), 6, dtype=torch.float64)).tanh()
+    owner = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
+    member = owner[None] == torch.arange(len(lengths))[:, None]  # (B, rows)
+    if how == "split":
+        return torch.stack([part.square().sum() for part in h.split(lengths)])
+    if how == "mask":
+        return (member[:, :, None] * h[None]).square().sum((1, 2))
+    if how == "where":
+        return torch.where(member[:, :, None], h[None], 0).square().sum((1, 2))
+    return torch.zeros(len(lengths), dtype=h.dtype).scatter_reduce(0, owner, h.square().sum(1), "sum")
+
+
+@pytest.mark.parametrize("how", ["split", "mask", "where", "scatter_reduce"])
+def test_a_plan_from_equal_lengths_is_not_used_for_unequal_ones(how: str) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(6, 3).double()
+    params = named(model)
+    for lengths in ([3, 3, 3, 3], [1, 5, 2, 4], [3, 3, 3, 3], [4, 4, 2, 2]):
+        losses = packed(model, lengths, how)
+        loop = loop_gradients(losses, params)
+        assert torch.allclose(per_sample_norms(losses, params), norms_of(loop), rtol=1e-10)
+
+
+def test_views_of_a_batch_may_come_in_other_numbers() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(6, 3).double()
+    params = named(model)
+    for views, length in ((1, 4), (2, 4), (4, 2), (2, 8), (1, 4)):
+        losses = model(torch.randn(views, 4, length, 6, dtype=torch.float64)).square().sum((0, 2, 3))
+        loop = loop_gradients(losses, params)
+        assert torch.allclose(per_sample_norms(losses, params), norms_of(loop), rtol=1e-10)
+
+
+def test_a_mixing_term_that_wakes_up_later_is_refused() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(6, 3).double()
+    params = named(model)
+    x = torch.randn(5, 6, dtype=torch.float64)
+
+    def losses(margin: float) -> Tensor:
+        h = model(x)
+        return h.square().sum(1) + torch.relu(margin - (h - h.roll(1, 0)).square().sum(1))
+
+    per_sample_norms(losses(-1.0), params)
+    with pytest.raises(NotSeparable):
+        per_sample_norms(losses(100.0), params)
+
+
+@pytest.mark.parametrize("affine", [True, False])
+def test_batch_norm_switched_to_training_after_planning_is_refused(affine: bool) -> None:
+    torch.manual_seed(0)
+    norm = torch.nn.BatchNorm1d(4, affine=affine)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 4), norm.requires_grad_(False), torch.nn.Linear(4, 2)).double()
+    x = torch.randn(5, 6, dtype=torch.float64)
+    per_sample_norms(model.eval()(x).square().sum(1), named(model))
+    with pytest.raises(NotSeparable):
+        per_sample_norms(model.train()(x).square().sum(1), named(model))
+
+
+def test_a_group_that_is_small_beside_another_is_still_clipped() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.ModuleDict({"a": torch.nn.Linear(5, 1), "b": torch.nn.Linear(5, 1)})
+    x = torch.randn(3, 5)
+    losses = 1e8 * model["a"](x)[:, 0] + 20 * model["b"](x)[:, 0]
+    clipped = clipped_gradients(losses, dict(model.named_parameters()), Layerwise(Abadi(1.0)))
+    assert flat_sum(clipped.gradients).norm() <= 3 * 2**0.5 * (1 + 1e-5)

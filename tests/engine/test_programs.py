@@ -230,8 +230,9 @@ def mixes(losses: Tensor, batch: int) -> bool:
     for one in torch.eye(batch, dtype=losses.dtype):
         edges = [torch.autograd.graph.GradientEdge(node, 0) for node in entries]
         grads = torch.autograd.grad(losses, edges, one, retain_graph=True, allow_unused=True)
-        reached.append([torch.zeros(0) if g is None else g.abs().sum(1) > 0 for g in grads])
-    return any((torch.stack(rows).sum(0) > 1).any() for rows in zip(*reached, strict=True) if rows[0].numel())
+        reached.append([torch.zeros(0) if g is None else g.abs().sum(1) for g in grads])
+    sizes = [torch.stack(rows) for rows in zip(*reached, strict=True) if rows[0].numel()]
+    return any(((size > 1e-12 * size.max()).sum(0) > 1).any() for size in sizes)
 
 
 def nodes(root: object) -> list[object]:

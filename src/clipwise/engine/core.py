@@ -323,16 +323,12 @@ def _several(
     squared = backward.squared_norms()
     by_group = {name: _total(squared, members, losses) for name, members in groups.items()}
     norms = _added(list(by_group.values())).sqrt()
-    norms = torch.where(norms < negligible_norm(norms.dtype), 0, norms)
     bad = torch.zeros_like(losses, dtype=torch.bool)
     sum_tells = norms + losses
     any_bad = not math.isfinite(float(sum_tells.sum()))
     if any_bad:  # or the sum of finite numbers overflowed: look at each
         bad = ~torch.isfinite(sum_tells)
-    factors = {
-        name: _factors(style.rule_of(name), length, bad if any_bad else None)
-        for name, length in _lengths(by_group, norms).items()
-    }
+    factors = _all_factors(style, by_group, norms, bad if any_bad else None)
     of = {place: factors[name] for name, members in groups.items() for place in members}
     if backward.norms_only and any_bad:  # plain autograd would spread NaN: form the uses after all
         backward = engine.backward(losses, parameters, keep=True, way="bookkeeping", groups=len(groups))
@@ -345,13 +341,14 @@ def _several(
     return Outcome(norms, factors, bad, _filled(sums, parameters))
 
 
-def _lengths(squared: Mapping[str, Tensor], norms: Tensor) -> dict[str, Tensor]:
-    """Norms by group; a group's gradient that is zero up to rounding points anywhere, so rules must see zero."""
+def _all_factors(style: Style, squared: Mapping[str, Tensor], norms: Tensor, bad: Tensor | None) -> dict[str, Tensor]:
+    """Factors by group; zero for bad samples, and for gradients that are zero up to rounding, which point anywhere."""
+    floor = negligible_norm(norms.dtype)
     if len(squared) == 1:
-        return dict.fromkeys(squared, norms)
-    negligible = (norms * (8 * torch.finfo(norms.dtype).eps)).clamp_(min=negligible_norm(norms.dtype))
+        return {name: _factors(style.rule_of(name), norms, norms <= floor, bad) for name in squared}
+    rounding = (norms * (8 * torch.finfo(norms.dtype).eps)).clamp_(min=floor)
     lengths = {name: total.sqrt() for name, total in squared.items()}
-    return {name: torch.where(length > negligible, length, 0) for name, length in lengths.items()}
+    return {name: _factors(style.rule_of(name), n, n <= rounding, bad) for name, n in lengths.items()}
 
 
 def _added(parts: Sequence[Tensor]) -> Tensor:
@@ -363,9 +360,11 @@ def _total(squared: Mapping[int, Tensor], members: Sequence[int], losses: Tensor
     return _added(parts) if parts else torch.zeros_like(losses)
 
 
-def _factors(rule: Rule, norms: Tensor, bad: Tensor | None) -> Tensor:
+def _factors(rule: Rule, norms: Tensor, negligible: Tensor, bad: Tensor | None) -> Tensor:
     factors = rule(norms)
-    return factors if bad is None else factors.masked_fill(bad, 0)
+    if bad is not None:
+        negligible = negligible | bad
+    return factors.masked_fill(negligible, 0)
 
 
 def _filled(sums: Mapping[int, Tensor], parameters: Parameters) -> list[Tensor]:
@@ -399,7 +398,10 @@ def _single(
     norms = torch.stack(list(squared.values())).sum(0).sqrt()
     bad = ~(torch.isfinite(norms) & torch.isfinite(losses))
     for name, members in groups.items():
-        factors[name] = _factors(style.rule_of(name), squared[name].sqrt(), bad).to(losses.dtype)
+        length = squared[name].sqrt()
+        factors[name] = _factors(style.rule_of(name), length, length <= negligible_norm(length.dtype), bad).to(
+            losses.dtype
+        )
         for place in members:
             grad = grads[place]
             if grad is not None and not bool(bad):

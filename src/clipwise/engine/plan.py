@@ -44,7 +44,8 @@ _INDEXING = {
 }  # fmt: skip
 _ROWWISE = {
     "AddBackward0", "DivBackward0", "EluBackward0", "ExpBackward0", "ExpandBackward0", "GeluBackward0",
-    "HardswishBackward0", "LeakyReluBackward0", "LogBackward0", "MishBackward0", "MulBackward0", "NegBackward0",
+    "HardswishBackward0", "LeakyReluBackward0", "LogBackward0", "MishBackward0", "MulBackward0",
+    "NativeLayerNormBackward0", "NegBackward0",
     "PowBackward0", "ReluBackward0", "RsqrtBackward0", "SigmoidBackward0", "SiluBackward0", "SoftplusBackward0",
     "SqrtBackward0", "SubBackward0", "TanhBackward0", "WhereBackward0",
 }  # fmt: skip
@@ -120,7 +121,8 @@ def mixing(graph: Graph, after: str, whose: str) -> NotSeparable:
     return NotSeparable(
         f"samples mix after {after} ({whose}): the loss of one sample depends on other samples, so it has no bounded "
         "per-sample gradient. Typical causes: BatchNorm in training mode, a contrastive loss, attention or a statistic "
-        f"over the batch.{cause}"
+        f"over the batch.{cause} A constant table looks the same if its length is a multiple of the batch size: then "
+        "take another batch size for the first step."
     )
 
 
@@ -302,10 +304,12 @@ class Planner:
                 suspects.add(k)
 
     def _keeps_its_shape(self, k: int) -> bool:
-        """Whether a product only turns a parameter (orthogonal parametrizations); data would need B = its width."""
+        """Whether a product only turns a parameter, as orthogonal parametrizations do: its rows are not the batch's."""
         first, second = DATA_OPERANDS[self.graph.names[k]]
         own = [edge for edge in (self.graph.edges[k][first], self.graph.edges[k][second]) if edge[0] >= 0]
-        return any(self.reaches[edge[0]] and self.graph.shape(edge) == self.graph.shape((k, 0)) for edge in own)
+        shape = self.graph.shape((k, 0))
+        turned = any(self.reaches[edge[0]] and self.graph.shape(edge) == shape for edge in own)
+        return turned and self.batch_size not in shape
 
     def _data_axes(self, k: int) -> list[int]:
         """The output axes of a product that come from the operand that is not differentiated."""
@@ -412,15 +416,20 @@ class Planner:
             cacheable=self.finite and all(len(meeting.layouts) <= 1 for meeting in meetings),
             identities=tuple(k for k, move in moves.items() if move is Routing.IDENTITY),
             routed=any(move is Routing.MAYBE for move in moves.values())
-            or any(isinstance(layout, Scattered) for meeting in meetings for layout in meeting.layouts),
+            or any(_read_each_step(layout) for meeting in meetings for layout in meeting.layouts),
             data_meetings=frozenset(m.node for m in meetings if self.entries[m.node] is not _Entry.NO),
             indexed=any(is_index(self.graph.names[k]) for k in moves),
             entries=tuple(
                 (k, pattern(self.graph, k))
                 for k, entry in self.entries.items()
-                if entry is _Entry.WEAK or self.graph.names[k] in _ORDERED
+                if entry is not _Entry.NO or self.graph.names[k] in _ORDERED
             ),
         )
+
+
+def _read_each_step(layout: Layout | Scattered) -> bool:
+    """Whether a layout was taken from numbers that may be others at the next step."""
+    return isinstance(layout, Scattered) or layout.rest is not None
 
 
 @cache

@@ -30,7 +30,7 @@ class Fit:
     frozen: tuple[Tensor, ...]
     watched: tuple[tuple[str, Tensor], ...]
     mixing: tuple[tuple[str, nn.Module], ...]
-    optimized: int
+    optimized: tuple[int, ...]  # identities of the tensors in the optimizer's groups
     kinds: tuple[tuple[torch.dtype, torch.device], ...]
 
     @classmethod
@@ -65,7 +65,7 @@ class Fit:
             frozen=tuple(p for _, p in named if not p.requires_grad),
             watched=tuple((name, p) for name, p in named if not p.requires_grad and id(p) in ids),
             mixing=tuple((name, m) for name, m in model.named_modules() if isinstance(m, (_BatchNorm, _InstanceNorm))),
-            optimized=len(optimized),
+            optimized=_identities(optimizer),
             kinds=tuple((p.dtype, p.device) for _, p in trainable),
         )
 
@@ -77,7 +77,7 @@ class Fit:
         for p in self.frozen:
             if p.requires_grad:
                 return False
-        return self.optimized == sum(len(group["params"]) for group in optimizer.param_groups)
+        return self.optimized == _identities(optimizer)
 
     def check_step(self) -> None:
         """Refuse what may change between steps: batch statistics, and gradients that did not come through here."""
@@ -89,6 +89,10 @@ class Fit:
                     f"frozen parameter {name!r} has a gradient from elsewhere, which the optimizer would use without "
                     "clipping and noise. Set it to None."
                 )
+
+
+def _identities(optimizer: Optimizer) -> tuple[int, ...]:
+    return tuple(id(p) for group in optimizer.param_groups for p in group["params"])
 
 
 def _some(names: list[str]) -> str:
