@@ -596,3 +596,10 @@ def test_a_schedulers_order_warning_stays_away() -> None:
     assert private.step(losses_of(model, X, Y))
     scheduler.step()
     assert optimizer.param_groups[0]["lr"] == 0.05
+
+
+def test_an_embedding_that_rewrites_its_rows_is_refused() -> None:
+    model = nn.Sequential(nn.Embedding(5, 3, max_norm=1.0), nn.Flatten(), nn.Linear(6, 1))
+    plan = cw.Plan(cw.FullBatch(4), steps=1, clip=cw.Abadi(1.0), noise_multiplier=1.0)
+    with pytest.raises(cw.InvalidPlan, match="max_norm"):
+        cw.Private(plan, model, torch.optim.SGD(model.parameters(), lr=0.1))

@@ -87,7 +87,8 @@ def clipped_gradients(
     """The sum over samples of factor_i * g_i; no noise, no division.
 
     `way` forces how the sum is formed: "bookkeeping" (from the saved tensors) or "second_backward" (plain autograd with
-    the factors as cotangents). Both give the same numbers; left out, the cost model chooses.
+    the factors as cotangents; not in half precision, where autograd would round). Both give the same numbers; left
+    out, the cost model chooses.
 
     Guarantees: adding or removing one sample moves the sum by at most `style.sensitivity(groups)`.
 

@@ -191,7 +191,8 @@ class Engine:
         verify = not entry.checked or entry.uses % _VERIFY_EVERY == 0
         entry.uses += 1
         chosen = way or choose_way(graph, entry.plan, groups, losses.device)
-        norms_only = chosen == "second_backward"
+        # Autograd would round the sum in half precision, beyond what one sample may move it.
+        norms_only = chosen == "second_backward" and not reduced_precision(graph, entry.plan)
         keep = keep or verify or norms_only or entry.plan.must_keep
         try:
             backward = Backward(losses, graph, entry.plan, retain_graph=keep, norms_only=norms_only and not verify)

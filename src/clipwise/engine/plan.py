@@ -208,18 +208,18 @@ class Planner:
             wanted = {k for k in meetings if k not in probes}
         if states[0] is _State.SHARED:  # the losses themselves show no layout
             raise self._mixing(0)
-        self._refine(meetings, layouts, probe)
+        self._refine(layouts, probe)
         self._refuse_hidden_batch(states)
         self.finite = all(bool(torch.isfinite(found.plain).all()) for found in probes.values())
         met = [self._meeting(k, states, probes[k], layouts[k]) for k in meetings]
         return self._bind(met, self._moves(states, layouts))
 
-    def _refine(self, nodes: Sequence[int], layouts: dict[int, tuple[Layout | Scattered, ...]], probe: Prober) -> None:
+    def _refine(self, layouts: dict[int, tuple[Layout | Scattered, ...]], probe: Prober) -> None:
         """Settle layouts that this batch leaves open, such as when only one token per sample has a gradient.
 
         A view keeps the order of elements, so the layout before it must be the layout after it.
         """
-        open_nodes = {k for k in nodes if len(layouts[k]) > 1}
+        open_nodes = {k for k, found in layouts.items() if len(found) > 1}
         if not open_nodes:
             return
         views = {

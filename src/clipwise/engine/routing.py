@@ -85,8 +85,10 @@ def routing(graph: Graph, k: int, layout_of: LayoutOf, is_batch: Callable[[int],
     moved = _MOVED_OPERAND.get(kind)
     if moved is not None and not (moved < len(edges) and edges[moved][0] >= 0 and is_batch(edges[moved][0])):
         return Routing.NEVER  # what it writes is not computed from the batch; what it writes into stays in place
-    below = [layout_of(child) for child, _ in edges if child >= 0 and is_batch(child)]
     own = layout_of(k)
+    if own is not None and kind in _PRODUCTS:
+        return Routing.NEVER if _product(graph, k, kind, own.axis, is_batch) else Routing.MAYBE
+    below = [layout_of(child) for child, _ in edges if child >= 0 and is_batch(child)]
     if own is None or any(layout is None for layout in below):
         return _stacked_apart(graph, k, kind, own, below)
     inputs = [layout for layout in below if layout is not None]
@@ -96,8 +98,6 @@ def routing(graph: Graph, k: int, layout_of: LayoutOf, is_batch: Callable[[int],
         safe = _broadcast_beside(graph, k, layout_of, is_batch, own)
     elif kind in _ALONG_AXIS:
         safe = _along_another_axis(node, graph, k, inputs)
-    elif kind in _PRODUCTS:
-        safe = _product(graph, k, kind, own.axis, is_batch)
     else:
         safe = _known_kind(node, kind, own.axis, len(graph.shape((k, 0))), inputs)
     return Routing.NEVER if safe else Routing.MAYBE

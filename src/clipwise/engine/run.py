@@ -13,13 +13,15 @@ import torch
 from torch import Tensor
 
 from clipwise.engine.chains import interval, overlapping
-from clipwise.engine.graph import Edge, Graph, differentiate
+from clipwise.engine.graph import LEAF, Edge, Graph, differentiate
 from clipwise.engine.layout import Layout, Probe, Scattered, blank, colours_of, owners_by_digits, pack
 from clipwise.engine.plan import GraphPlan, Meeting, at_hand, mixing, pattern
 from clipwise.engine.routing import data_key, is_identity
 from clipwise.engine.rules import RULES, Finish, Operand, Samples
 from clipwise.engine.uses import Dense, Outer, Use, chunks, joint_squared_norms, squares, summed
+from clipwise.errors import UnsupportedNode
 
+_HALF = (torch.float16, torch.bfloat16)
 Factors = Callable[[int], Tensor]  # parameter -> factors (B,)
 
 
@@ -268,8 +270,9 @@ class Backward:
         return total
 
     def _vjp(self, through: Sequence[tuple[Edge, Tensor]], leaves: Sequence[Tensor]) -> Sequence[Tensor | None]:
-        outputs = [self.graph.gradient_edge(edge) for edge, _ in through]
-        grads = [grad.to(_dtype(self.graph, edge)) for edge, grad in through]
+        widened = [self._widened(edge, grad) for edge, grad in through]
+        outputs = [self.graph.gradient_edge(edge) for edge, _ in widened]
+        grads = [grad for _, grad in widened]
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # vmap tells where it falls back to a loop
@@ -277,6 +280,24 @@ class Backward:
         except RuntimeError:  # an operation that vmap cannot batch: one sample after the other
             rows = [differentiate(outputs, leaves, [g[i] for g in grads], keep=True) for i in range(grads[0].shape[0])]
             return [None if column[0] is None else torch.stack(column) for column in zip(*rows, strict=True)]
+
+    def _widened(self, edge: Edge, grad: Tensor) -> tuple[Edge, Tensor]:
+        """A gradient moved below a cast to half precision, where autograd does not round it.
+
+        Rounding the sum over samples is not bounded by one sample's contribution, so it must not happen.
+        """
+        graph = self.graph
+        while _dtype(graph, edge) in _HALF:
+            name, below = graph.names[edge[0]], graph.edges[edge[0]]
+            if name == "TBackward0":
+                grad = grad.mT
+            elif name not in ("AliasBackward0", "CloneBackward0", "ToCopyBackward0"):
+                raise UnsupportedNode(
+                    f"{name} computes a weight in half precision, where its clipped gradient would be rounded beyond "
+                    "its bound. Compute it in float32, outside autocast."
+                )
+            edge = below[0]
+        return edge, grad.to(_dtype(graph, edge))
 
     def gradients(self) -> dict[int, Tensor]:
         """Per-sample gradients (B, *shape) of every parameter that is reached."""
@@ -326,10 +347,9 @@ class Backward:
         common = factors(pairs[0][1])
         edges = list(dict.fromkeys(edge for edge, _ in pairs))
         parameters = sorted({parameter for _, parameter in pairs})
-        grads = [
-            _added([use.weighted(common) for use in self.uses[edge]]).to(_dtype(self.graph, edge)) for edge in edges
-        ]
-        outputs = [self.graph.gradient_edge(edge) for edge in edges]
+        widened = [self._widened(edge, _added([use.weighted(common) for use in self.uses[edge]])) for edge in edges]
+        outputs = [self.graph.gradient_edge(edge) for edge, _ in widened]
+        grads = [grad for _, grad in widened]
         pulled = differentiate(outputs, [self.graph.parameters[p] for p in parameters], grads, keep=True)
         for parameter, part in zip(parameters, pulled, strict=True):
             if part is not None:
@@ -338,6 +358,8 @@ class Backward:
 
 def _dtype(graph: Graph, edge: Edge) -> torch.dtype:
     k, output = edge
+    if graph.names[k] == LEAF:
+        return torch.float32 if graph.nodes[k].variable.dtype in _HALF else graph.nodes[k].variable.dtype
     return graph.nodes[k]._input_metadata[output].dtype  # type: ignore[no-any-return]
 
 

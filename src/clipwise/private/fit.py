@@ -41,6 +41,7 @@ class Fit:
         _check_optimizer(optimizer)
         named = list(model.named_parameters())  # tied parameters once, under their first name
         known = {id(p): name for name, p in named}
+        _check_embeddings(model)
         optimized = [p for group in optimizer.param_groups for p in group["params"]]
         strangers = [p for p in optimized if id(p) not in known]
         if strangers:
@@ -106,6 +107,16 @@ def _check_optimizer(optimizer: Any) -> None:
         refused = getattr(torch.optim, name)
         if isinstance(optimizer, refused):
             raise InvalidPlan(f"torch.optim.{name} cannot be used privately: {reason}. Any other optimizer can.")
+
+
+def _check_embeddings(model: nn.Module) -> None:
+    """Refuse embeddings whose forward pass rewrites the rows of the private tokens."""
+    for name, module in model.named_modules():
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.max_norm is not None:
+            raise InvalidPlan(
+                f"{name!r} ({type(module).__name__}) has max_norm={module.max_norm}: its forward pass rewrites the "
+                "rows of the samples' tokens, without noise. Use max_norm=None."
+            )
 
 
 def _check_normalisation(name: str, module: Any) -> None:
