@@ -233,7 +233,7 @@ class Backward:
                 parts.setdefault(interval(self.graph, region), []).append(edge)
         return [whole] if whole else list(parts.values())
 
-    def _derived(self, reduce: Callable[[Tensor], Tensor]) -> dict[int, list[Tensor]]:
+    def _derived(self, reduce: Callable[[Tensor], Tensor], samples: slice = slice(None)) -> dict[int, list[Tensor]]:
         """Instantiate the gradients of operands, pull them back to their parameters, reduce, a chunk at a time."""
         parameters = sorted(self.plan.derived)
         edges = list({edge: None for p in parameters for edge in self.plan.roots[p] if self.uses.get(edge)})
@@ -241,7 +241,7 @@ class Backward:
         if not edges:
             return {}
         largest = max((self.uses[edge][0] for edge in edges), key=lambda use: torch.Size(use.shape).numel())
-        for chunk in chunks(largest):
+        for chunk in chunks(largest) if samples == slice(None) else [samples]:
             grads = [summed(self.uses[edge], chunk) for edge in edges]
             pulled = self._pull_back_batched(edges, grads, parameters)
             for parameter, gradient in zip(parameters, pulled, strict=True):
@@ -299,8 +299,8 @@ class Backward:
             edge = below[0]
         return edge, grad.to(_dtype(graph, edge))
 
-    def gradients(self) -> dict[int, Tensor]:
-        """Per-sample gradients (B, *shape) of every parameter that is reached."""
+    def gradients(self, samples: slice = slice(None)) -> dict[int, Tensor]:
+        """Per-sample gradients (b, *shape) of every parameter that is reached."""
         found: dict[int, Tensor] = {}
         for parameter, edges in self.plan.roots.items():
             used = [edge for edge in edges if self.uses.get(edge)]
@@ -308,11 +308,11 @@ class Backward:
                 continue
             if all(self.plan.chains[edge].direct for edge in used):
                 whole = [use for edge in used for use in self._in_frame(edge)]
-                found[parameter] = _turned(summed(whole, slice(None)), self.graph.parameters[parameter])
+                found[parameter] = _turned(summed(whole, samples), self.graph.parameters[parameter])
             else:
-                grads = [summed(self.uses[edge], slice(None)) for edge in used]
+                grads = [summed(self.uses[edge], samples) for edge in used]
                 found[parameter] = self._pull_back_batched(used, grads, [parameter])[0]
-        for parameter, parts in self._derived(lambda gradient: gradient).items():
+        for parameter, parts in self._derived(lambda gradient: gradient, samples).items():
             found[parameter] = torch.cat(parts)
         return found
 
