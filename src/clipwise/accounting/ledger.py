@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
+import secrets
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -36,7 +37,8 @@ class Ledger:
     (3, 1)
     """
 
-    def __init__(self, events: Iterable[Event] = ()) -> None:
+    def __init__(self, events: Iterable[Event] = (), *, run: str | None = None) -> None:
+        self._run = secrets.token_hex(8) if run is None else run  # tells two runs with equal settings apart
         self._mechanisms: list[Event] = []
         self._counts: list[int] = []
         for event in events:
@@ -94,6 +96,7 @@ class Ledger:
         body: dict[str, Any] = {
             "format": _FORMAT,
             "version": VERSION,
+            "run": self._run,
             "events": [encode(event) for event in self.events],
         }
         return json.dumps({**body, "checksum": _checksum(body)}, indent=1)
@@ -103,7 +106,7 @@ class Ledger:
         """Read what `to_json` wrote; anything edited, cut or newer is a `LedgerError`."""
         try:
             body = json.loads(text, object_pairs_hook=_no_duplicates)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise LedgerError(f"The ledger is not complete JSON (cut or edited?): {error}") from error
         if not isinstance(body, dict) or body.get("format") != _FORMAT:
             raise LedgerError("This is not a clipwise ledger.")
@@ -114,11 +117,12 @@ class Ledger:
             raise LedgerError(
                 f"The ledger has version {version}, this clipwise reads up to {VERSION}. Update clipwise to read it."
             )
-        if set(body) != {"format", "version", "events", "checksum"} or not isinstance(body["events"], list):
+        fields = {"format", "version", "run", "events", "checksum"}
+        if set(body) != fields or not isinstance(body["events"], list) or not isinstance(body["run"], str):
             raise LedgerError("The ledger has missing or unknown fields: it was edited.")
         if body.pop("checksum") != _checksum(body):
             raise LedgerError("The ledger's checksum does not fit its events: it was edited by hand. Restore the file.")
-        return cls(decode(record) for record in body["events"])
+        return cls((decode(record) for record in body["events"]), run=body["run"])
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write to `path` so that a crash leaves the old or the new file, never a part.
@@ -160,6 +164,8 @@ class Ledger:
         mine, theirs = self.events, other.events
         if not mine:
             return True
+        if self._run != other._run:
+            return False
         if len(mine) > len(theirs) or mine[:-1] != theirs[: len(mine) - 1]:
             return False
         last, same = mine[-1], theirs[len(mine) - 1]

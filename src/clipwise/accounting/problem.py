@@ -122,7 +122,7 @@ def _directions(
     for part in (together, apart):
         for bucket, bound in ((upper, "upper"), (lower, "lower")):
             composition = Composition.of(
-                [(law, n) for event in part for law, n in _laws(event, relation, group, bound)]
+                [(law, n) for event in part for law, n in _laws(event, relation, group, bound, event is events[0])]
             )
             if composition.empty:
                 continue
@@ -144,7 +144,7 @@ def _symmetric(composition: Composition) -> bool:
     return all(mirrored(law.reversed()) == law for law, _ in composition.terms)
 
 
-def _laws(event: Event, relation: Relation, group: int, bound: str) -> list[tuple[Law, int]]:
+def _laws(event: Event, relation: Relation, group: int, bound: str, first: bool) -> list[tuple[Law, int]]:
     mu = 1.0 / event.noise_multiplier
     replace = relation == "replace_one"
     reach = group * mu * (2.0 if replace else 1.0)
@@ -159,8 +159,9 @@ def _laws(event: Event, relation: Relation, group: int, bound: str) -> list[tupl
         return [(truncated_poisson(scheme.sample_size, scheme.rate, cap, mu, replace), event.count)]
     _single(group, "shuffled and fixed-size batches")
     if isinstance(scheme, Shuffled):
-        # Each record is used at most once in any `batches` consecutive steps of an epoch; nothing is amplified.
-        epochs = -(-event.count // (scheme.sample_size // scheme.batch_size))
+        # Each record is used at most once an epoch, unamplified. Only the first event is known to begin with one.
+        batches = scheme.sample_size // scheme.batch_size
+        epochs = -(-event.count // batches) if first else -(-(event.count - 1) // batches) + 1
         return [(gaussian(reach), epochs)] if bound == "upper" else []
     rate = scheme.batch_size / scheme.sample_size
     if bound == "upper" or rate == 1.0:
@@ -180,8 +181,10 @@ def _shuffled_runs(events: tuple[Event, ...]) -> list[ShuffledRun]:
         scheme = _sampling(event)
         if isinstance(scheme, Shuffled):
             longest = -(-scheme.sample_size // scheme.batch_size)
-            if event.count >= longest:
-                runs.append(ShuffledRun(1.0 / event.noise_multiplier, longest, event.count // longest))
+            # A later event may begin in the middle of an epoch: what is left of that one proves nothing.
+            whole = (event.count if event is events[0] else event.count - longest + 1) // longest
+            if whole > 0:
+                runs.append(ShuffledRun(1.0 / event.noise_multiplier, longest, whole))
     return runs
 
 

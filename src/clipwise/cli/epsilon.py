@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from clipwise.cli.table import table
-from clipwise.errors import AccountingError
+from clipwise.errors import AccountingError, ClipwiseError
 
 if TYPE_CHECKING:
     from clipwise.accounting import Accountant, Event, Guarantee
@@ -165,7 +165,7 @@ def _print(panel: dict[str, Guarantee]) -> None:
         print(f"warning: {warning}")
 
 
-def run(args: argparse.Namespace) -> int:
+def _answer(args: argparse.Namespace) -> int:
     """Print the panel; the result is the exit code."""
     events = _events(args)
     panel = _panel(args, events)
@@ -189,3 +189,18 @@ def run(args: argparse.Namespace) -> int:
         print(f"tight mu: {curve.mu:.4f} for delta >= {curve.min_delta:g} (central limit theorem: {curve.clt_mu:.4f})")
         print(f"privacy curves: {args.plot}")
     return 0
+
+
+def guarded(answer: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> int:
+    """Run a command; numbers beyond floats and files that cannot be written are the user's to mend."""
+    try:
+        return answer(args)
+    except ClipwiseError:
+        raise
+    except (ArithmeticError, OSError, ValueError) as error:
+        raise AccountingError(f"{type(error).__name__}: {error}") from error
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command."""
+    return guarded(_answer, args)

@@ -100,8 +100,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
     except ClipwiseError as error:
         return _fail(str(error))
+    except BrokenPipeError:
+        return _reader_gone()
     except KeyboardInterrupt:
         print("clipwise: interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:
-        return _reader_gone()

@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import Any
 
-from clipwise.cli.epsilon import ACCOUNTANTS, add_run_arguments, fill_in, needs, reading, scheme_of
+from clipwise.cli.epsilon import ACCOUNTANTS, add_run_arguments, fill_in, guarded, needs, reading, scheme_of
 from clipwise.errors import AccountingError
 
 NAME = "noise"
@@ -57,7 +57,7 @@ def _solve(args: argparse.Namespace) -> dict[str, Any]:
     return {"noise_multiplier": args.noise_multiplier, "steps": args.steps, "batch_size": size}
 
 
-def run(args: argparse.Namespace) -> int:
+def _answer(args: argparse.Namespace) -> int:
     """Print the solution and what it is worth; the result is the exit code."""
     from clipwise.accounting import GaussianSteps, account, free_cap
     from clipwise.sampling import Poisson
@@ -97,3 +97,8 @@ def run(args: argparse.Namespace) -> int:
     for warning in guarantee.warnings:
         print(f"warning: {warning}")
     return 0
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command."""
+    return guarded(_answer, args)
