@@ -108,10 +108,6 @@ class GraphPlan:
         return self.live or self.routed or not self.decided or not self.at_hand
 
 
-def _neutral(k: int, states: Sequence[_State]) -> bool:
-    return k < 0 or states[k] is _State.NEUTRAL
-
-
 def mixing(graph: Graph, after: str, whose: str) -> NotSeparable:
     """The refusal of samples that mix."""
     cause = ""
