@@ -170,6 +170,23 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
     assert path.read_bytes() == before and os.listdir(tmp_path) == ["ledger.json"]
 
 
+def test_a_place_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+    with pytest.raises(LedgerError, match=r"none/ledger\.json cannot be written"):
+        Ledger(EVENTS).save(tmp_path / "none" / "ledger.json")
+    with pytest.raises(LedgerError, match="directory"):
+        Ledger(EVENTS).save(tmp_path)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_half_written_file_of_a_crash_is_cleared_away(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.write_text("not ours")
+    (tmp_path / ".ledger.json.part").symlink_to(elsewhere)
+    Ledger(EVENTS).save(tmp_path / "ledger.json")
+    assert Ledger.load(tmp_path / "ledger.json") == Ledger(EVENTS)
+    assert sorted(os.listdir(tmp_path)) == ["elsewhere", "ledger.json"] and elsewhere.read_text() == "not ours"
+
+
 def test_a_missing_file_is_said(tmp_path: Path) -> None:
     with pytest.raises(LedgerError, match="cannot be read"):
         Ledger.load(tmp_path / "none.json")

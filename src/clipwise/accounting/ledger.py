@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
 import secrets
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from clipwise.accounting.accountant import Accountant, Relation, account, accoun
 from clipwise.accounting.events import Event, FederatedRounds, GaussianSteps, PrivateCalibration, decode, encode
 from clipwise.accounting.guarantee import Guarantee
 from clipwise.errors import LedgerError
+from clipwise.files import replacing
 
 __all__ = ["Ledger"]
 
@@ -135,18 +134,8 @@ class Ledger:
                 f"{target} holds releases that are not on this ledger; overwriting it would forget them. "
                 "Load it first, or save under another name."
             )
-        handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(self.to_json())
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, target)
-        except BaseException:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(temporary)
-            raise
-        _sync_directory(target.parent)
+        with replacing(target, LedgerError) as file:
+            file.write(self.to_json().encode())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Ledger:
@@ -181,13 +170,3 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len({name for name, _ in pairs}) != len(pairs):
         raise ValueError("a field is given twice")
     return dict(pairs)
-
-
-def _sync_directory(directory: Path) -> None:
-    # The rename itself must survive a power cut; not every platform can open a directory.
-    with contextlib.suppress(OSError):
-        handle = os.open(directory, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)

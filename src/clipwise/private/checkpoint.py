@@ -12,7 +12,6 @@ two saves has still paid for every step that it began. `past` marks a file that 
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import math
@@ -28,6 +27,7 @@ import torch
 from torch import Tensor
 
 from clipwise.errors import CheckpointError
+from clipwise.files import replacing
 
 __all__ = ["Journal", "digest", "read", "write"]
 
@@ -183,27 +183,12 @@ def write(path: str | os.PathLike[str], value: Mapping[str, Any], begun: int) ->
     packer = _Packer()
     structure = packer.pack(value, "checkpoint")
     manifest = json.dumps({"value": structure, "tensors": packer.shapes()}, allow_nan=False)
-    # One name for all attempts, so that crashes leave at most one half-written file; readable by the owner only.
-    temporary = target.with_name(f".{target.name}.part")
-    try:
-        handle = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | getattr(os, "O_BINARY", 0), 0o600)
-    except OSError as error:
-        raise CheckpointError(f"no checkpoint can be written to {target.parent} ({error}).") from error
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(_MAGIC + _count_line(begun, True))
-            with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
-                archive.writestr("manifest.json", manifest)
-                for i, tensor in enumerate(packer.tensors):
-                    archive.writestr(f"tensors/{i}", _bytes(tensor))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, target)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
-        raise
-    _sync_directory(target.parent)
+    with replacing(target, CheckpointError) as file:
+        file.write(_MAGIC + _count_line(begun, True))
+        with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+            archive.writestr("manifest.json", manifest)
+            for i, tensor in enumerate(packer.tensors):
+                archive.writestr(f"tensors/{i}", _bytes(tensor))
     return Journal(target)
 
 
@@ -227,13 +212,3 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], int, bool]:
     if not isinstance(value, dict):
         raise CheckpointError(f"{source} does not hold a run.")
     return value, begun, live
-
-
-def _sync_directory(directory: Path) -> None:
-    # The rename itself must survive a power cut; not every platform can open a directory.
-    with contextlib.suppress(OSError):
-        handle = os.open(directory, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
