@@ -1,0 +1,200 @@
+"""A run: what was trained, how, what it cost in privacy and what came out, and the folder that keeps it."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from clipwise.accounting import Ledger
+from clipwise.errors import DataError
+from clipwise.files import replacing
+
+if TYPE_CHECKING:
+    from clipwise.calibration import CalibrationResult, RegressionResult
+
+    Result: TypeAlias = CalibrationResult | RegressionResult
+
+__all__ = ["Run"]
+
+VERSION = 1
+_FORMAT = "clipwise run"
+_IN_RESULT = ("name", "task", "seed", "plan", "delta", "guarantees", "provenance")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training run as plain values; `save` writes its folder and `load` reads it.
+
+    Everything computed from the private training data without noise stands under "private" in the rows of `curves`,
+    in `seed`, `config` and in the provenance's "command", "seeds" and "fingerprint" (whoever knows the seed can remove
+    the noise, and a fingerprint confirms a guess of the data); `publishable` leaves all of that out. Warnings must
+    not tell such numbers.
+    """
+
+    name: str
+    """The label; runs with equal names are seeds of one arm."""
+    task: Literal["classification", "regression"]
+    test: Result
+    """Metrics on held-out data."""
+    plan: Mapping[str, Any]
+    """The plan as JSON (`Plan.to_dict()`), with whatever else was chosen: "learning_rate", "optimizer"."""
+    seed: int | None = None
+    recalibrated: Mapping[str, CalibrationResult] = field(default_factory=dict)
+    """Metrics on the same held-out data after recalibration, by method."""
+    curves: tuple[Mapping[str, Any], ...] = ()
+    """Rows of metrics.jsonl: "step", "epoch", "epsilon", "test" {metric: value}, "private" {statistic: value}."""
+    ledger: Ledger | None = None
+    """What was released; None for a run that is not private."""
+    delta: float | None = None
+    guarantees: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """`Guarantee.as_dict()` by accountant, as `privacy_panel` gives them."""
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    """Versions, seeds, command, started, seconds, data set with fingerprint, model, parameters."""
+    warnings: tuple[str, ...] = ()
+    config: str | None = None
+    """The text of config.toml."""
+
+    def __post_init__(self) -> None:
+        if self.task not in ("classification", "regression"):
+            raise DataError(f"task must be 'classification' or 'regression', got {self.task!r}.")
+        if not isinstance(self.name, str) or not self.name.strip():
+            raise DataError(f"a run needs a name that is not empty, got {self.name!r}.")
+
+    @property
+    def is_private(self) -> bool:
+        """Whether there was a release, and noise in all of them."""
+        events = () if self.ledger is None else self.ledger.events
+        return bool(events) and all(event.noise_multiplier > 0 for event in events)
+
+    def publishable(self) -> Run:
+        """The same run without anything that epsilon does not cover.
+
+        Guarantees: a run that is private keeps nothing that was computed from its training data without noise, nor
+        its seed. A run that is not private loses its "private" statistics only: nothing protects it.
+        """
+        curves = tuple({key: value for key, value in row.items() if key != "private"} for row in self.curves)
+        if not self.is_private:
+            return replace(self, curves=curves)
+        secret = {"command", "seeds", "fingerprint"}
+        return replace(self, seed=None, curves=curves, config=None, provenance=_without(self.provenance, secret))
+
+    def to_dict(self) -> dict[str, Any]:
+        """What result.json holds: everything but the curves, the ledger and the configuration."""
+        body: dict[str, Any] = {"format": _FORMAT, "version": VERSION}
+        body.update({name: _plain(getattr(self, name)) for name in _IN_RESULT})
+        body["test"] = _plain(self.test.to_dict())
+        body["recalibrated"] = {name: _plain(result.to_dict()) for name, result in self.recalibrated.items()}
+        body["warnings"] = list(self.warnings)
+        return body
+
+    def save(self, folder: str | os.PathLike[str]) -> Path:
+        """Write metrics.jsonl, ledger.json, config.toml and result.json, the last one last; returns the folder."""
+        path = Path(folder)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise DataError(f"the run's folder {path} cannot be made: {error}.") from error
+        rows = [json.dumps(_plain(row), allow_nan=False) for row in self.curves]
+        _write(path / "metrics.jsonl", "".join(row + "\n" for row in rows))
+        if self.ledger is not None:
+            self.ledger.save(path / "ledger.json")
+        if self.config is not None:
+            _write(path / "config.toml", self.config)
+        _write(path / "result.json", json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n")
+        return path
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike[str]) -> Run:
+        """Read what `save` wrote; a folder that is missing, cut or of another version is a `DataError`."""
+        path = Path(folder)
+        if not (path / "result.json").is_file():
+            raise DataError(f"{path} is not a finished run: it has no result.json.")
+        body = _read_json(path / "result.json")
+        if not isinstance(body, dict) or body.get("format") != _FORMAT:
+            raise DataError(f"{path / 'result.json'} does not hold a clipwise run.")
+        if body.get("version") != VERSION:
+            raise DataError(
+                f"{path / 'result.json'} has version {body.get('version')!r}, this clipwise reads {VERSION}."
+            )
+        expected = {"format", "version", "test", "recalibrated", "warnings", *_IN_RESULT}
+        if set(body) != expected:
+            wrong = sorted(set(body) ^ expected)
+            raise DataError(f"{path / 'result.json'} has missing or unknown fields: {', '.join(wrong)}.")
+        values = {name: body[name] for name in _IN_RESULT}
+        return cls(
+            **values,
+            test=_result(body["task"], body["test"]),
+            recalibrated={name: _result("classification", item) for name, item in body["recalibrated"].items()},
+            curves=_rows(path / "metrics.jsonl"),
+            ledger=Ledger.load(path / "ledger.json") if (path / "ledger.json").exists() else None,
+            warnings=tuple(body["warnings"]),
+            config=_read(path / "config.toml") if (path / "config.toml").exists() else None,
+        )
+
+
+def _result(task: str, record: Mapping[str, Any]) -> Any:
+    from clipwise.calibration import CalibrationResult, RegressionResult
+
+    return (CalibrationResult if task == "classification" else RegressionResult).from_dict(record)
+
+
+def _without(value: Any, names: set[str]) -> Any:
+    """A nested mapping without these keys, at whatever depth."""
+    if not isinstance(value, Mapping):
+        return value
+    return {key: _without(item, names) for key, item in value.items() if key not in names}
+
+
+def _plain(value: Any) -> Any:
+    """As JSON has it: lists, objects, numbers; a number that is not finite becomes null."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if value is None or isinstance(value, (str, int)):
+        return value
+    if hasattr(value, "tolist"):  # arrays and scalars of NumPy and torch
+        return _plain(value.tolist())
+    raise DataError(f"{value!r} cannot be saved with a run: use numbers, strings, lists and dictionaries.")
+
+
+def _write(path: Path, text: str) -> None:
+    with replacing(path, DataError) as file:
+        file.write(text.encode())
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} cannot be read: {error}.") from error
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(_read(path))
+    except ValueError as error:
+        raise DataError(f"{path} is not complete JSON: {error}.") from error
+
+
+def _rows(path: Path) -> tuple[Mapping[str, Any], ...]:
+    """The rows of a metrics file; a last line that was cut by a crash is left out."""
+    if not path.exists():
+        return ()
+    lines = _read(path).splitlines()
+    rows = []
+    for k, line in enumerate(lines):
+        try:
+            rows.append(json.loads(line))
+        except ValueError as error:
+            if k == len(lines) - 1:
+                break
+            raise DataError(f"{path}, line {k + 1}, is not JSON: {error}.") from error
+    return tuple(rows)
