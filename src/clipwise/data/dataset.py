@@ -1,0 +1,81 @@
+"""The values that loaders return: tensors to train and test on, and where they come from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.utils.data import TensorDataset
+
+from clipwise.errors import DataError
+from clipwise.private.checkpoint import digest
+
+__all__ = ["DataSet", "Task", "split"]
+
+Task = Literal["classification", "regression"]
+
+
+@dataclass(frozen=True, eq=False)
+class DataSet:
+    """Records to train on, records held out, and what a report has to say about them.
+
+    `train` and `test` hold the inputs and, last, the targets: int64 classes, or float32 numbers of shape (n,).
+
+    >>> x, y = torch.zeros(6, 2), torch.tensor([0, 1, 0, 1, 0, 1])
+    >>> data = DataSet("toy", "classification", TensorDataset(x, y), TensorDataset(x, y), classes=("no", "yes"))
+    >>> data.shape, data.outputs
+    ((2,), 2)
+    """
+
+    name: str
+    task: Task
+    train: TensorDataset
+    test: TensorDataset
+    classes: tuple[str, ...] = ()
+    """Names of the classes, in the order of their numbers; empty for regression."""
+    features: tuple[str, ...] = ()
+    """Names of the columns of a table; empty for images and text."""
+    source: str = ""
+    """Where the records come from: a folder, an address, a package."""
+    licence: str = ""
+    note: str = ""
+    """What whoever shows a result has to know: a subset, rows left out, statistics that were not private."""
+
+    def __post_init__(self) -> None:
+        for part in (self.train, self.test):
+            if len(part.tensors) < 2 or not len(part):
+                raise DataError(f"{self.name}: a part of a data set needs inputs and targets, and one record at least.")
+        if (self.task == "classification") != bool(self.classes):
+            raise DataError(f"{self.name}: classes are named for classification, and for nothing else.")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one input."""
+        return tuple(self.train.tensors[0].shape[1:])
+
+    @property
+    def outputs(self) -> int:
+        """How many numbers a model has to return for an input: one for each class, or one."""
+        return len(self.classes) or 1
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of every record of both parts: equal for equal data, wherever they were read from."""
+        return digest([self.task, self.classes, list(self.train.tensors), list(self.test.tensors)])
+
+
+def split(x: Tensor, y: Tensor, test: int, seed: int) -> tuple[TensorDataset, TensorDataset]:
+    """A training part, and a test part of `test` records chosen at random but always the same ones for a seed.
+
+    >>> train, held_out = split(torch.arange(5.0), torch.arange(5), test=2, seed=0)
+    >>> sorted([*train.tensors[1].tolist(), *held_out.tensors[1].tolist()]), len(held_out)
+    ([0, 1, 2, 3, 4], 2)
+    """
+    if not 0 < test < len(x):
+        raise DataError(f"{test} of {len(x)} records cannot be held out: both parts need one at least.")
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
+    held_out, kept = order[:test].sort().values, order[test:].sort().values
+    return TensorDataset(x[kept], y[kept]), TensorDataset(x[held_out], y[held_out])
