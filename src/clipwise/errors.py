@@ -12,6 +12,7 @@ ClipwiseError
 ├── LedgerError (ValueError)       a ledger that was edited, cut or is of another version
 ├── CheckpointError (ValueError)   a saved run that does not fit this model, data or plan
 ├── DataError (ValueError)         a data set or file that is missing, damaged or of the wrong form
+├── InvalidConfig (ValueError)     a configuration with an unknown key, a wrong value, or two that contradict
 ├── BudgetSpent (RuntimeError)     a step beyond the plan
 └── MissingExtra (ImportError)     an optional dependency is not installed
 ```
@@ -60,6 +61,10 @@ class CheckpointError(ClipwiseError, ValueError):
 
 class DataError(ClipwiseError, ValueError):
     """A data set or file that is missing, damaged or of the wrong form."""
+
+
+class InvalidConfig(ClipwiseError, ValueError):
+    """A configuration with an unknown key, a value of the wrong kind, or two that contradict each other."""
 
 
 class BudgetSpent(ClipwiseError, RuntimeError):
