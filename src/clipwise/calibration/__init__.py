@@ -1,0 +1,8 @@
+"""Probabilities and labels in, calibration out: metrics, bins, intervals."""
+
+from __future__ import annotations
+
+from clipwise.calibration.bins import Bins
+from clipwise.calibration.values import CalibrationResult, RegressionResult
+
+__all__ = ["Bins", "CalibrationResult", "RegressionResult"]
