@@ -1,5 +1,6 @@
 """Runs and their report: one folder per run, one self-contained page per run or comparison."""
 
+from clipwise.report.arms import Arm, Curve, Estimate, Point, arms_of
 from clipwise.report.run import Run
 
-__all__ = ["Run"]
+__all__ = ["Arm", "Curve", "Estimate", "Point", "Run", "arms_of"]

@@ -1,0 +1,164 @@
+"""How every figure looks: a colour-blind safe palette, marks that differ without colour, sizes that survive print."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any, ParamSpec
+
+from clipwise.errors import MissingExtra
+
+__all__ = [
+    "GAP",
+    "GRID",
+    "INK",
+    "MUTED",
+    "NEUTRAL",
+    "Look",
+    "figure",
+    "look",
+    "mark_arm",
+    "percent_axis",
+    "styled",
+    "svg",
+]
+
+P = ParamSpec("P")
+
+INK = "#1f2430"
+MUTED = "#5b6472"
+GRID = "#e3e6eb"
+NEUTRAL = "#9aa3b0"
+GAP = "#1f2430"
+
+_SETTINGS = {
+    "axes.axisbelow": True,
+    "axes.edgecolor": NEUTRAL,
+    "axes.grid": True,
+    "axes.labelcolor": INK,
+    "axes.labelsize": 9.5,
+    "axes.linewidth": 0.8,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlecolor": INK,
+    "axes.titlelocation": "left",
+    "axes.titlepad": 9.0,
+    "axes.titlesize": 11.0,
+    "axes.titleweight": "bold",
+    "font.family": "sans-serif",
+    "font.sans-serif": ["Helvetica Neue", "Helvetica", "Arial", "Liberation Sans", "DejaVu Sans"],
+    "font.size": 9.5,
+    "grid.color": GRID,
+    "grid.linewidth": 0.8,
+    "hatch.linewidth": 0.7,
+    "legend.fontsize": 9.0,
+    "legend.frameon": False,
+    "lines.linewidth": 1.8,
+    "lines.markersize": 5.0,
+    "savefig.bbox": "standard",
+    "svg.fonttype": "none",
+    "svg.hashsalt": "clipwise",
+    "text.color": INK,
+    "xtick.color": MUTED,
+    "xtick.labelsize": 8.5,
+    "ytick.color": MUTED,
+    "ytick.labelsize": 8.5,
+}
+
+
+@dataclass(frozen=True)
+class Look:
+    """How one arm of a comparison is drawn; marks and dashes tell arms apart where colours do not."""
+
+    colour: str
+    mark: str
+    dashes: tuple[float, ...]
+
+    @property
+    def line(self) -> dict[str, Any]:
+        """The look as arguments of a line."""
+        return {"color": self.colour, "marker": self.mark, "linestyle": (0, self.dashes) if self.dashes else "-"}
+
+
+# Okabe and Ito (2008), without the yellow that vanishes on white.
+_LOOKS = (
+    Look("#0072B2", "o", ()),
+    Look("#D55E00", "s", (5, 1.5)),
+    Look("#009E73", "^", (1.5, 1.2)),
+    Look("#CC79A7", "D", (6, 1.5, 1.5, 1.5)),
+    Look("#E69F00", "v", (3, 1)),
+    Look("#56B4E9", "P", (8, 2)),
+    Look("#5b6472", "X", (1, 1)),
+)
+
+
+def look(place: int) -> Look:
+    """The look of the arm in this place; beyond seven they come again.
+
+    >>> look(0).colour, look(7) == look(0)
+    ('#0072B2', True)
+    """
+    return _LOOKS[place % len(_LOOKS)]
+
+
+def _matplotlib() -> Any:
+    try:
+        import matplotlib as mpl
+    except ImportError as error:
+        raise MissingExtra("Figures need matplotlib: pip install 'clipwise[plots]'.") from error
+    return mpl
+
+
+def styled(draw: Callable[P, Any]) -> Callable[P, Any]:
+    """A drawing function under this module's settings, whatever the user's own are; those are left as they were."""
+
+    @wraps(draw)
+    def with_style(*args: P.args, **kwargs: P.kwargs) -> Any:
+        with _matplotlib().rc_context(_SETTINGS):
+            return draw(*args, **kwargs)
+
+    return with_style
+
+
+def mark_arm(artist: Any, place: int) -> None:
+    """Name an artist after its arm, so that a page can find and hide it."""
+    artist.set_gid(f"arm-{place}")
+
+
+def arm_legend(drawn: Any, labels: Sequence[str]) -> None:
+    """Name the arms below the figure."""
+    from matplotlib.lines import Line2D
+
+    handles = [Line2D([], [], label=label, **look(place).line) for place, label in enumerate(labels)]
+    drawn.legend(
+        handles=handles, loc="outside lower center", ncols=min(4, len(labels)), handlelength=2.6, labelcolor=MUTED
+    )
+
+
+def percent_axis(axis: Any) -> None:
+    """Show the shares on an axis in per cent."""
+    axis.set_major_formatter(lambda share, _: f"{round(100 * share, 6):g} %")
+
+
+def figure(width: float, height: float) -> Any:
+    """An empty figure that knows of no window, so nothing has to be closed."""
+    _matplotlib()
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+@styled
+def svg(drawn: Any, name: str = "figure") -> str:
+    """A figure as an SVG element to stand inside a page among others: its ids begin with `name`, words stay words.
+
+    What `mark_arm` named has an attribute data-arm. Equal figures give equal text.
+    """
+    file = io.StringIO()
+    drawn.savefig(file, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    text = file.getvalue()[file.getvalue().index("<svg") :]
+    text = re.sub(r'\bid="arm-(\d+)"', r'data-arm="\1"', text)
+    return re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", text)

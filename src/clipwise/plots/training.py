@@ -1,0 +1,84 @@
+"""What happened over the steps of training: one panel per quantity, one line per arm."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from clipwise.errors import DataError
+from clipwise.plots.style import arm_legend, figure, look, mark_arm, percent_axis, styled
+
+if TYPE_CHECKING:
+    from clipwise.report import Curve
+
+__all__ = ["TITLES", "training_curves"]
+
+TITLES = {
+    "accuracy": "Accuracy",
+    "nll": "Loss (NLL)",
+    "ece": "Calibration error (ECE)",
+    "mce": "Largest gap (MCE)",
+    "brier": "Brier score",
+    "mse": "Mean squared error",
+    "rmse": "Root mean squared error",
+    "epsilon": "Privacy spent (epsilon)",
+    "loss": "Training loss",
+    "fraction_clipped": "Fraction clipped",
+    "norm_median": "Median gradient norm",
+    "batch_size": "Realised batch size",
+    "bad_samples": "Samples left out",
+}
+_SHARES = {"accuracy", "ece", "mce", "fraction_clipped"}
+_LOGARITHMIC = {"norm_median"}
+_PER_ROW = 3
+
+
+@styled
+def training_curves(curves: Mapping[str, Mapping[str, Curve]], metrics: Iterable[str] | None = None) -> Any:
+    """Lines over the steps: `{label: {metric: curve}}`, a panel per metric and a line per label.
+
+    Where a curve has several seeds, the line is their mean and the band one standard deviation to both sides. Returns
+    the matplotlib figure.
+    """
+    names = list(dict.fromkeys(name for each in curves.values() for name in each) if metrics is None else metrics)
+    if not names or not any(name in each for each in curves.values() for name in names):
+        raise DataError("there is no curve to draw: no run has recorded these metrics over its steps.")
+    columns = min(_PER_ROW, len(names))
+    rows = -(-len(names) // columns)
+    drawn = figure(3.25 * columns + 0.2, 2.55 * rows + 0.35)
+    grid = list(drawn.subplots(rows, columns, squeeze=False).flat)
+    for axes, name in zip(grid, names, strict=False):
+        for place, each in enumerate(curves.values()):
+            if name in each:
+                _line(axes, place, each[name])
+        axes.set_title(TITLES.get(name, name.replace("_", " ")))
+        axes.set_xlabel("step")
+        axes.margins(x=0.02)
+        if name in _SHARES:
+            percent_axis(axes.yaxis)
+        elif name in _LOGARITHMIC:
+            axes.set_yscale("log")
+    for axes in grid[len(names) :]:
+        axes.set_axis_off()
+    if len(curves) > 1 or next(iter(curves)):
+        arm_legend(drawn, list(curves))
+    return drawn
+
+
+def _line(axes: Any, place: int, curve: Curve) -> None:
+    style = look(place)
+    mean = _floats(curve.mean)
+    every = max(1, len(mean) // 6)
+    (line,) = axes.plot(curve.step, mean, markevery=every, **style.line)
+    mark_arm(line, place)
+    if curve.low:
+        band = axes.fill_between(
+            curve.step, _floats(curve.low), _floats(curve.high), color=style.colour, alpha=0.18, linewidth=0
+        )
+        mark_arm(band, place)
+
+
+def _floats(values: Iterable[float | None]) -> Any:
+    return np.array([np.nan if v is None else v for v in values], dtype=np.float64)

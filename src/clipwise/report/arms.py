@@ -1,0 +1,218 @@
+"""Runs with equal names are seeds of one arm: means, deviations and intervals over the seeds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from clipwise.calibration import CalibrationResult, RegressionResult
+from clipwise.errors import DataError
+from clipwise.report.describe import clip_norm
+from clipwise.report.run import Run
+
+__all__ = ["Arm", "Curve", "Estimate", "Point", "arms_of"]
+
+LEVEL = 0.95
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A metric of an arm: its mean over the seeds with their deviation, and an interval where there is one.
+
+    `low` to `high` is a 95 % interval: Student's over the seeds when there are several, which is about training again
+    and judging on the same held-out data; else the bootstrap's of the one run, which is about other held-out data.
+    """
+
+    mean: float
+    deviation: float | None = None
+    low: float | None = None
+    high: float | None = None
+    seeds: int = 1
+
+    @classmethod
+    def over_seeds(cls, values: Sequence[float]) -> Estimate:
+        """The mean with Student's interval.
+
+        >>> Estimate.over_seeds([0.90, 0.92, 0.94]).deviation
+        0.02
+        """
+        mean, count = math.fsum(values) / len(values), len(values)
+        if count == 1 or not math.isfinite(mean):
+            return cls(mean, seeds=count)
+        deviation = float(np.std(values, ddof=1))
+        half = float(stats.t.ppf(0.5 + LEVEL / 2, count - 1)) * deviation / math.sqrt(count)
+        return cls(mean, round(deviation, 15), mean - half, mean + half, count)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The estimate as a JSON object."""
+        return {name: getattr(self, name) for name in ("mean", "deviation", "low", "high", "seeds")}
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A quantity over the steps of training: mean over the seeds, and one deviation to both sides when several."""
+
+    step: tuple[float, ...]
+    mean: tuple[float | None, ...]
+    low: tuple[float | None, ...] = ()
+    high: tuple[float | None, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The curve as a JSON object."""
+        return {name: list(getattr(self, name)) for name in ("step", "mean", "low", "high")}
+
+
+@dataclass(frozen=True)
+class Point:
+    """Where an arm lies among others: what was chosen, and what came out."""
+
+    name: str
+    clip_norm: float | None
+    learning_rate: float | None
+    metrics: Mapping[str, Estimate]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The point as a JSON object."""
+        chosen = {"name": self.name, "clip_norm": self.clip_norm, "learning_rate": self.learning_rate}
+        return {**chosen, "metrics": {name: value.to_dict() for name, value in self.metrics.items()}}
+
+
+@dataclass(frozen=True)
+class Arm:
+    """The runs of one name: seeds of one experiment."""
+
+    name: str
+    runs: tuple[Run, ...]
+
+    @property
+    def first(self) -> Run:
+        """The run that speaks for what all seeds share: plan, guarantees, data."""
+        return self.runs[0]
+
+    @property
+    def clip_norm(self) -> float | None:
+        """R, where the plan has a single one."""
+        return clip_norm(self.first.plan)
+
+    @property
+    def learning_rate(self) -> float | None:
+        """The plan's learning rate, where it says one."""
+        value = self.first.plan.get("learning_rate")
+        return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+    @property
+    def epsilon(self) -> float | None:
+        """The largest epsilon of the seeds, by the exact accountant or else the smallest bound; None: not private."""
+        found = [_epsilon(run) for run in self.runs]
+        return None if None in found else max(e for e in found if e is not None)
+
+    @cached_property
+    def estimates(self) -> dict[str, Estimate]:
+        """Every metric on the held-out data."""
+        results = [run.test for run in self.runs]
+        numbers = [_numbers(result) for result in results]
+        names = [name for name in numbers[0] if all(name in each for each in numbers)]
+        if len(results) > 1:
+            return {name: Estimate.over_seeds([each[name] for each in numbers]) for name in names}
+        intervals = results[0].intervals or {}
+        return {name: Estimate(numbers[0][name], None, *intervals.get(name, (None, None))) for name in names}
+
+    @property
+    def point(self) -> Point:
+        """The arm's choices and metrics."""
+        return Point(self.name, self.clip_norm, self.learning_rate, self.estimates)
+
+    def curve(self, section: str, metric: str) -> Curve | None:
+        """`metric` of `section` ("test" or "private") over the steps that every seed recorded; None if none did."""
+        tables = [_column(run.curves, section, metric) for run in self.runs]
+        steps = sorted(set.intersection(*(set(table) for table in tables)))
+        if not steps:
+            return None
+        values = np.array([[table[step] for step in steps] for table in tables])
+        mean = values.mean(axis=0)
+        if len(tables) == 1:
+            return Curve(tuple(steps), _optional(mean))
+        spread = values.std(axis=0, ddof=1)
+        return Curve(tuple(steps), _optional(mean), _optional(mean - spread), _optional(mean + spread))
+
+    def metrics_in(self, section: str) -> tuple[str, ...]:
+        """The names of the numbers that the curves have in `section`, in order."""
+        found: dict[str, None] = {}
+        for run in self.runs:
+            for row in run.curves:
+                found.update({key: None for key, value in row.get(section, {}).items() if _is_number(value)})
+        return tuple(found)
+
+
+def arms_of(runs: Iterable[Run]) -> tuple[Arm, ...]:
+    """Group runs by name, in the order of their first appearance; arms that cannot be compared are refused."""
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(run.name, []).append(run)
+    if not groups:
+        raise DataError("there is no run to report on; give at least one.")
+    arms = tuple(Arm(name, tuple(group)) for name, group in groups.items())
+    tasks = {run.task for arm in arms for run in arm.runs}
+    if len(tasks) > 1:
+        raise DataError("runs of classification and of regression cannot be compared; report on them apart.")
+    for arm in arms:
+        _check_seeds(arm)
+    return arms
+
+
+def _check_seeds(arm: Arm) -> None:
+    """Runs of one name must differ in nothing but their seed."""
+    first = arm.first
+    for run in arm.runs[1:]:
+        if dict(run.plan) != dict(first.plan) or run.delta != first.delta:
+            raise DataError(
+                f"two runs are named {arm.name!r} but have different plans, so they are not seeds of one arm. "
+                "Give them different names."
+            )
+        if isinstance(run.test, CalibrationResult) and isinstance(first.test, CalibrationResult):
+            same = run.test.bins.edges == first.test.bins.edges and run.test.count == first.test.count
+        else:
+            same = run.test.count == first.test.count
+        if not same:
+            raise DataError(f"the runs named {arm.name!r} were judged on different data or in different bins.")
+
+
+def _numbers(result: CalibrationResult | RegressionResult) -> dict[str, float]:
+    if isinstance(result, CalibrationResult):
+        return result.metrics
+    named = {"mse": result.mse, "rmse": result.rmse, "r2": result.r2, "nll": result.nll}
+    named.update({f"coverage {level:g}": share for level, share in result.coverage.items()})
+    return {name: value for name, value in named.items() if value is not None}
+
+
+def _epsilon(run: Run) -> float | None:
+    if not run.is_private:
+        return None
+    exact = run.guarantees.get("exact", {}).get("epsilon")
+    bounds = [
+        g["epsilon"] for g in run.guarantees.values() if g["kind"] != "approximation" and g["epsilon"] is not None
+    ]
+    return float(exact) if exact is not None else min(bounds, default=None)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _column(rows: Sequence[Mapping[str, Any]], section: str, metric: str) -> dict[float, float]:
+    found = {}
+    for row in rows:
+        value = row.get(section, {}).get(metric)
+        if _is_number(value):
+            found[float(row["step"])] = float(value)
+    return found
+
+
+def _optional(values: Any) -> tuple[float | None, ...]:
+    return tuple(float(v) if math.isfinite(v) else None for v in values)
