@@ -9,6 +9,7 @@ import pytest
 
 from clipwise.accounting import (
     GaussianSteps,
+    PrivateCalibration,
     account,
     delta,
     epsilon,
@@ -39,6 +40,15 @@ TARGETS = [
 def test_noise_is_the_known_one(target: float, small: float, sampling: Poisson, steps: int, sigma: float) -> None:
     found = noise_multiplier(target, small, sampling, steps)
     assert sigma * (1 - 1e-5) <= found <= sigma * 1.001
+
+
+def test_noise_beside_events_that_are_decided() -> None:
+    steps, decided = GaussianSteps(Poisson(10_000, 100), 1.0, 500), PrivateCalibration(5.0)
+    alone = noise_scale((steps,), 2.0, 1e-5)
+    found = noise_scale((steps,), 2.0, 1e-5, fixed=(decided,))
+    assert found > alone
+    spent = account((GaussianSteps(steps.sampling, found, 500), decided), 1e-5).epsilon
+    assert 2.0 * 0.999 < spent <= 2.0
 
 
 @pytest.mark.parametrize("accountant", ["exact", "rdp", "gdp", "edgeworth"])

@@ -43,8 +43,11 @@ def noise_scale(
     delta: float,
     accountant: Accountant = "exact",
     relation: Relation = "add_remove",
+    fixed: Iterable[Event] = (),
 ) -> float:
     """The factor for every event's noise multiplier that meets the target: a schedule keeps its shape.
+
+    `fixed` are further events of the same run, whose noise is decided already.
 
     >>> from clipwise.sampling import Poisson
     >>> shape = [GaussianSteps(Poisson(1_000, 10), 1.2, 50), GaussianSteps(Poisson(1_000, 10), 0.8, 50)]
@@ -53,13 +56,13 @@ def noise_scale(
     """
     target = _check_target(epsilon)
     delta = check_delta(delta)
-    shape = tuple(events)
+    shape, rest = tuple(events), tuple(fixed)
     if not shape or any(event.noise_multiplier <= 0.0 for event in shape):
         raise AccountingError("Noise can be calibrated only for events that have some; got none or noise 0.")
 
     def spent(scale: float) -> float:
         scaled = tuple(replace(event, noise_multiplier=scale * event.noise_multiplier) for event in shape)
-        return account(scaled, delta, accountant, relation).epsilon
+        return account((*scaled, *rest), delta, accountant, relation).epsilon
 
     return _smallest_noise(spent, target)
 
