@@ -5,8 +5,8 @@ Without a seed they come from the operating system each time, so no key lives on
 saved. With a seed they are a function of seed, purpose and step, so a resumed run needs no generator state.
 
 torch's CPU generator keeps only 32 bits of the number it is seeded with, few enough to be tried one by one. So the
-whole state of the generator (19,937 bits) is written instead, anew for every step: from the operating system, or
-from the run's seed. What remains is a Mersenne Twister and float32 Box-Muller: statistically sound, not a
+whole state of the generator (19,937 bits) is written instead, anew for every piece of noise: from the operating
+system, or from the run's seed. What remains is a Mersenne Twister and float32 Box-Muller: statistically sound, not a
 cryptographic generator, and never beyond 5.8 standard deviations. `SecureNormals` is one, with the tail in full.
 Like all floating-point noise, both are Gaussian up to rounding only.
 """
@@ -16,7 +16,9 @@ from __future__ import annotations
 import hashlib
 import os
 import random
+import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Protocol
@@ -29,8 +31,10 @@ from clipwise.errors import ClipwiseError, InvalidPlan, MissingExtra
 
 __all__ = ["Entropy", "GaussianNoise", "Normals", "SecureNormals", "TorchNormals"]
 
-BUFFER_ELEMENTS = 1 << 21
-"""Noise is made in pieces of at most this many numbers, so its buffer stays small beside a large model."""
+BUFFER_ELEMENTS = 1 << 18
+"""Noise is made in pieces of at most this many numbers, so its buffers stay small beside a large model."""
+
+_MOST_LANES = 16
 
 _MT_WORDS = 624
 _MT_STATE_BYTES = 5056
@@ -86,39 +90,39 @@ class Entropy:
 
 
 class Normals(Protocol):
-    """A source of standard normal numbers that is keyed anew for every step."""
+    """A source of standard normal numbers: one stream for every piece of every step."""
 
-    def key(self, entropy: Entropy, step: int) -> None:
-        """Forget everything, and start the stream of this step."""
+    def fill_(self, buffer: Tensor, entropy: Entropy, step: int, piece: int) -> None:
+        """Fill a one-dimensional tensor with the independent standard normal numbers of this piece of this step.
+
+        Several threads may call at once, each with a piece of its own.
+        """
         ...
 
-    def fill_(self, buffer: Tensor) -> None:
-        """Fill a one-dimensional tensor with independent standard normal numbers."""
-        ...
 
-
-class _TwisterState:
-    """The state of torch's CPU generator with 624 words of our own, all of them still to be twisted."""
+class _Twister:
+    """torch's CPU generator, started from 624 words of our own, all of them still to be twisted."""
 
     def __init__(self) -> None:
         state = np.zeros(_MT_STATE_BYTES, dtype=np.uint8)
         state[:24] = _MT_HEADER.view(np.uint8)
         self._words = state[24 : 24 + 8 * _MT_WORDS].view(np.uint64)
         self._state = torch.from_numpy(state)
+        self._generator = torch.Generator()
 
-    def load(self, generator: torch.Generator, words: bytes) -> None:
+    def start(self, words: bytes) -> torch.Generator:
         self._words[:] = np.frombuffer(words, dtype=np.uint32)
-        generator.set_state(self._state)
+        self._generator.set_state(self._state)
         self._words[:] = 0  # the generator has its copy; keep no second one
+        return self._generator
 
 
 @lru_cache(maxsize=1)
 def _check_mt_layout() -> None:
     """No layout of the state is documented: compare with NumPy's Mersenne Twister started from the same words."""
     words = Entropy(0).take(4 * _MT_WORDS, "layout")
-    ours = torch.Generator()
-    if ours.get_state().numel() == _MT_STATE_BYTES:
-        _TwisterState().load(ours, words)
+    if torch.Generator().get_state().numel() == _MT_STATE_BYTES:
+        ours = _Twister().start(words)
         twister = np.random.MT19937()
         twister.state = {
             "bit_generator": "MT19937",
@@ -135,41 +139,33 @@ def _check_mt_layout() -> None:
 
 
 class TorchNormals:
-    """torch's own generator, given its whole state at every step (the default).
+    """torch's own generator, given its whole state for every piece of every step (the default).
 
-    >>> source, numbers = TorchNormals(), torch.empty(1000)
-    >>> source.key(Entropy(seed=1), step=0); source.fill_(numbers)
+    >>> numbers = torch.empty(1000)
+    >>> TorchNormals().fill_(numbers, Entropy(seed=1), step=0, piece=0)
     >>> bool(abs(numbers.std() - 1) < 0.1)
     True
     """
 
     def __init__(self) -> None:
         _check_mt_layout()
-        self._generators: dict[torch.device, torch.Generator] = {}
-        self._twister = _TwisterState()
-        self._current: tuple[Entropy, int] = (Entropy(None), 0)
+        self._mine = threading.local()  # a generator serves one thread
 
-    def key(self, entropy: Entropy, step: int) -> None:
-        """Start the stream of this step on every device."""
-        self._current = (entropy, step)
-        for device, generator in self._generators.items():
-            self._start(device, generator)
-
-    def fill_(self, buffer: Tensor) -> None:
-        """Fill a one-dimensional tensor with independent standard normal numbers."""
-        generator = self._generators.get(buffer.device)
-        if generator is None:
-            generator = self._generators[buffer.device] = torch.Generator(buffer.device)
-            self._start(buffer.device, generator)
-        buffer.normal_(generator=generator)
-
-    def _start(self, device: torch.device, generator: torch.Generator) -> None:
-        entropy, step = self._current
+    def fill_(self, buffer: Tensor, entropy: Entropy, step: int, piece: int) -> None:
+        """Fill a one-dimensional tensor with the numbers of this piece of this step."""
+        device = buffer.device
         if device.type == "cpu":
-            self._twister.load(generator, entropy.take(4 * _MT_WORDS, "noise", step))
-        else:  # Philox on accelerators takes all 64 bits
-            place = -1 if device.index is None else device.index
-            generator.manual_seed(int.from_bytes(entropy.take(8, "noise", step, place), "little"))
+            buffer.normal_(generator=self._twister().start(entropy.take(4 * _MT_WORDS, "noise", step, piece)))
+            return
+        place = -1 if device.index is None else device.index
+        seed = int.from_bytes(entropy.take(8, "noise", step, piece, place), "little")
+        buffer.normal_(generator=torch.Generator(device).manual_seed(seed))  # Philox takes all 64 bits
+
+    def _twister(self) -> _Twister:
+        found: _Twister | None = getattr(self._mine, "twister", None)
+        if found is None:
+            found = self._mine.twister = _Twister()
+        return found
 
 
 class SecureNormals:
@@ -185,27 +181,26 @@ class SecureNormals:
         except ImportError as error:
             raise MissingExtra("SecureNormals needs cryptography: pip install 'clipwise[secure]'.") from error
         self._cipher, self._aes, self._ctr = Cipher, algorithms.AES, modes.CTR
-        self.key(Entropy(None), 0)
 
-    def key(self, entropy: Entropy, step: int) -> None:
-        """Start the stream of this step under a key of its own."""
-        key = entropy.take(32, "secure noise", step)
-        self._stream = self._cipher(self._aes(key), self._ctr(bytes(16))).encryptor()
-
-    def fill_(self, buffer: Tensor) -> None:
-        """Fill a one-dimensional tensor with independent standard normal numbers."""
+    def fill_(self, buffer: Tensor, entropy: Entropy, step: int, piece: int) -> None:
+        """Fill a one-dimensional tensor with the numbers of this piece of this step."""
         pairs = (buffer.numel() + 1) // 2
-        bits = np.frombuffer(self._stream.update(bytes(16 * pairs)), dtype=np.uint64) >> np.uint64(11)
+        key = entropy.take(32, "secure noise", step, piece)
+        bits = np.frombuffer(self._keystream(key, 16 * pairs), dtype=np.uint64) >> np.uint64(11)
         radius = np.sqrt(-2.0 * np.log((bits[:pairs] + 1.0) * 2.0**-53))  # from (0, 1]: never infinite
         angle = bits[pairs:] * (2.0 * np.pi * 2.0**-53)
         normals = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[: buffer.numel()]
         buffer.copy_(torch.from_numpy(normals))
 
+    def _keystream(self, key: bytes, size: int) -> bytes:
+        return self._cipher(self._aes(key), self._ctr(bytes(16))).encryptor().update(bytes(size))
+
 
 @dataclass(frozen=True)
 class _Piece:
-    """What one filling of the buffer serves: whole tensors, or some rows of a large one."""
+    """What one filling of a buffer serves: whole tensors, or some rows of a large one."""
 
+    number: int
     buffer: Tensor
     members: tuple[int, ...]
     views: tuple[Tensor, ...]
@@ -218,17 +213,19 @@ class _Piece:
 
 
 class GaussianNoise:
-    """Adds N(0, std_r^2) to a list of tensors in place, through a kept buffer.
+    """Adds N(0, std_r^2) to a list of tensors, through kept buffers, on as many threads as torch uses.
 
-    `like` gives the shapes and devices of the tensors to come, `dtypes` their types.
+    `like` gives the shapes and devices of the tensors to come, `dtypes` their types. The numbers do not depend on how
+    many threads there are.
 
     Guarantees: every number of every tensor gets independent noise of the standard deviation asked for, and no step
     repeats another's.
 
     >>> sums = [torch.zeros(2000), torch.zeros(1000)]
-    >>> GaussianNoise(sums, [torch.float32] * 2, Entropy(seed=0)).add_(sums, stds=[1.0, 5.0], step=0)
-    >>> round(float(sums[0].std()), 1), round(float(sums[1].std()))
-    (1.0, 5)
+    >>> noise = GaussianNoise(sums, [torch.float32] * 2, Entropy(seed=0))
+    >>> noised = noise.scaled(sums, stds=[1.0, 5.0], scale=0.5, step=0)
+    >>> round(float(noised[0].std()), 1), round(float(noised[1].std()), 1)
+    (0.5, 2.5)
     """
 
     def __init__(
@@ -240,67 +237,96 @@ class GaussianNoise:
     ) -> None:
         self._entropy = entropy
         self._source = TorchNormals() if source is None else source
-        self._pieces = _cut(like, dtypes)
-
-    def add_(self, sums: Sequence[Tensor], stds: Sequence[float], step: int) -> None:
-        """Add the noise of step `step`; `stds` has one standard deviation per tensor."""
-        common = self._start(stds, step)
-        for piece in self._pieces:
-            self._source.fill_(piece.buffer)
-            targets = piece.targets(sums)
-            if common is not None:
-                torch._foreach_add_(targets, piece.views, alpha=common)
-            else:
-                torch._foreach_mul_(piece.views, [stds[i] for i in piece.members])
-                torch._foreach_add_(targets, piece.views)
+        self._lanes = _cut(like, dtypes, min(torch.get_num_threads(), _MOST_LANES))
+        self._pool = ThreadPoolExecutor(len(self._lanes), "noise") if len(self._lanes) > 1 else None
 
     def scaled(self, sums: list[Tensor], stds: Sequence[float], scale: float, step: int) -> list[Tensor]:
-        """(sums + noise) * scale; `sums` are used up. In fewer operations than `add_` where everything is small."""
-        if len(self._pieces) != 1 or len(self._pieces[0].members) != len(sums):
-            self.add_(sums, stds, step)
-            torch._foreach_mul_(sums, scale)
-            return sums
-        piece = self._pieces[0]
-        common = self._start(stds, step)
-        self._source.fill_(piece.buffer)
-        if common is None:
-            torch._foreach_mul_(piece.views, [std * scale for std in stds])
-        else:
-            piece.buffer.mul_(common * scale)
-        return list(torch._foreach_add(piece.views, sums, alpha=scale))
+        """(sums + noise) * scale, with the noise of step `step` and one standard deviation per tensor.
 
-    def _start(self, stds: Sequence[float], step: int) -> float | None:
-        """Key the source for this step; the standard deviation that all tensors share, if they do."""
+        `sums` are used up.
+        """
         if not all(std > 0 for std in stds):
             raise InvalidPlan(f"noise needs positive standard deviations, got {min(stds)!r}.")
-        self._source.key(self._entropy, step)
-        return stds[0] if len(set(stds)) == 1 else None
+        if len(self._lanes) == 1 and len(self._lanes[0]) == 1 and len(self._lanes[0][0].members) == len(sums):
+            return self._small(self._lanes[0][0], sums, stds, scale, step)
+
+        def serve(lane: Sequence[_Piece]) -> None:
+            for piece in lane:
+                self._fill(piece, stds, scale, step)
+                targets = piece.targets(sums)
+                torch._foreach_mul_(targets, scale)
+                torch._foreach_add_(targets, piece.views)
+
+        if self._pool is None:
+            serve([piece for lane in self._lanes for piece in lane])
+        else:
+            list(self._pool.map(serve, self._lanes))
+        return sums
+
+    def _small(self, piece: _Piece, sums: list[Tensor], stds: Sequence[float], scale: float, step: int) -> list[Tensor]:
+        """All tensors in one piece: fewer operations, which is what counts for a small model."""
+        self._fill(piece, stds, scale, step)
+        return list(torch._foreach_add(piece.views, sums, alpha=scale))
+
+    def _fill(self, piece: _Piece, stds: Sequence[float], scale: float, step: int) -> None:
+        """Noise of the piece's standard deviations, times `scale`, into its buffer."""
+        self._source.fill_(piece.buffer, self._entropy, step, piece.number)
+        own = {stds[i] for i in piece.members}
+        if len(own) == 1:
+            piece.buffer.mul_(own.pop() * scale)
+        else:
+            torch._foreach_mul_(piece.views, [stds[i] * scale for i in piece.members])
 
 
-def _cut(like: Sequence[Tensor], dtypes: Sequence[torch.dtype]) -> list[_Piece]:
-    """Pack small tensors together and cut large ones by rows; pieces of a kind share one buffer."""
+@dataclass
+class _Span:
+    """Tensors, or rows of one, that go together into a piece."""
+
+    members: list[int]
+    rows: tuple[int, int] | None
+    size: int
+
+
+def _cut(like: Sequence[Tensor], dtypes: Sequence[torch.dtype], lanes: int) -> list[list[_Piece]]:
+    """Pack small tensors together, cut large ones by rows, and deal the pieces to lanes, each with its own buffer."""
     kinds: dict[tuple[torch.device, torch.dtype], list[int]] = {}
     for i, (tensor, dtype) in enumerate(zip(like, dtypes, strict=True)):
         if tensor.numel():
             kinds.setdefault((tensor.device, dtype), []).append(i)
-    pieces: list[_Piece] = []
+    dealt: list[list[_Piece]] = [[] for _ in range(lanes)]
+    number = 0
     for (device, dtype), members in kinds.items():
-        spans: list[tuple[list[int], tuple[int, int] | None, int]] = []
-        for i in members:
-            size = like[i].numel()
-            if size > BUFFER_ELEMENTS and like[i].shape[0] > 1:
-                spans += [([i], rows, n) for rows, n in _rows(like[i])]
-            elif spans and spans[-1][1] is None and spans[-1][2] + size <= BUFFER_ELEMENTS:
-                spans[-1] = ([*spans[-1][0], i], None, spans[-1][2] + size)
-            else:
-                spans.append(([i], None, size))
-        buffer = torch.empty(max(n for _, _, n in spans), device=device, dtype=dtype)
-        for ids, rows, n in spans:
-            shapes = [like[i].shape for i in ids] if rows is None else [(rows[1], *like[ids[0]].shape[1:])]
-            sizes = [like[i].numel() for i in ids] if rows is None else [n]
-            views = tuple(v.view(s) for v, s in zip(torch.split(buffer[:n], sizes), shapes, strict=True))
-            pieces.append(_Piece(buffer[:n], tuple(ids), views, rows))
-    return pieces
+        spans = _spans(like, members)
+        size = max(span.size for span in spans)
+        buffers = [torch.empty(size, device=device, dtype=dtype) for _ in range(min(lanes, len(spans)))]
+        for k, span in enumerate(spans):
+            lane = k % len(buffers)
+            dealt[lane].append(_piece(number, span, buffers[lane][: span.size], like))
+            number += 1
+    return [lane for lane in dealt if lane]
+
+
+def _spans(like: Sequence[Tensor], members: Sequence[int]) -> list[_Span]:
+    spans: list[_Span] = []
+    for i in members:
+        size = like[i].numel()
+        if size > BUFFER_ELEMENTS and like[i].shape[0] > 1:
+            spans += [_Span([i], rows, n) for rows, n in _rows(like[i])]
+        elif spans and spans[-1].rows is None and spans[-1].size + size <= BUFFER_ELEMENTS:
+            spans[-1].members.append(i)
+            spans[-1].size += size
+        else:
+            spans.append(_Span([i], None, size))
+    return spans
+
+
+def _piece(number: int, span: _Span, buffer: Tensor, like: Sequence[Tensor]) -> _Piece:
+    shapes = [like[i].shape for i in span.members]
+    if span.rows is not None:
+        shapes = [torch.Size((span.rows[1], *shapes[0][1:]))]
+    parts = torch.split(buffer, [shape.numel() for shape in shapes])
+    views = tuple(part.view(shape) for part, shape in zip(parts, shapes, strict=True))
+    return _Piece(number, buffer, tuple(span.members), views, span.rows)
 
 
 def _rows(tensor: Tensor) -> list[tuple[tuple[int, int], int]]:

@@ -70,10 +70,9 @@ class Constant(Normals):
         self.value = value
         self.steps: list[int] = []
 
-    def key(self, entropy: Any, step: int) -> None:
-        self.steps.append(step)
-
-    def fill_(self, buffer: Tensor) -> None:
+    def fill_(self, buffer: Tensor, entropy: Any, step: int, piece: int) -> None:
+        if piece == 0:
+            self.steps.append(step)
         buffer.fill_(self.value)
 
 

@@ -206,10 +206,8 @@ def test_the_charge_is_on_disk_before_the_noise_is_drawn(tmp_path: Path) -> None
     seen: list[int] = []
 
     class Watching:
-        def key(self, entropy: Any, step: int) -> None:
+        def fill_(self, buffer: Tensor, entropy: Any, step: int, piece: int) -> None:
             seen.append(checkpoint.read(path)[1])
-
-        def fill_(self, buffer: Tensor) -> None:
             buffer.zero_()
 
     model = mlp()

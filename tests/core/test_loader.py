@@ -130,6 +130,7 @@ def test_a_collate_that_cannot_be_emptied_is_refused() -> None:
         list(private.loader(data(), yield_empty=True, collate_fn=lambda items: object()))
 
 
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")  # on a machine with one core
 def test_seeded_batches_and_augmentation_do_not_depend_on_the_workers() -> None:
     def run(workers: int) -> tuple[list[list[float]], Tensor]:
         model = numbers_model()

@@ -27,10 +27,9 @@ def source(request: pytest.FixtureRequest) -> noise.Normals:
     return SecureNormals()
 
 
-def draw(source: noise.Normals, n: int, seed: int | None = 0, step: int = 0) -> Tensor:
+def draw(source: noise.Normals, n: int, seed: int | None = 0, step: int = 0, piece: int = 0) -> Tensor:
     numbers = torch.empty(n)
-    source.key(Entropy(seed), step)
-    source.fill_(numbers)
+    source.fill_(numbers, Entropy(seed), step, piece)
     return numbers
 
 
@@ -44,7 +43,8 @@ def test_the_numbers_are_standard_normal(source: noise.Normals) -> None:
 def test_a_stream_is_a_function_of_seed_and_step(source: noise.Normals) -> None:
     first = draw(source, 1000, seed=5, step=2)
     assert torch.equal(first, draw(source, 1000, seed=5, step=2))
-    for other in (draw(source, 1000, seed=5, step=3), draw(source, 1000, seed=6, step=2)):
+    others = [dict(seed=5, step=3), dict(seed=6, step=2), dict(seed=5, step=2, piece=1)]
+    for other in (draw(source, 1000, **changed) for changed in others):
         assert abs(torch.corrcoef(torch.stack([first, other]))[0, 1]) < 0.15
 
 
@@ -75,8 +75,7 @@ def test_the_whole_state_is_filled_from_the_operating_system(monkeypatch: pytest
     monkeypatch.setattr(os, "urandom", lambda n: asked.append(n) or real(n))  # type: ignore[func-returns-value]
     source = TorchNormals()
     for step in range(3):
-        source.key(Entropy(None), step)
-        source.fill_(torch.empty(4))
+        source.fill_(torch.empty(4), Entropy(None), step, 0)
     assert asked == [4 * 624] * 3
 
 
@@ -96,17 +95,13 @@ def test_secure_noise_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> N
         SecureNormals()
 
 
-def test_secure_noise_has_no_infinite_radius() -> None:
+def test_secure_noise_has_no_infinite_radius(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("cryptography")
 
-    class Zeros:
-        def update(self, data: bytes) -> bytes:
-            return bytes(len(data))
-
     source = SecureNormals()
-    source._stream = Zeros()  # type: ignore[assignment]
+    monkeypatch.setattr(source, "_keystream", lambda key, size: bytes(size))
     numbers = torch.empty(4, dtype=torch.float64)
-    source.fill_(numbers)
+    source.fill_(numbers, Entropy(0), 0, 0)
     assert torch.isfinite(numbers).all() and 8.5 < numbers.max() < 8.6
 
 
@@ -127,7 +122,7 @@ def test_every_tensor_gets_its_own_standard_deviation(buffer_elements: int) -> N
     chi2 = [0.0] * len(SHAPES)
     for step in range(40):
         sums = [torch.full(shape, 7.0) for shape in SHAPES]
-        adder.add_(sums, stds, step)
+        sums = adder.scaled(sums, stds, 1.0, step)
         for i, (s, std) in enumerate(zip(sums, stds, strict=True)):
             chi2[i] += float(((s - 7.0).double() / std).square().sum())
     for value, shape in zip(chi2, SHAPES, strict=True):
@@ -141,7 +136,7 @@ def test_the_scaled_sum_is_the_sum_with_noise_times_the_scale(stds: list[float],
     shapes = [shape if 0 not in shape else (2, 2) for shape in SHAPES]
     plain = [torch.full(shape, 7.0) for shape in shapes]
     adder = adder_for(plain)
-    adder.add_(plain, stds, step=3)
+    plain = adder.scaled(plain, stds, 1.0, step=3)
     fused = adder.scaled([torch.full(shape, 7.0) for shape in shapes], stds, 0.25, step=3)
     again = adder.scaled([torch.full(shape, 7.0) for shape in shapes], stds, 0.25, step=4)
     for a, b, c in zip(plain, fused, again, strict=True):
@@ -153,7 +148,7 @@ def test_no_number_is_used_twice(buffer_elements: int) -> None:
     sums = [torch.zeros(shape, dtype=torch.float64) for shape in SHAPES]
     adder = adder_for(sums)
     for step in range(3):
-        adder.add_(sums, [1.0] * len(sums), step)
+        sums = adder.scaled(sums, [1.0] * len(sums), 1.0, step)
         for s in sums:
             assert s.numel() == 0 or (s != 0).all()
     values = torch.cat([s.reshape(-1) for s in sums])
@@ -163,15 +158,34 @@ def test_no_number_is_used_twice(buffer_elements: int) -> None:
 def test_noise_reaches_tensors_of_any_layout_and_precision() -> None:
     sums = [torch.zeros(40, 30).t(), torch.zeros(20, 20, dtype=torch.float64), torch.zeros(4, 3, 5, 5)]
     sums[2] = sums[2].to(memory_format=torch.channels_last)
-    adder_for(sums).add_(sums, [2.0, 2.0, 2.0], 0)
-    for s in sums:
+    for s in adder_for(sums).scaled(sums, [2.0, 2.0, 2.0], 1.0, 0):
         assert (s != 0).all() and 1.5 < float(s.std()) < 2.5
+
+
+def test_the_numbers_do_not_depend_on_the_threads(buffer_elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for threads in (1, 2, 7):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        sums = [torch.zeros(shape) for shape in SHAPES]
+        found.append(adder_for(sums).scaled(sums, [1.0, 2.0, 3.0, 4.0, 5.0, 0.5], 0.5, 9))
+    for other in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
+
+
+def test_an_error_in_a_thread_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(noise, "BUFFER_ELEMENTS", 16)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    sums = [torch.zeros(100, 3)]
+    adder = adder_for(sums)
+    monkeypatch.setattr(TorchNormals, "fill_", lambda *a: (_ for _ in ()).throw(OSError("no entropy")))
+    with pytest.raises(OSError, match="no entropy"):
+        adder.scaled(sums, [1.0], 1.0, 0)
 
 
 def test_standard_deviations_must_be_positive() -> None:
     sums = [torch.zeros(3)]
     with pytest.raises(InvalidPlan):
-        adder_for(sums).add_(sums, [0.0], 0)
+        adder_for(sums).scaled(sums, [0.0], 1.0, 0)
     assert (sums[0] == 0).all()
 
 

@@ -274,8 +274,9 @@ def test_the_ledger_is_charged_before_the_noise_is_drawn() -> None:
     charged: list[int] = []
 
     class Watching(Constant):
-        def key(self, entropy: Any, step: int) -> None:
+        def fill_(self, buffer: Tensor, entropy: Any, step: int, piece: int) -> None:
             charged.append(private.ledger.steps)
+            super().fill_(buffer, entropy, step, piece)
 
     private = cw.Private(plan(), model, sgd(model), noise=Watching())
     for _ in range(3):

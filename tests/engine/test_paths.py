@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from clipwise.clipping import Abadi, Flat, Layerwise, Normalize
 from clipwise.engine import clipped_gradients, per_sample_gradients, per_sample_norms
+from clipwise.engine.grams import Gram
+from clipwise.engine.rules.conv import Geometry, gram_of_patches
 from tests.zoo import BY_NAME, named
 
 from .reference import clipped_loop, flat, flat_sum, loop_gradients, norms_of, relative_errors, tolerance, untouched
@@ -27,12 +29,28 @@ def in_chunks(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("clipwise.engine.run.chunks", pairs_of_samples)
 
 
+def pixel_grams(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("clipwise.engine.rules.conv._LARGE_WEIGHT", 0)
+    patch.setattr("clipwise.engine.rules.conv._GRAM_ELEMENTS", 0)
+    patch.setattr(
+        "clipwise.engine.rules.conv.Convolved._pixels_suffice",
+        property(lambda use: use.geometry.stride == (1, 1)),
+    )
+
+
+def cut_grams(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("clipwise.engine.uses.Outer.ghost_is_cheaper", True)
+    patch.setattr("clipwise.engine.grams._WORTH_CUTTING", 0)
+
+
 PATHS: dict[str, Patch] = {
     "streaming": lambda patch: patch.setattr("clipwise.engine.plan._SMALL", 0),
     "ghost_norms": lambda patch: patch.setattr("clipwise.engine.uses.Outer.ghost_is_cheaper", True),
     "instantiated": lambda patch: patch.setattr("clipwise.engine.uses.Outer.ghost_is_cheaper", False),
     "chunks": in_chunks,
     "large_kernels": lambda patch: patch.setattr("clipwise.engine.rules.conv._LARGE_WEIGHT", 0),
+    "pixel_grams": pixel_grams,
+    "cut_grams": cut_grams,
 }
 
 CASES = [
@@ -110,3 +128,65 @@ def test_terms_that_cancel_do_not_break_the_bound_in_float32(rest: float) -> Non
         only = torch.nn.functional.one_hot(torch.tensor(sample), 8)
         clipped = clipped_gradients(cancelling(layer, x) * only, params, Normalize(1.0))
         assert flat_sum(clipped.gradients).norm() <= 1 + limit
+
+
+@pytest.mark.parametrize("rest", [1.0, 0.1, 0.01])
+def test_pixels_that_cancel_do_not_break_the_bound_in_float32(rest: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same for inner products of patches, which are sums of inner products of pixels."""
+    pixel_grams(monkeypatch)
+    torch.manual_seed(0)
+    layer = nn.Conv2d(8, 12, 3, padding=1, bias=False)
+    params = named(layer)
+    x = torch.randn(6, 8, 1, 1) + 0.1 * rest * torch.randn(6, 8, 6, 6)
+    signs = (-1.0) ** torch.arange(36).view(6, 6)
+
+    def losses() -> Tensor:
+        inner = torch.zeros(6, 6)
+        inner[1:-1, 1:-1] = 1.0  # pixels at the edge see padding, and would not cancel
+        return (torch.tanh(layer(x)) * signs * inner).flatten(1).sum(1)
+
+    loop = loop_gradients(losses(), params)
+    limit = 1e-5 / min(1.0, 10 * rest)
+    norms = per_sample_norms(losses(), params)
+    assert relative_errors(norms, norms_of(loop), norms_of(loop), torch.float32).max() <= limit
+
+
+@pytest.mark.parametrize(
+    ("size", "kernel", "padding", "dilation"),
+    [((8, 8), (3, 3), (1, 1), (1, 1)), ((6, 9), (3, 2), (0, 0), (1, 2)), ((4, 5), (5, 1), (6, 0), (1, 1)),
+     ((20, 3), (2, 3), (16, 2), (9, 2))],
+)  # fmt: skip
+def test_inner_products_of_patches_from_those_of_pixels(
+    size: tuple[int, int], kernel: tuple[int, int], padding: tuple[int, int], dilation: tuple[int, int]
+) -> None:
+    torch.manual_seed(0)
+    pixels = torch.randn(3, 4, *size, dtype=torch.float64)
+    patches = torch.nn.functional.unfold(pixels, kernel, dilation=dilation, padding=padding)
+    outputs = [s + 2 * p - d * (k - 1) for s, p, d, k in zip(size, padding, dilation, kernel, strict=True)]
+    geometry = Geometry((1, 1), padding, dilation, False, (0, 0), 1)
+    torch.testing.assert_close(gram_of_patches(pixels, kernel, geometry, outputs), patches.mT @ patches)
+
+
+def test_query_key_and_value_share_inner_products_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    PATHS["ghost_norms"](monkeypatch)
+    counted: list[int] = []
+    original = Gram.of
+    monkeypatch.setattr(Gram, "of", lambda vectors: counted.append(vectors.data_ptr()) or original(vectors))  # type: ignore[func-returns-value]
+    torch.manual_seed(0)
+    maps = nn.ModuleList(nn.Linear(6, 5, bias=False) for _ in range(3)).double()
+    params = named(maps)
+    x = torch.randn(4, 7, 6, dtype=torch.float64)
+    other = x.clone()
+
+    def losses(third: Tensor) -> Tensor:
+        q, k, v = (layer(data) for layer, data in zip(maps, (x, x, third), strict=True))
+        return (q * k * v).flatten(1).sum(1)
+
+    for third, grams in ((x, 4), (other, 5)):
+        loop = loop_gradients(losses(third), params)
+        counted.clear()
+        result = clipped_gradients(losses(third), params, Abadi(1e9), way="bookkeeping")
+        torch.testing.assert_close(result.norms, norms_of(loop))
+        counted.clear()
+        clipped_gradients(losses(third), params, Abadi(1e9), way="bookkeeping")
+        assert len(counted) == grams

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from clipwise.engine.chains import interval, overlapping
+from clipwise.engine.grams import Recent
 from clipwise.engine.graph import LEAF, Edge, Graph, differentiate
 from clipwise.engine.layout import Layout, Probe, Scattered, blank, colours_of, owners_by_digits, pack
 from clipwise.engine.plan import GraphPlan, Meeting, at_hand, mixing, pattern
@@ -71,6 +72,7 @@ class Backward:
         self.batch_size = losses.shape[0]
         self.uses: dict[Edge, list[Use]] = {}
         self._norms: dict[Edge, Tensor] = {}
+        self._recent = Recent()
         self._refuse_stale()
         moved = self._moved_rows(losses) if plan.routed else {}
         arrivals = [
@@ -110,7 +112,7 @@ class Backward:
         for edge, finish in finishers:
             use = finish(gradient)
             if edge in self.plan.solo:
-                self._norms[edge], use = use.settled()
+                self._norms[edge], use = use.settled(self._recent)
                 if self.norms_only:
                     continue
             self.uses.setdefault(edge, []).append(use)

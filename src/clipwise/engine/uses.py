@@ -15,8 +15,9 @@ from math import prod
 import torch
 from torch import Tensor
 
+from clipwise.engine.grams import Gram, Recent, cancelled, ghost_norms
+
 _ALL = slice(None)
-_CANCELLED = 4e-3  # squared norm relative to that of its terms, below which float32 is not accurate enough
 
 
 def accurate(tensor: Tensor) -> Tensor:
@@ -63,7 +64,7 @@ class Use(ABC):
     def squared_norms(self) -> Tensor:
         """||g_i||^2, shape (B,)."""
 
-    def settled(self) -> tuple[Tensor, Use]:
+    def settled(self, recent: Recent) -> tuple[Tensor, Use]:
         """The norms, and a use that gives the same weighted sum and holds no more than it must."""
         return self.squared_norms(), self
 
@@ -109,10 +110,6 @@ class Dense(Use):
         return Dense(self._gradients.mT, (*extra, n, m))
 
 
-def _gram_product(left: Tensor, right: Tensor) -> Tensor:
-    return (left @ left.mT).mul_(right @ right.mT).flatten(1).sum(1)
-
-
 class Outer(Use):
     """A sum of outer products over positions: g_i = sum_t l_it r_it^T, as in every linear map.
 
@@ -149,32 +146,23 @@ class Outer(Use):
             known = self._right_lengths
             squared = (lengths(left) * (lengths(right) if known is None else known)).square_()
             return squared if squared.dim() == 1 else squared.flatten(1).sum(1)
-        if self.ghost_is_cheaper:  # ||L^T R||^2 = <L L^T, R R^T>
-            return self._ghost()
-        return squares(left.mT @ right)
+        return self._ghost(Gram.of(left)) if self.ghost_is_cheaper else squares(left.mT @ right)
 
-    def _ghost(self) -> Tensor:
-        """Squared norms from Gram matrices, in float64 for samples whose positions cancel.
+    def _ghost(self, gram: Gram) -> Tensor:
+        """Squared norms, with the Gram matrix of the left side at hand."""
 
-        Rounding of a Gram matrix is relative to sum_t |l_t||r_t|, not to the gradient: a norm that reads low by
-        cancellation would let a sample through with more than its bound.
-        """
-        left, right = self.left, self.right
-        squared = _gram_product(left, right)
-        if left.dtype == torch.float64:
-            return squared.clamp_(min=0)
-        terms = (lengths(left) * lengths(right)).flatten(1).sum(1)
-        doubtful = squared < _CANCELLED * terms.square()
-        if bool(doubtful.any()):
-            exact = _gram_product(left[doubtful].double(), right[doubtful].double())
-            squared[doubtful] = exact.to(squared.dtype)
-        return squared.clamp_(min=0)
+        def exact(some: Tensor) -> tuple[Gram, Gram]:
+            return Gram.of(self.right[some].double()), Gram.of(self.left[some].double())
 
-    def settled(self) -> tuple[Tensor, Use]:
+        return ghost_norms(lambda: (Gram.of(self.right), gram), exact)
+
+    def settled(self, recent: Recent) -> tuple[Tensor, Use]:
         """The norms, and this use in the form that takes the least memory for the weighted sum."""
-        if self.one_position or self.ghost_is_cheaper:
+        if self.one_position:
             return self.squared_norms(), self
-        return Dense(self.left.mT @ self.right, self.shape).settled()
+        if self.ghost_is_cheaper:
+            return self._ghost(recent.of(self.left)), self
+        return Dense(self.left.mT @ self.right, self.shape).settled(recent)
 
     def gradients(self, samples: slice = _ALL) -> Tensor:
         use = self.with_positions()
@@ -307,7 +295,7 @@ def joint_squared_norms(uses: Sequence[Use]) -> Tensor:
         if outer is not None and gathered is not None and outer.left.shape[-1] == gathered.rows:
             parts = outer.squared_norms() + gathered.squared_norms()
             total = parts + 2 * cross(outer, gathered)
-            if not bool((total < _CANCELLED * parts).any()):  # else the two uses cancel: add before squaring
+            if not bool(cancelled(total, parts).any()):  # else the two uses cancel: add before squaring
                 return total
     return torch.cat([squares(summed(merged, chunk)) for chunk in chunks(merged[0])])
 

@@ -10,11 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from clipwise.engine.grams import Gram, Recent, ghost_norms
 from clipwise.engine.rules.base import Finish, Operand, Rule, Samples, carries_batch
 from clipwise.engine.uses import Dense, Outer, Use, accurate, per_sample, squares
 
 _INPUT, _WEIGHT, _BIAS = 0, 1, 2
 _LARGE_WEIGHT = 150_000  # elements beyond which a grouped convolution is slower than products of patches
+_GRAM_ELEMENTS = 1 << 22  # inner products of pixels that are held at once
+_KEPT = 3  # gradients are kept for the sum, rather than formed again, up to this many times what they replace
 
 
 @dataclass(frozen=True)
@@ -60,13 +63,38 @@ class Convolved(Use):
 
     def squared_norms(self) -> Tensor:
         if self._as_products:
-            return self._products().squared_norms()
+            return self._ghost() if self._pixels_suffice else self._products().squared_norms()
         return torch.cat([squares(self.gradients(chunk)) for chunk in self._chunks()])
 
-    def settled(self) -> tuple[Tensor, Use]:
-        if self._as_products or self.batch_size * prod(self.shape) > self.inputs.numel() + self.outputs.numel():
+    def settled(self, recent: Recent) -> tuple[Tensor, Use]:
+        held = self.inputs.numel() + self.outputs.numel()
+        if self._as_products or self.batch_size * prod(self.shape) > _KEPT * held:
             return self.squared_norms(), self
-        return Dense(torch.cat([self.gradients(chunk) for chunk in self._chunks()]), self.shape).settled()
+        return Dense(torch.cat([self.gradients(chunk) for chunk in self._chunks()]), self.shape).settled(recent)
+
+    @property
+    def _pixels_suffice(self) -> bool:
+        """Whether inner products of patches, built from those of pixels, cost less than the gradients."""
+        pixels, outputs = self.inputs.shape[3:].numel(), self.outputs.shape[3:].numel()
+        passes = 24  # over the matrices of inner products, in units of a channel's arithmetic
+        channels = self.shape[0] + self.shape[1] + passes
+        return self.geometry.stride == (1, 1) and max(pixels, outputs) * channels <= prod(self.shape)
+
+    def _ghost(self) -> Tensor:
+        size = max(1, _GRAM_ELEMENTS // self.inputs.shape[3:].numel() ** 2)
+        return torch.cat([self._ghost_of(slice(i, i + size)) for i in range(0, self.batch_size, size)])
+
+    def _ghost_of(self, samples: slice) -> Tensor:
+        pixels, outputs = self.inputs[samples, 0], self.outputs[samples, 0]
+
+        def grams(pixels: Tensor, outputs: Tensor) -> tuple[Gram, Gram]:
+            flat = outputs.flatten(2)
+            patches = gram_of_patches(pixels, self.shape[2:], self.geometry, outputs.shape[2:])
+            return Gram((patches,)), Gram((flat.mT @ flat,))
+
+        return ghost_norms(
+            lambda: grams(pixels, outputs), lambda some: grams(pixels[some].double(), outputs[some].double())
+        )
 
     def _chunks(self) -> list[slice]:
         size = self._chunk
@@ -114,6 +142,32 @@ class Convolved(Use):
     def without(self, bad_B: Tensor) -> Use:
         mask = per_sample(bad_B, self.inputs.dim())
         return Convolved(self.inputs.masked_fill(mask, 0), self.outputs.masked_fill(mask, 0), self.shape, self.geometry)
+
+
+def gram_of_patches(pixels: Tensor, kernel: Sequence[int], geometry: Geometry, outputs: Sequence[int]) -> Tensor:
+    """Inner products of the patches that the outputs see, (B, T, T), from (B, C, *image): no patch is formed.
+
+    <patch_t, patch_s> = sum over offsets d of the kernel of <pixel_(t+d), pixel_(s+d)>, one axis at a time.
+    """
+    flat = pixels.flatten(2)
+    batch, (height, width), (rows, columns) = pixels.shape[0], pixels.shape[2:], outputs
+    products = (flat.mT @ flat).view(batch, height, width, height, width)
+    down = products.new_zeros(batch, rows, width, rows, width)
+    for k in range(kernel[0]):
+        seen, to = _window(height, rows, k * geometry.dilation[0] - geometry.padding[0])
+        down[:, to, :, to] += products[:, seen, :, seen]
+    across = products.new_zeros(batch, rows, columns, rows, columns)
+    for k in range(kernel[1]):
+        seen, to = _window(width, columns, k * geometry.dilation[1] - geometry.padding[1])
+        across[:, :, to, :, to] += down[:, :, seen, :, seen]
+    return across.view(batch, rows * columns, rows * columns)
+
+
+def _window(size: int, outputs: int, offset: int) -> tuple[slice, slice]:
+    """The pixels that one offset of the kernel sees inside the image, and the outputs that see them."""
+    first = max(0, -offset)
+    last = max(first, min(outputs, size - offset))
+    return slice(first + offset, last + offset), slice(first, last)
 
 
 def convolution(operand: Operand, samples: Samples) -> Finish:

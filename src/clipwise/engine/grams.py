@@ -1,0 +1,98 @@
+"""Ghost norms: ||sum_t l_t r_t^T||^2 = <L L^T, R R^T> from the inner products of positions, no gradient is formed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+_CANCELLED = 4e-3  # squared norm relative to that of its terms, below which float32 is not accurate enough
+_STRIPS = 4
+_WORTH_CUTTING = 64  # positions from which cutting saves more arithmetic than its calls cost
+
+
+@dataclass(frozen=True)
+class Gram:
+    """The inner products of a sample's positions, (B, *E, T, T), as strips right of the diagonal (they are symmetric).
+
+    A strip holds some rows a:b and the columns from a on.
+    """
+
+    strips: tuple[Tensor, ...]
+
+    @classmethod
+    def of(cls, vectors: Tensor) -> Gram:
+        """From (B, *E, T, m)."""
+        count = vectors.shape[-2]
+        parts = _STRIPS if count >= _WORTH_CUTTING else 1
+        cuts = [count * i // parts for i in range(parts + 1)]
+        return cls(tuple(vectors[..., a:b, :] @ vectors[..., a:, :].mT for a, b in pairwise(cuts)))
+
+    def lengths(self) -> Tensor:
+        """The norm of every position, (B, *E, T)."""
+        return torch.cat([strip.diagonal(dim1=-2, dim2=-1) for strip in self.strips], -1).sqrt_()
+
+    def times_(self, other: Gram) -> Tensor:
+        """<self, other> per sample, (B,). This one's memory is used up."""
+        total = None
+        for mine, theirs in zip(self.strips, other.strips, strict=True):
+            product = mine.mul_(theirs)
+            above = product[..., product.shape[-2] :]  # these stand for their mirror images as well
+            part = product.flatten(1).sum(1) + above.flatten(1).sum(1)
+            total = part if total is None else total + part
+        assert total is not None
+        return total
+
+
+Pair: TypeAlias = tuple[Gram, Gram]  # of the left and the right factor; the left one is used up
+
+
+def ghost_norms(grams: Callable[[], Pair], exact: Callable[[Tensor], Pair]) -> Tensor:
+    """Squared norms, (B,), from Gram matrices; `exact(mask)` gives those of some samples in float64.
+
+    Rounding of a Gram matrix is relative to sum_t |l_t||r_t|, not to the gradient: a norm that reads low by
+    cancellation would let a sample through with more than its bound. Such samples are computed again.
+    """
+    left, right = grams()
+    terms = None if left.strips[0].dtype == torch.float64 else (left.lengths() * right.lengths()).flatten(1).sum(1)
+    squared = left.times_(right)
+    if terms is not None:
+        doubtful = squared < _CANCELLED * terms.square_()
+        if bool(doubtful.any()):
+            again, other = exact(doubtful)
+            squared[doubtful] = again.times_(other).to(squared.dtype)
+    return squared.clamp_(min=0)
+
+
+def cancelled(total: Tensor, parts: Tensor) -> Tensor:
+    """Where a squared norm is so much smaller than its terms that float32 cannot tell it."""
+    return total < _CANCELLED * parts
+
+
+class Recent:
+    """The Gram matrix of the tensor seen last: query, key and value of an attention read the same one."""
+
+    def __init__(self) -> None:
+        self._last: tuple[Tensor, Gram] | None = None
+
+    def of(self, vectors: Tensor) -> Gram:
+        """The Gram matrix of a saved tensor. The tensor is held, so that its address cannot become another's."""
+        if self._last is not None and _same_memory(self._last[0], vectors):
+            return self._last[1]
+        gram = Gram.of(vectors)
+        self._last = (vectors, gram)
+        return gram
+
+
+def _same_memory(a: Tensor, b: Tensor) -> bool:
+    return (
+        a.data_ptr() == b.data_ptr()
+        and a.shape == b.shape
+        and a.stride() == b.stride()
+        and a.dtype == b.dtype
+        and a.device == b.device
+    )
