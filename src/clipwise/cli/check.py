@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import importlib
-import importlib.util
 import json
-import os
-import sys
-import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clipwise.cli.table import mebibytes, table
 from clipwise.errors import ClipwiseError, DataError, NotSeparable
+from clipwise.training.functions import guarded, imported, split_target
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,42 +39,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _target(text: str) -> tuple[str, str]:
-    module, colon, function = text.rpartition(":")
-    if not (module and colon and function.isidentifier()):
+    target = split_target(text)
+    if target is None:
         raise argparse.ArgumentTypeError(f"expected module:function or file.py:function, got {text!r}")
-    return module, function
-
-
-def _user_code(what: str, call: Callable[[], Any]) -> Any:
-    """Call the user's code; if it fails, say where in one line."""
-    try:
-        return call()
-    except ClipwiseError:
-        raise
-    except Exception as error:
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        where = f"{os.path.relpath(frame.filename)}:{frame.lineno}"
-        raise DataError(f"{what} failed at {where}: {type(error).__name__}: {error}") from error
-
-
-def _import(module: str) -> Any:
-    """The user's module; the current folder counts, as it does for `python -m`."""
-    if module.endswith(".py"):
-        path = Path(module).resolve()
-        if not path.is_file():
-            raise DataError(f"there is no file {module}.")
-        sys.path.insert(0, str(path.parent))
-        return _user_code(f"importing {module}", lambda: importlib.import_module(path.stem))
-    sys.path.insert(0, os.getcwd())
-    return _user_code(f"importing {module}", lambda: importlib.import_module(module))
+    return target
 
 
 def _build(module_name: str, function_name: str) -> tuple[Any, ...]:
-    module = _import(module_name)
-    function = getattr(module, function_name, None)
-    if not callable(function):
-        raise DataError(f"{module_name} has no function {function_name}.")
-    made = _user_code(f"{function_name}()", function)
+    made = guarded(f"{function_name}()", imported(module_name, function_name))
     if not isinstance(made, tuple) or len(made) not in (2, 3):
         raise DataError(
             f"{function_name}() must return (model, loss_fn, batch) or (losses, params), got {type(made).__name__}"
@@ -98,7 +65,7 @@ def _examine(made: tuple[Any, ...]) -> tuple[Summary, dict[str, Tensor]]:
         return cw.check(losses, named), named
     model, loss_fn, batch = made
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    losses = _user_code("loss_fn(model, batch)", lambda: loss_fn(model, batch))
+    losses = guarded("loss_fn(model, batch)", lambda: loss_fn(model, batch))
     summary = cw.check(losses, named)
     cw.check_model(model, loss_fn, batch)
     return summary, named
