@@ -5,6 +5,7 @@ Every file is checked against a known SHA-256 before it is used.
 
 from clipwise.data.dataset import DataSet
 from clipwise.data.loaders import load, load_text
+from clipwise.data.own import from_file
 from clipwise.data.text import Pairs, TextDataSet, trim
 
-__all__ = ["DataSet", "Pairs", "TextDataSet", "load", "load_text", "trim"]
+__all__ = ["DataSet", "Pairs", "TextDataSet", "from_file", "load", "load_text", "trim"]

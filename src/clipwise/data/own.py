@@ -1,0 +1,218 @@
+"""The user's own data: CSV, NPZ and Parquet files into tensors, with errors that name the column and the row.
+
+Nothing is guessed: text in the target column means classes, but whether numbers are classes or quantities has to be
+said, and a column that is not a number is refused rather than left out.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import TensorDataset
+
+from clipwise.data.dataset import DataSet, Task, split
+from clipwise.data.readers import Column, Table, read_npz, read_table
+from clipwise.errors import DataError
+
+__all__ = ["from_file"]
+
+_FEW = 20
+"""Names shown in an error."""
+
+
+def from_file(
+    path: str | os.PathLike[str],
+    target: str = "y",
+    *,
+    task: Task | None = None,
+    features: Sequence[str] | None = None,
+    classes: Sequence[str] | None = None,
+    test: float | int = 0.2,
+    test_file: str | os.PathLike[str] | None = None,
+    seed: int = 0,
+    delimiter: str = ",",
+) -> DataSet:
+    """A data set from a CSV (with a header), Parquet or NPZ file.
+
+    Args:
+        path: the file; its ending says what it is.
+        target: the column to predict; in an NPZ file the array.
+        task: "classification" or "regression"; may be left out when the target is text.
+        features: the columns to predict from; all others by default. An NPZ file has one array `x`.
+        classes: the names of the classes in their order. Left out, they are the values that occur in training, sorted,
+            which epsilon does not cover: name them when a class may be so rare that its existence is a secret.
+        test: the share (below 1) or number of records that is held out, unless there is a `test_file`. An NPZ file
+            with the arrays x_train, y_train, x_test and y_test has its own test part.
+        test_file: a file of the same form whose records are held out.
+        seed: of the random choice of held-out records.
+        delimiter: between the columns of a CSV file.
+
+    Numbers become float32 as they are; nothing is scaled (`DataSet.standardised` does that).
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp(), "pets.csv")
+    >>> _ = path.write_text("weight,legs,kind\\n4.1,4,cat\\n0.03,2,bird\\n5.0,4,cat\\n0.04,2,bird\\n")
+    >>> data = from_file(path, target="kind", test=1)
+    >>> data.classes, data.features, len(data.train)
+    (('bird', 'cat'), ('weight', 'legs'), 3)
+    """
+    source = Path(path)
+    if test_file is not None and test != 0.2:
+        raise DataError("give either test_file= or test=, not both.")
+    tables = _tables(source, test_file, target, delimiter)
+    _check_columns(tables, target, features)
+    chosen = tuple(features) if features is not None else tuple(name for name in tables[0][1] if name != target)
+    if not chosen:
+        raise DataError(f"{source} has no column beside the target {target!r}.")
+    names = _classes(tables[0], target, task, classes)
+    parts = [(_inputs(file, table, chosen), _targets(file, target, table[target], names)) for file, table in tables]
+    if len(parts) == 1:
+        count = test if isinstance(test, int) else round(test * len(parts[0][0]))
+        train, held_out = split(*parts[0], test=count, seed=seed)
+    else:
+        train, held_out = (TensorDataset(*part) for part in parts)
+        if train[0][0].shape != held_out[0][0].shape:
+            raise DataError(f"inputs of {tables[1][0]} are not of the shape that training has.")
+    return DataSet(
+        name=source.stem,
+        task="classification" if names else "regression",
+        train=train,
+        test=held_out,
+        classes=names,
+        features=chosen if tables[0][1].keys() != {"x", target} else (),
+        source=source.name,
+        note="" if classes or not names else "The classes are those that occur in the training records.",
+    )
+
+
+def _tables(
+    path: Path, test_file: str | os.PathLike[str] | None, target: str, delimiter: str
+) -> list[tuple[str, Table]]:
+    """The training table and, if there is one, the test table, each with the name of its file."""
+    if path.suffix == ".npz":
+        arrays = read_npz(path)
+        if {"x_train", "y_train", "x_test", "y_test"} <= arrays.keys():
+            if test_file is not None:
+                raise DataError(f"{path} has a test part of its own; leave test_file= out.")
+            parts = ("train", "test")
+            return [(f"{path} ({part})", {"x": arrays[f"x_{part}"], target: arrays[f"y_{part}"]}) for part in parts]
+    files = [path] if test_file is None else [path, Path(test_file)]
+    return [(str(file), read_table(file, delimiter)) for file in files]
+
+
+def _check_columns(tables: Sequence[tuple[str, Table]], target: str, features: Sequence[str] | None) -> None:
+    for file, table in tables:
+        for name in (target, *(features or ())):
+            if name not in table:
+                shown = ", ".join(list(table)[:_FEW]) + (", ..." if len(table) > _FEW else "")
+                raise DataError(f"{file} has no column {name!r}; it has {shown}.")
+    if features is not None and target in features:
+        raise DataError(f"the target {target!r} cannot be a feature too.")
+    first, *others = (set(features or table) for _, table in tables)
+    if any(first != other for other in others):
+        differing = ", ".join(sorted(map(repr, first ^ others[0])))
+        raise DataError(f"the training and the test file have different columns: {differing}.")
+
+
+def _classes(
+    named: tuple[str, Table], target: str, task: Task | None, classes: Sequence[str] | None
+) -> tuple[str, ...]:
+    """The names of the classes; none for regression."""
+    file, table = named
+    column = table[target]
+    text = not _all_numbers(column) if isinstance(column, list) else column.dtype.kind in "US"
+    if task not in (None, "classification", "regression"):
+        raise DataError(f"task is 'classification' or 'regression', not {task!r}.")
+    if task is None and not text and classes is None:
+        raise DataError(f"column {target!r} of {file} holds numbers: say task='classification' or task='regression'.")
+    if task == "regression":
+        if classes is not None:
+            raise DataError("a regression has no classes; leave classes= out.")
+        return ()
+    if classes is not None:
+        if len(set(classes)) != len(classes) or len(classes) < 2:
+            raise DataError(f"classes should be two or more different names, not {list(classes)}.")
+        return tuple(map(str, classes))
+    values = set(_labels(file, target, column))
+    if len(values) < 2:
+        raise DataError(f"column {target!r} of {file} has a single value, {min(values)!r}; there is nothing to learn.")
+    return tuple(sorted(values, key=_in_order))
+
+
+def _all_numbers(column: Sequence[str]) -> bool:
+    try:
+        np.array(column, dtype=np.float64)
+    except ValueError:
+        return False
+    return True
+
+
+def _in_order(label: str) -> tuple[float, str]:
+    """Numbers by value, and before text."""
+    try:
+        return float(label), label
+    except ValueError:
+        return float("inf"), label
+
+
+def _labels(file: str, name: str, column: Column) -> list[str]:
+    """The value of each record's class as text; 3.0 is "3"."""
+    if isinstance(column, list):
+        values: list[Any] = [float(v) for v in column] if _all_numbers(column) else column
+    else:
+        values = column.tolist()
+    labels = [str(int(v)) if isinstance(v, float) and v.is_integer() else str(v) for v in values]
+    for row, label in enumerate(labels, 1):
+        if label in ("", "nan"):
+            raise DataError(f"{file}, column {name!r}, row {row}: the class is missing.")
+    return labels
+
+
+def _targets(file: str, name: str, column: Column, classes: tuple[str, ...]) -> Tensor:
+    if not classes:
+        numbers = _numbers(file, name, column)
+        if numbers.ndim != 1:
+            raise DataError(f"{file}: the target {name!r} has shape {numbers.shape}; one number a record is needed.")
+        return torch.from_numpy(numbers)
+    number = {label: k for k, label in enumerate(classes)}
+    labels = _labels(file, name, column)
+    for row, label in enumerate(labels, 1):
+        if label not in number:
+            shown = ", ".join(classes[:_FEW])
+            raise DataError(f"{file}, column {name!r}, row {row}: {label!r} is none of the classes {shown}.")
+    return torch.tensor([number[label] for label in labels])
+
+
+def _inputs(file: str, table: Table, features: tuple[str, ...]) -> Tensor:
+    columns = [_numbers(file, name, table[name]) for name in features]
+    if len(columns) == 1 and columns[0].ndim > 1:
+        return torch.from_numpy(columns[0])
+    if any(column.ndim != 1 for column in columns):
+        raise DataError(f"{file}: several arrays can be features only if each has one number for each record.")
+    return torch.from_numpy(np.stack(columns, axis=1))
+
+
+def _numbers(file: str, name: str, column: Column) -> NDArray[np.float32]:
+    """A column as float32, all of it finite."""
+    try:
+        wide = np.array(column, dtype=np.float64)
+    except (ValueError, TypeError):
+        row, value = next((k, v) for k, v in enumerate(column, 1) if not _all_numbers([str(v)]))
+        what = "the value is missing" if value == "" else f"{str(value)[:60]!r} is not a number"
+        raise DataError(
+            f"{file}, column {name!r}, row {row}: {what}. Leave the column out with features=[...], or put numbers in."
+        ) from None
+    with np.errstate(over="ignore"):
+        numbers = wide.astype(np.float32)
+    wrong = np.argwhere(~np.isfinite(numbers))
+    if len(wrong):
+        row = int(wrong[0][0])
+        raise DataError(f"{file}, column {name!r}, row {row + 1}: {wide[tuple(wrong[0])]} is no finite float32 number.")
+    return numbers
