@@ -52,6 +52,7 @@ if TYPE_CHECKING:
         InvalidSampling,
         LedgerError,
         MissingExtra,
+        NotConverged,
         NotSeparable,
         UnsupportedNode,
     )
@@ -72,13 +73,14 @@ _HOME = {
     "errors": (
         *("AccountingError", "BudgetSpent", "CheckFailed", "CheckpointError", "ClipwiseError", "DataError"),
         *("InvalidConfig", "InvalidLosses", "InvalidPlan", "InvalidSampling", "LedgerError", "MissingExtra"),
-        *("NotSeparable", "UnsupportedNode"),
+        *("NotConverged", "NotSeparable", "UnsupportedNode"),
     ),
     "noise": ("SecureNormals",),
     "plan": ("Plan",),
     "private": ("Private", "StepStatistics"),
     "sampling": ("FixedSize", "FullBatch", "Poisson", "Shuffled"),
 }
+_PARTS = ("calibration", "data", "ntk", "plots", "sgld")  # modules that are used by name: cw.ntk.kernel(...)
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [
@@ -111,6 +113,7 @@ __all__ = [
     "MixUp",
     "NoClip",
     "Normalize",
+    "NotConverged",
     "NotSeparable",
     "Plan",
     "Poisson",
@@ -132,6 +135,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name in _PARTS:
+        return import_module(f"clipwise.{name}")
     module = _MODULE_OF.get(name)
     if module is None:
         raise AttributeError(f"module 'clipwise' has no attribute {name!r}")
@@ -141,4 +146,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_PARTS})

@@ -14,6 +14,7 @@ ClipwiseError
 ├── DataError (ValueError)         a data set or file that is missing, damaged or of the wrong form
 ├── InvalidConfig (ValueError)     a configuration with an unknown key, a wrong value, or two that contradict
 ├── BudgetSpent (RuntimeError)     a step beyond the plan
+├── NotConverged (RuntimeError)    an eigenvalue iteration or a gradient flow that did not come to an end
 └── MissingExtra (ImportError)     an optional dependency is not installed
 ```
 """
@@ -69,6 +70,10 @@ class InvalidConfig(ClipwiseError, ValueError):
 
 class BudgetSpent(ClipwiseError, RuntimeError):
     """The plan's steps are used up; one more would spend privacy that was not planned."""
+
+
+class NotConverged(ClipwiseError, RuntimeError):
+    """An eigenvalue iteration or a gradient flow did not come to an end; the message says what to change."""
 
 
 class MissingExtra(ClipwiseError, ImportError):

@@ -1,0 +1,121 @@
+"""The matrix that clipping makes of the tangent kernel, its properties, and the rate of the loss that follows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from clipwise.clipping import Clip, Flat, Rule, Style
+from clipwise.ntk.dynamics import as_style, clipped_sum, clipping_groups
+from clipwise.ntk.kernels import Route, clipped_kernel, kernel
+from clipwise.ntk.network import Inputs, LossFunction, call, evaluating, output_gradient, sample_losses, trainable
+from clipwise.ntk.properties import Properties, product_properties, properties
+
+__all__ = ["NTKAnalysis", "analyse"]
+
+
+@dataclass(frozen=True, eq=False)
+class NTKAnalysis:
+    """The matrix M of a clipping style at one point: H, H C or sum_r H_r C_r, with dL/dt = -(dL/df) M (dL/df)^T."""
+
+    matrix: Tensor
+    """M, of shape (nK, nK), samples first."""
+    properties: Properties
+    """Symmetry and positivity, with tolerance and witnesses."""
+    loss: float
+    loss_rate: float
+    """dL/dt by the formula above (equations 4.3 and 4.4)."""
+    factors: Tensor | dict[str, Tensor]
+    """The factors C_i, (n,); for a style with groups, of each group."""
+    output_gradient: Tensor
+    """dL/df, (nK,)."""
+    clip: Style
+
+    @property
+    def symmetric(self) -> bool:
+        """Whether M is symmetric."""
+        return self.properties.symmetric
+
+    @property
+    def positive_quadratic(self) -> bool:
+        """Whether x^T M x >= 0 for every x: then the loss cannot rise, whatever dL/df is."""
+        return self.properties.positive_quadratic
+
+    @property
+    def positive_eigenvalues(self) -> bool:
+        """Whether all eigenvalues of M are real and >= 0."""
+        return self.properties.positive_eigenvalues
+
+    @property
+    def min_quadratic(self) -> float:
+        """The smallest eigenvalue of the symmetric part of M."""
+        return self.properties.min_quadratic
+
+    @property
+    def min_eigenvalue(self) -> float:
+        """The smallest real part of an eigenvalue of M."""
+        return self.properties.min_eigenvalue
+
+    @property
+    def fraction_clipped(self) -> float:
+        """The fraction of factors below 1."""
+        parts = [self.factors] if isinstance(self.factors, Tensor) else list(self.factors.values())
+        return float((torch.cat(parts) < 1).double().mean())
+
+
+def analyse(
+    model: nn.Module,
+    loss_fn: LossFunction,
+    x: Inputs,
+    y: Any,
+    clip: Rule | Clip,
+    *,
+    route: Route | None = None,
+    block: int = 128,
+    tolerance: float | None = None,
+) -> NTKAnalysis:
+    """What a clipping rule or style makes of the tangent kernel at the model's present weights.
+
+    `loss_fn(outputs, y)` gives per-sample losses; L is their mean. `route` and `block` are as for `kernel`, `tolerance`
+    as for `properties`. The model is run in evaluation mode and left as it was.
+
+    >>> from clipwise.clipping import Abadi, Layerwise, NoClip
+    >>> _ = torch.manual_seed(0)
+    >>> model = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1)).double()
+    >>> x, y = torch.randn(4, 2).double(), torch.randn(4).double()
+    >>> loss = lambda outputs, y: (outputs.squeeze(1) - y).square()
+    >>> for clip in (NoClip(), Abadi(0.1), Layerwise(Abadi(0.1))):
+    ...     found = analyse(model, loss, x, y, clip)
+    ...     print(found.symmetric, found.positive_quadratic, found.positive_eigenvalues)
+    True True True
+    False False True
+    False False True
+    """
+    style, weights = as_style(clip), trainable(model)
+    with evaluating(model):
+        outputs = call(model, x)
+        losses = sample_losses(loss_fn, outputs, y)
+        gradient = output_gradient(losses, outputs).detach()
+        _, factors = clipped_sum(losses, weights, style)
+    if isinstance(style, Flat):
+        H = kernel(model, x, route=route, block=block)
+        columns = factors[""].to(H.dtype).repeat_interleave(len(H) // len(losses))
+        matrix = H * columns
+        found = product_properties(H, columns, matrix, tolerance=tolerance)
+    else:
+        groups = clipping_groups(style, list(weights))
+        matrix = clipped_kernel(model, x, groups, factors, route=route, block=block)
+        found = properties(matrix, tolerance=tolerance)
+    slope = gradient.to(matrix.dtype)
+    return NTKAnalysis(
+        matrix=matrix,
+        properties=found,
+        loss=float(losses.detach().double().mean()),
+        loss_rate=-float(slope.double() @ (matrix @ slope).double()),
+        factors=factors[""] if isinstance(style, Flat) else factors,
+        output_gradient=gradient,
+        clip=style,
+    )
