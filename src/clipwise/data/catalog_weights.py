@@ -42,7 +42,7 @@ MINILM = Entry(
     title="all-MiniLM-L6-v2",
     kind="weights",
     licence="Apache-2.0",
-    note="Trained on SNLI among others: results on SNLI with it are not private on top of public pre-training.",
+    note="It was trained on SNLI among others: a private result on SNLI with it does not start from public weights.",
     forms=_form(
         _MINILM_FILES,
         _hub("sentence-transformers/all-MiniLM-L6-v2", "1110a243fdf4706b3f48f1d95db1a4f5529b4d41", _MINILM_FILES),

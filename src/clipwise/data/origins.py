@@ -104,15 +104,10 @@ class Address:
 
 def _run(command: Sequence[str], folder: Path, progress: Progress) -> None:
     """Run a client whose files go to `folder`, its temporary ones too, counting the seconds."""
-    environment = {
-        **os.environ,
-        "TMPDIR": str(folder),
-        "PIP_NO_CACHE_DIR": "1",
-        "npm_config_cache": str(folder / "npm"),
-    }
+    here = {"TMPDIR": str(folder), "PIP_NO_CACHE_DIR": "1", "npm_config_cache": str(folder / "npm")}
     try:
         process = subprocess.Popen(
-            command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            command, cwd=folder, env={**os.environ, **here}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, text=True, errors="replace",
         )  # fmt: skip
     except FileNotFoundError:

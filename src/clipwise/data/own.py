@@ -39,7 +39,7 @@ def from_file(
     seed: int = 0,
     delimiter: str = ",",
 ) -> DataSet:
-    """A data set from a CSV (with a header), Parquet or NPZ file.
+    r"""A data set from a CSV (with a header), Parquet or NPZ file.
 
     Args:
         path: the file; its ending says what it is.
@@ -58,7 +58,7 @@ def from_file(
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp(), "pets.csv")
-    >>> _ = path.write_text("weight,legs,kind\\n4.1,4,cat\\n0.03,2,bird\\n5.0,4,cat\\n0.04,2,bird\\n")
+    >>> _ = path.write_text("weight,legs,kind\n4.1,4,cat\n0.03,2,bird\n5.0,4,cat\n0.04,2,bird\n")
     >>> data = from_file(path, target="kind", test=1)
     >>> data.classes, data.features, len(data.train)
     (('bird', 'cat'), ('weight', 'legs'), 3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -58,9 +59,7 @@ def _check_header(header: list[str], path: Path, delimiter: str) -> None:
         raise DataError(f"{path} has several columns of the name {', '.join(map(repr, twice))}.")
     other = next((mark for mark in (";", "\t", ",", "|") if mark in header[0]), None) if len(header) == 1 else None
     if other and other != delimiter:
-        raise DataError(
-            f"{path} has a single column {header[0][:60]!r}; say delimiter={other!r} if that is between them."
-        )
+        raise DataError(f"{path} has a single column {header[0][:60]!r}; should it be read with delimiter={other!r}?")
 
 
 def read_npz(path: Path) -> Table:
@@ -68,12 +67,10 @@ def read_npz(path: Path) -> Table:
     try:
         with np.load(path, allow_pickle=False) as archive:
             arrays: Table = {name: archive[name] for name in archive.files}
-    except OSError as error:
+    except (OSError, zipfile.BadZipFile) as error:
         raise DataError(f"{path} cannot be read: {error}.") from error
     except ValueError as error:
-        raise DataError(
-            f"{path} is no NPZ file of plain arrays (objects are refused: they can run code): {error}."
-        ) from error
+        raise DataError(f"{path} is no NPZ file of plain arrays (objects could run code): {error}.") from error
     lengths = {name: len(array) if np.ndim(array) else 0 for name, array in arrays.items()}
     if not arrays or 0 in lengths.values():
         raise DataError(f"{path} should hold arrays with one entry for each record; it has {lengths}.")

@@ -313,7 +313,8 @@ def _advice(entry: Entry, tried: list[str]) -> str:
     archives = [o.filename for s in form.sources if s.members for o in s.origins if o.sha256]
     other = f" (or the whole archive {' or '.join(archives)})" if archives else ""
     public = next((source.label for source in form.sources if source.public), form.sources[0].label)
+    packed = "; a .gz of a file will do" if entry.kind == "data" else ""
     return (
         f"{entry.title} cannot be had. Tried: {'; '.join(tried)}. To place it by hand, fetch it elsewhere ({public}) "
-        f"and put {names}{other} into {_home(entry)}; a .gz of a file will do."
+        f"and put {names}{other} into {_home(entry)}{packed}."
     )

@@ -1,0 +1,126 @@
+"""`clipwise data`: what data sets and weights there are, where they come from, and whether the files are whole."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import TYPE_CHECKING, Any
+
+from clipwise.cli.table import table
+from clipwise.errors import DataError
+
+if TYPE_CHECKING:
+    from clipwise.data.entries import Entry
+
+NAME = "data"
+HELP = "list, fetch and verify data sets and public weights; 1 when verify finds a file missing or damaged"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument(
+        "action",
+        choices=("list", "get", "verify"),
+        help="list: what there is, where, its licence and size; get: fetch; verify: check the SHA-256 of every file",
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help="of data sets or weights (list, verify: all of them)")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def _describe(entry: Entry) -> dict[str, Any]:
+    """An entry and what is there of it, files not checked."""
+    from clipwise.data.store import find, folders
+
+    shipped = not entry.forms
+    found = None if shipped else find(entry, check=False)
+    fetch = min((source.size for _, source in entry.attempts()), default=0)
+    return {
+        "name": entry.name,
+        "title": entry.title,
+        "kind": entry.kind,
+        "licence": entry.licence,
+        "present": shipped or found is not None,
+        "folder": str(found.folder if found else folders()[0] / entry.name) if not shipped else "",
+        "bytes": found.size if found else 0,
+        "bytes_to_fetch": 0 if found else fetch,
+        "source": found.source if found else ("scikit-learn" if shipped else ""),
+        "sources": [source.label for _, source in entry.attempts()],
+        "note": found.note if found else entry.note,
+    }
+
+
+def _print_list(rows: list[dict[str, Any]]) -> None:
+    from clipwise.data.progress import size_text
+    from clipwise.data.store import folders
+
+    def size(row: dict[str, Any]) -> str:
+        if row["bytes"]:
+            return size_text(row["bytes"])
+        return f"{size_text(row['bytes_to_fetch'])} to fetch" if row["bytes_to_fetch"] else "-"
+
+    cells = [[row["name"], row["kind"], "yes" if row["present"] else "no", row["licence"], size(row)] for row in rows]
+    print(table(["name", "kind", "there", "licence", "size"], cells, left=4))
+    print()
+    for row in rows:
+        if row["bytes"]:
+            print(f"  {row['name']} is in {row['folder']}, from {row['source']}")
+        if row["note"]:
+            print(f"  {row['name']}: {row['note']}")
+    print(f"  looked for in {' and then '.join(map(str, folders()))}")
+
+
+def _get(entries: list[Entry], as_json: bool) -> int:
+    from clipwise.data.progress import size_text
+    from clipwise.data.store import obtain
+
+    rows = []
+    for entry in entries:
+        found = obtain(entry) if entry.forms else None
+        rows.append(_describe(entry))
+        if found and not as_json:
+            print(f"{entry.name}: {size_text(found.size)} in {found.folder}, from {found.source}")
+        elif not as_json:
+            print(f"{entry.name}: {entry.note}")
+    if as_json:
+        print(json.dumps(rows, indent=2))
+    return 0
+
+
+def _verify(entries: list[Entry], named: bool, as_json: bool) -> int:
+    """Check every file; an entry that is absent is a finding only when it was asked for by name."""
+    from clipwise.data.store import find, problems
+
+    rows: list[dict[str, Any]] = []
+    for entry in entries:
+        usable = not entry.forms or find(entry) is not None
+        wrong = problems(entry)
+        state = "damaged" if wrong else ("ok" if usable else "absent")
+        rows.append({"name": entry.name, "state": state, "usable": usable, "wrong": wrong})
+    findings = [row for row in rows if row["state"] == "damaged" or (named and row["state"] == "absent")]
+    if as_json:
+        print(json.dumps(rows, indent=2))
+    else:
+        for row in rows:
+            print(f"{row['name']}: {row['state']}")
+            for line in row["wrong"]:
+                print(f"  {line}")
+    return 1 if findings else 0
+
+
+def run(args: argparse.Namespace) -> int:
+    """List, get or verify."""
+    from clipwise.data.catalog import CATALOG, entry
+
+    if args.action == "get" and not args.names:
+        raise DataError(f"say what to get: {', '.join(CATALOG)}.")
+    entries = [entry(name) for name in args.names] or list(CATALOG.values())
+    if args.action == "get":
+        return _get(entries, args.json)
+    if args.action == "verify":
+        return _verify(entries, bool(args.names), args.json)
+    rows = [_describe(value) for value in entries]
+    if args.json:
+        print(json.dumps(rows, indent=2))
+    else:
+        _print_list(rows)
+    return 0
