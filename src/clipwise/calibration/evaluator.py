@@ -1,0 +1,225 @@
+"""The evaluation of a classifier: all at once, or batch by batch in bounded memory with the same answer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clipwise.calibration.bins import equal_edges, summarise
+from clipwise.calibration.bootstrap import GROUPS, Groups, at_chance, pivotal, weights
+from clipwise.calibration.estimators import binned_errors, calibrated_moments, normal_gaps
+from clipwise.calibration.inputs import ArrayLike, Batch, check_share
+from clipwise.calibration.smooth import smooth_errors
+from clipwise.calibration.sums import COLUMNS, ClassSums, Kept, TopSums
+from clipwise.calibration.values import METRICS, CalibrationResult
+from clipwise.errors import DataError
+
+__all__ = ["Evaluator", "evaluate"]
+
+Floats = NDArray[np.float64]
+
+KEEP = 2_000_000
+_LIMITS = {"nll": math.inf, "brier": 2.0}
+_COLUMNS_AT_ONCE = 1 << 12
+
+
+def evaluate(
+    probabilities: ArrayLike | None = None,
+    labels: ArrayLike | None = None,
+    *,
+    logits: ArrayLike | None = None,
+    bins: int = 15,
+    resamples: int = 0,
+    level: float = 0.95,
+    seed: int = 0,
+) -> CalibrationResult:
+    """Accuracy, losses and calibration errors of class probabilities, or of `logits` when named so.
+
+    Scores have the shape (samples, classes) and labels are class indices; tensors and arrays of any floating-point
+    type, computed in float64. `resamples=1000` adds bootstrap intervals for every metric. `docs/calibration.md` tells
+    what each number means.
+
+    >>> import torch
+    >>> result = evaluate(torch.tensor([[0.9, 0.1], [0.1, 0.9], [0.2, 0.8], [0.9, 0.1]]), torch.tensor([0, 1, 1, 1]))
+    >>> result.accuracy, round(result.ece, 4), round(result.brier, 4)
+    (0.75, 0.225, 0.435)
+    """
+    evaluator = Evaluator(bins=bins, resamples=resamples, level=level, seed=seed)
+    evaluator.update(probabilities, labels, logits=logits)
+    return evaluator.result()
+
+
+class Evaluator:
+    """`evaluate` for data that come in batches: `update` with each, then `result`, at any time and as often as wanted.
+
+    Guarantees: memory is bounded however many samples come (11 bytes for each of the first two million, then no more),
+    and the answer does not depend, but for rounding, on how they were cut into batches. Adaptive ECE needs the
+    confidences themselves: past two million it is computed from a uniform sample of them, and the result's notes say
+    so. An update that is refused changes nothing.
+
+    >>> import torch
+    >>> evaluator = Evaluator(bins=10)
+    >>> for _ in range(3):
+    ...     evaluator.update(logits=torch.tensor([[2.0, 0.0], [0.0, 1.0]]), labels=torch.tensor([0, 0]))
+    >>> evaluator.result().count, evaluator.result().accuracy
+    (6, 0.5)
+    """
+
+    def __init__(self, *, bins: int = 15, resamples: int = 0, level: float = 0.95, seed: int = 0) -> None:
+        for name, value, least in (("resamples", resamples, 0), ("seed", seed, 0)):
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise DataError(f"{name} must be an integer of at least {least}, got {value!r}.")
+        if 0 < resamples < 100:
+            raise DataError(f"resamples must be 0 (no intervals) or at least 100, better 1000, got {resamples}.")
+        self._bins = len(equal_edges(bins)) - 1
+        self._resamples, self._level, self._seed = resamples, check_share("level", level), seed
+        groups = GROUPS if resamples else 1
+        self._top, self._kept = TopSums(bins, groups), Kept(KEEP, seed)
+        self._groups = Groups(seed)
+        self._classes: ClassSums | None = None
+        self._class_count = 0
+
+    def update(
+        self,
+        probabilities: ArrayLike | None = None,
+        labels: ArrayLike | None = None,
+        *,
+        logits: ArrayLike | None = None,
+    ) -> None:
+        """Add a batch; arguments as for `evaluate`."""
+        batch = Batch(probabilities, logits, labels)
+        if self._classes is None:
+            self._class_count = batch.classes
+            self._classes = ClassSums(batch.classes, self._bins, len(self._top.totals))
+        elif batch.classes != self._class_count:
+            raise DataError(f"This batch has {batch.classes} classes, the ones before had {self._class_count}.")
+        for rows in batch:
+            group = self._groups.take(len(rows.label_B)) if self._resamples else np.zeros(len(rows.label_B), np.int64)
+            self._top.add(rows, group)
+            self._classes.add(rows, group)
+            self._kept.add(rows.confidence_B.numpy(), rows.correct_B.numpy(), group)
+
+    def result(self) -> CalibrationResult:
+        """Everything about the samples so far."""
+        if self._classes is None:
+            raise DataError("Nothing was evaluated yet: call update with a batch first.")
+        top, count = self._top, self._kept.seen
+        sums = _Sums.of(top, self._classes, self._kept, self._bins)
+        whole = {name: float(values[0]) for name, values in _metrics(sums, *_ones(sums)).items()}
+        whole["smooth_ece"] = float(smooth_errors(top.cells / count)[0])
+        moments, adaptive = top.moments.sum(axis=0).T, sums.adaptive.sum(axis=0).T
+        note = f"Adaptive ECE is from a uniform sample of {self._kept.limit:,} of the {count:,} samples."
+        return CalibrationResult(
+            count=count,
+            classes=self._class_count,
+            **{name: whole[name] for name in METRICS},
+            bins=summarise(top.edges, moments[0], moments[1], moments[2], self._level),
+            adaptive_bins=summarise(sums.adaptive_edges, adaptive[0], adaptive[1], adaptive[2], self._level),
+            fine_bins=summarise(top.fine_edges, top.fine[:, 0], top.fine[:, 1], top.fine[:, 2], self._level),
+            true_class_histogram=tuple(int(c) for c in top.true_class),
+            intervals=self._intervals(sums, whole) if self._resamples else None,
+            level=self._level,
+            resamples=self._resamples,
+            notes=() if self._kept.complete else (note,),
+        )
+
+    def _intervals(self, sums: _Sums, whole: dict[str, float]) -> dict[str, tuple[float, float]]:
+        weight, class_weight = (
+            weights(len(group_sums), self._resamples, self._seed) for group_sums in (sums.totals, sums.class_counts)
+        )
+        replicates = _metrics(sums, weight, class_weight) | {"smooth_ece": _coarse_smooth(sums, weight)}
+        # The truth of the bootstrap's world is the plug-in value, also for an estimate that corrects it.
+        world = whole | {"debiased_ece": whole["ece"], "debiased_rmsce": whole["rmsce"]}
+        world["smooth_ece"] = float(_coarse_smooth(sums, _ones(sums)[0])[0])
+        found = {
+            name: pivotal(whole[name], world[name], replicates[name], _LIMITS.get(name, 1.0), self._level)
+            for name in METRICS
+        }
+        for name, errors in self._by_chance(sums).items():
+            if name in found and at_chance(whole[name], errors, self._level):
+                found[name] = (0.0, found[name][1])  # where the bootstrap fails: at the boundary of perfect calibration
+        return found
+
+    def _by_chance(self, sums: _Sums) -> dict[str, Floats]:
+        """The calibration errors of resamples in which the model is calibrated."""
+        random, count = np.random.default_rng([self._seed, 4]), sums.totals[:, 0].sum()
+        moments, adaptive = (
+            calibrated_moments(m.sum(axis=0), random, self._resamples) for m in (sums.moments, sums.adaptive)
+        )
+        found = binned_errors(moments) | {"adaptive_ece": binned_errors(adaptive)["ece"]}
+        cells = normal_gaps(self._top.chance_cells[0], random, self._resamples)
+        found["smooth_ece"] = smooth_errors(cells / count, halvings=12)
+        gaps = np.zeros(self._resamples)
+        for part in _parts(sums.class_chance):
+            gaps += np.abs(normal_gaps(part, random, self._resamples)).sum(axis=1)
+        return found | {"classwise_ece": gaps / count / sums.classes}
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """Sums by group, without the groups that no sample is in."""
+
+    totals: Floats
+    moments: Floats
+    cells: Floats
+    adaptive_edges: Floats
+    adaptive: Floats
+    class_counts: Floats
+    class_gaps: Floats
+    class_chance: Floats
+    classes: int
+
+    @classmethod
+    def of(cls, top: TopSums, by_class: ClassSums, kept: Kept, bins: int) -> _Sums:
+        groups = min(kept.seen, len(top.totals))
+        edges, adaptive = kept.moments(bins, groups)
+        class_groups = min(groups, by_class.groups)
+        return cls(
+            totals=top.totals[:groups],
+            moments=top.moments[:groups],
+            cells=top.group_cells[:groups],
+            adaptive_edges=edges,
+            adaptive=adaptive,
+            class_counts=by_class.counts[:class_groups],
+            class_gaps=by_class.gaps()[:class_groups],
+            class_chance=by_class.chance(),
+            classes=by_class.classes,
+        )
+
+
+def _ones(sums: _Sums) -> tuple[Floats, Floats]:
+    """The weights that take every group once."""
+    return np.ones((1, len(sums.totals))), np.ones((1, len(sums.class_counts)))
+
+
+def _parts(columns: Floats) -> Iterator[Floats]:
+    """Some columns at a time, so that the resamples of many need little memory."""
+    for first in range(0, columns.shape[-1], _COLUMNS_AT_ONCE):
+        yield columns[..., first : first + _COLUMNS_AT_ONCE]
+
+
+def _coarse_smooth(sums: _Sums, weight_RG: Floats) -> Floats:
+    """The smooth ECE for each row of weights, on the coarser grid that is kept for every group."""
+    return smooth_errors(weight_RG @ sums.cells / (weight_RG @ sums.totals[:, :1]), halvings=12)
+
+
+def _metrics(sums: _Sums, weight_RG: Floats, class_weight_RG: Floats) -> dict[str, Floats]:
+    """Every metric but the smooth ECE, for each row of weights."""
+    totals = weight_RG @ sums.totals
+    found = {name: totals[:, column] / totals[:, 0] for column, name in enumerate(COLUMNS)}
+
+    def binned(moments_GM4: Floats) -> dict[str, Floats]:
+        flat = weight_RG @ moments_GM4.reshape(len(moments_GM4), -1)
+        return binned_errors(flat.reshape(len(weight_RG), *moments_GM4.shape[1:]))
+
+    found |= binned(sums.moments)
+    found["adaptive_ece"] = binned(sums.adaptive)["ece"]
+    gaps = np.zeros(len(class_weight_RG))
+    for part in _parts(sums.class_gaps):
+        gaps += np.abs(class_weight_RG @ part).sum(axis=1)
+    found["classwise_ece"] = gaps / (class_weight_RG @ sums.class_counts) / sums.classes
+    return found

@@ -1,0 +1,185 @@
+"""What may be evaluated: probabilities or logits with labels. Checked first, then read in float64, a part at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from clipwise.errors import DataError
+
+__all__ = ["ArrayLike", "Batch", "Rows", "check_share", "checked_labels", "matrix", "vector"]
+
+ArrayLike: TypeAlias = Tensor | NDArray[Any]
+"""A torch tensor or a NumPy array (or nested lists of numbers)."""
+
+_CHUNK_ELEMENTS = 1 << 20
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Some samples in float64: the probabilities and what each sample adds to the metrics."""
+
+    probabilities: Tensor
+    label_B: Tensor
+    confidence_B: Tensor
+    correct_B: Tensor
+    nll_B: Tensor
+    brier_B: Tensor
+    true_B: Tensor
+    """The probability of the true class."""
+
+
+class Batch:
+    """Checked scores with their labels; iterating gives `Rows`, at most about a million numbers at a time.
+
+    Guarantees: nothing is guessed. Scores that are not what they are called, and labels that do not fit, are refused
+    before anything is computed.
+    """
+
+    def __init__(self, probabilities: ArrayLike | None, logits: ArrayLike | None, labels: ArrayLike | None) -> None:
+        if (probabilities is None) == (logits is None):
+            raise DataError(
+                "Give either probabilities or logits=, and say which by the name: "
+                f"got {'neither' if logits is None else 'both'}."
+            )
+        self.are_logits = probabilities is None
+        self.name = "logits" if self.are_logits else "probabilities"
+        self.scores = matrix(self.name, logits if probabilities is None else probabilities)
+        self.labels = checked_labels(labels, *self.scores.shape)
+        for first, chunk in self._chunks():
+            self._check(first, chunk)
+
+    def __len__(self) -> int:
+        return len(self.scores)
+
+    @property
+    def classes(self) -> int:
+        """The number of columns."""
+        return self.scores.shape[1]
+
+    def __iter__(self) -> Iterator[Rows]:
+        for first, chunk in self._chunks():
+            yield self._rows(chunk, self.labels[first : first + len(chunk)])
+
+    def _chunks(self) -> Iterator[tuple[int, Tensor]]:
+        size = max(1, _CHUNK_ELEMENTS // self.classes)
+        for first in range(0, len(self.scores), size):
+            yield first, self.scores[first : first + size].to("cpu", torch.float64)
+
+    def _check(self, first: int, chunk: Tensor) -> None:
+        if self.are_logits:
+            bad = ~torch.isfinite(chunk.amax(dim=1))  # NaN and +inf come through; -inf alone is a class ruled out
+            self._refuse(bad, first, chunk, "a row has a NaN or +inf, or nothing but -inf")
+            return
+        sums = chunk.sum(dim=1)
+        self._refuse(~torch.isfinite(sums), first, chunk, "a row has a number that is not finite")
+        self._refuse(
+            chunk.amin(dim=1) < 0, first, chunk, "a row has a negative number; pass logits=... if these are logits"
+        )
+        off = (sums - 1).abs() > max(1e-4, 4 * torch.finfo(self.scores.dtype).eps)
+        self._refuse(off, first, chunk, "a row does not sum to 1; pass logits=... if these are logits, or normalise")
+
+    def _refuse(self, bad: Tensor, first: int, chunk: Tensor, why: str) -> None:
+        if bool(bad.any()):
+            row = int(bad.nonzero()[0, 0])
+            shown = ", ".join(f"{value:.4g}" for value in chunk[row, :6].tolist())
+            more = ", ..." if self.classes > 6 else ""
+            raise DataError(
+                f"{self.name}: {why}. Row {first + row} is [{shown}{more}] with sum {float(chunk[row].sum()):.6g}; "
+                f"{int(bad.sum())} such row(s) from row {first} on."
+            )
+
+    def _rows(self, chunk: Tensor, label_B: Tensor) -> Rows:
+        at_label = label_B[:, None]
+        if self.are_logits:
+            log_probability = torch.log_softmax(chunk, dim=1)
+            nll = -log_probability.gather(1, at_label)[:, 0]
+            probability = log_probability.exp_()
+        else:
+            probability = chunk
+            nll = -probability.gather(1, at_label)[:, 0].log()
+        true = probability.gather(1, at_label)[:, 0]
+        confidence, predicted = probability.max(dim=1)
+        brier = torch.linalg.vector_norm(probability, dim=1).square_() - 2 * true + 1
+        return Rows(probability, label_B, confidence, predicted == label_B, nll, brier, true)
+
+
+def matrix(name: str, values: ArrayLike | None) -> Tensor:
+    """The values as a floating-point tensor of shape (samples, classes), not copied where that can be avoided."""
+    tensor = _tensor(name, values)
+    if not tensor.is_floating_point():
+        raise DataError(f"{name} must be floating-point numbers, got {tensor.dtype}. Are scores and labels swapped?")
+    if tensor.ndim != 2:
+        hint = " For two classes stack them: [1 - p, p]." if tensor.ndim == 1 else ""
+        raise DataError(f"{name} must have the shape (samples, classes), got {tuple(tensor.shape)}.{hint}")
+    if 0 in tensor.shape:
+        raise DataError(f"{name} are empty: the shape is {tuple(tensor.shape)}.")
+    return tensor
+
+
+def checked_labels(labels: ArrayLike | None, samples: int, classes: int) -> Tensor:
+    """The labels as int64 class indices, one per sample."""
+    tensor = _tensor("labels", labels)
+    if tensor.ndim != 1:
+        raise DataError(
+            f"labels must be class indices of the shape (samples,), got the shape {tuple(tensor.shape)}. "
+            "From one-hot rows take argmax."
+        )
+    if len(tensor) != samples:
+        raise DataError(f"There are {samples} samples but {len(tensor)} labels.")
+    if tensor.is_floating_point() or tensor.is_complex():
+        raise DataError(f"labels must be integers (class indices), got {tensor.dtype}.")
+    tensor = tensor.to("cpu", torch.int64)
+    low, high = int(tensor.min()), int(tensor.max())
+    if low < 0 or high >= classes:
+        raise DataError(f"labels must be from 0 to {classes - 1} for {classes} classes, got {low} to {high}.")
+    return tensor
+
+
+def vector(name: str, values: ArrayLike | float | None, length: int | None = None) -> NDArray[np.float64]:
+    """Finite numbers of the shape (samples,) in float64; a column (samples, 1) is taken as one."""
+    tensor = _tensor(name, values)
+    if tensor.ndim == 2 and tensor.shape[1] == 1:
+        tensor = tensor[:, 0]
+    if tensor.ndim == 0 and length is not None:
+        tensor = tensor.expand(length)
+    if tensor.ndim != 1:
+        raise DataError(f"{name} must have the shape (samples,), got {tuple(tensor.shape)}.")
+    if length is not None and len(tensor) != length:
+        raise DataError(f"{name} must have {length} numbers, one per sample, got {len(tensor)}.")
+    if not len(tensor):
+        raise DataError(f"{name} are empty.")
+    array: NDArray[np.float64] = tensor.to("cpu", torch.float64).numpy()
+    if not np.isfinite(array).all():
+        raise DataError(f"{name} must be finite; number {int(np.argmin(np.isfinite(array)))} is not.")
+    return array
+
+
+def check_share(name: str, value: float) -> float:
+    """A number strictly between 0 and 1, such as the level of an interval."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 < value < 1.0:
+        raise DataError(f"{name} must be a number between 0 and 1, both excluded, got {value!r}.")
+    return float(value)
+
+
+def _tensor(name: str, values: ArrayLike | float | None) -> Tensor:
+    if values is None:
+        raise DataError(f"{name} are missing.")
+    if isinstance(values, Tensor):
+        return values.detach()
+    array = np.asarray(values)
+    if array.dtype.kind not in "biuf":
+        raise DataError(
+            f"{name} must be a tensor or an array of numbers, got {type(values).__name__} of {array.dtype}."
+        )
+    if array.dtype.kind == "f" and array.dtype.itemsize > 8:
+        array = array.astype(np.float64)
+    if array.dtype in (np.uint16, np.uint32, np.uint64):
+        array = array.astype(np.int64)
+    return torch.from_numpy(np.ascontiguousarray(array.astype(array.dtype.newbyteorder("="), copy=False)))
