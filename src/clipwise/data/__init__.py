@@ -1,13 +1,20 @@
 """Data sets as tensors, and public weights: `load("mnist")`, `from_file("mine.csv", target="label")`.
 
-Every file is checked against a known SHA-256 before it is used.
+Every file is checked against a known SHA-256 before it is used. The names below are loaded when they are first used, so
+that looking into the cache folder does not cost an import of torch.
 """
 
-from clipwise.data.dataset import DataSet
-from clipwise.data.loaders import load, load_text
-from clipwise.data.own import from_file
-from clipwise.data.text import Pairs, TextDataSet, trim
-from clipwise.data.weights import Weights, efficientnet_lite0, load_weights
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from clipwise.data.dataset import DataSet
+    from clipwise.data.loaders import load, load_text
+    from clipwise.data.own import from_file
+    from clipwise.data.text import Pairs, TextDataSet, trim
+    from clipwise.data.weights import Weights, efficientnet_lite0, load_weights
 
 __all__ = [
     "DataSet",
@@ -21,3 +28,19 @@ __all__ = [
     "load_weights",
     "trim",
 ]
+
+_HOME = {
+    "dataset": ("DataSet",),
+    "loaders": ("load", "load_text"),
+    "own": ("from_file",),
+    "text": ("Pairs", "TextDataSet", "trim"),
+    "weights": ("Weights", "efficientnet_lite0", "load_weights"),
+}
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    module = _MODULE_OF.get(name)
+    if module is None:
+        raise AttributeError(f"module 'clipwise.data' has no attribute {name!r}")
+    return getattr(import_module(f"clipwise.data.{module}"), name)

