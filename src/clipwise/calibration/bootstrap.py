@@ -54,21 +54,23 @@ def at_chance(estimate: float, calibrated: Floats, level: float) -> bool:
     return bool(estimate <= np.quantile(calibrated, 0.5 * (1.0 + level)))
 
 
-def pivotal(estimate: float, truth: float, replicates: Floats, limit: float, level: float) -> tuple[float, float]:
-    """The basic (pivotal) bootstrap interval: the estimate less quantiles of (replicate - truth), cut to [0, limit].
+def pivotal(
+    estimate: float, truth: float, replicates: Floats, level: float, limits: tuple[float, float] = (0.0, 1.0)
+) -> tuple[float, float]:
+    """The basic (pivotal) bootstrap interval: the estimate less quantiles of (replicate - truth), cut to `limits`.
 
     In the bootstrap's world the sample is the truth, and `truth` the value there of what is estimated. Calibration
     errors are too large on average, in a sample and once more in its resamples; the difference measures that bias
-    and takes it out of the lower end, where percentiles of the replicates would count it twice. The upper end keeps it: the
-    measured bias can be larger than the real one, and the interval always holds the estimate so.
+    and takes it out of the lower end, where percentiles of the replicates would count it twice. The upper end keeps
+    it: the measured bias can exceed the real one, and so the interval always holds the estimate.
 
-    >>> low, high = pivotal(0.5, 0.5, np.linspace(0.45, 0.65, 1001), limit=1.0, level=0.9)
+    >>> low, high = pivotal(0.5, 0.5, np.linspace(0.45, 0.65, 1001), level=0.9)
     >>> round(low, 6), round(high, 6)
     (0.36, 0.59)
     """
     if not np.isfinite(estimate) or not np.isfinite(replicates).all():
-        return 0.0, limit  # an infinite loss: the data bound nothing
+        return limits  # an infinite loss: the data bound nothing
     tail = 0.5 * (1.0 - level)
     smallest, largest = np.quantile(replicates, [tail, 1.0 - tail])
     low, high = estimate - (largest - truth), estimate + (max(truth, float(replicates.mean())) - smallest)
-    return float(np.clip(low, 0.0, limit)), float(np.clip(high, 0.0, limit))
+    return max(float(low), limits[0]), min(float(high), limits[1])

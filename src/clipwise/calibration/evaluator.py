@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from clipwise.calibration.bins import equal_edges, summarise
 from clipwise.calibration.bootstrap import GROUPS, Groups, at_chance, pivotal, weights
 from clipwise.calibration.estimators import binned_errors, calibrated_moments, normal_gaps
-from clipwise.calibration.inputs import ArrayLike, Batch, check_share
+from clipwise.calibration.inputs import ArrayLike, Batch, check_resamples, check_share
 from clipwise.calibration.smooth import smooth_errors
 from clipwise.calibration.sums import COLUMNS, ClassSums, Kept, TopSums
 from clipwise.calibration.values import METRICS, CalibrationResult
@@ -23,7 +23,7 @@ __all__ = ["Evaluator", "evaluate"]
 Floats = NDArray[np.float64]
 
 KEEP = 2_000_000
-_LIMITS = {"nll": math.inf, "brier": 2.0}
+_LIMITS = {"nll": (0.0, math.inf), "brier": (0.0, 2.0)}
 _COLUMNS_AT_ONCE = 1 << 12
 
 
@@ -70,11 +70,7 @@ class Evaluator:
     """
 
     def __init__(self, *, bins: int = 15, resamples: int = 0, level: float = 0.95, seed: int = 0) -> None:
-        for name, value, least in (("resamples", resamples, 0), ("seed", seed, 0)):
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise DataError(f"{name} must be an integer of at least {least}, got {value!r}.")
-        if 0 < resamples < 100:
-            raise DataError(f"resamples must be 0 (no intervals) or at least 100, better 1000, got {resamples}.")
+        check_resamples(resamples, seed)
         self._bins = len(equal_edges(bins)) - 1
         self._resamples, self._level, self._seed = resamples, check_share("level", level), seed
         groups = GROUPS if resamples else 1
@@ -136,7 +132,7 @@ class Evaluator:
         world = whole | {"debiased_ece": whole["ece"], "debiased_rmsce": whole["rmsce"]}
         world["smooth_ece"] = float(_coarse_smooth(sums, _ones(sums)[0])[0])
         found = {
-            name: pivotal(whole[name], world[name], replicates[name], _LIMITS.get(name, 1.0), self._level)
+            name: pivotal(whole[name], world[name], replicates[name], self._level, _LIMITS.get(name, (0.0, 1.0)))
             for name in METRICS
         }
         for name, errors in self._by_chance(sums).items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from clipwise.errors import DataError
 
-__all__ = ["ArrayLike", "Batch", "Rows", "check_share", "checked_labels", "matrix", "vector"]
+__all__ = ["ArrayLike", "Batch", "Rows", "check_resamples", "check_share", "checked_labels", "matrix", "vector"]
 
 ArrayLike: TypeAlias = Tensor | NDArray[Any]
 """A torch tensor or a NumPy array (or nested lists of numbers)."""
@@ -168,6 +169,15 @@ def check_share(name: str, value: float) -> float:
     return float(value)
 
 
+def check_resamples(resamples: int, seed: int) -> None:
+    """Zero (no intervals) or enough resamples for quantiles, and a seed."""
+    for name, value in (("resamples", resamples), ("seed", seed)):
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise DataError(f"{name} must be an integer of at least 0, got {value!r}.")
+    if 0 < resamples < 100:
+        raise DataError(f"resamples must be 0 (no intervals) or at least 100, better 1000, got {resamples}.")
+
+
 def _tensor(name: str, values: ArrayLike | float | None) -> Tensor:
     if values is None:
         raise DataError(f"{name} are missing.")
@@ -182,4 +192,9 @@ def _tensor(name: str, values: ArrayLike | float | None) -> Tensor:
         array = array.astype(np.float64)
     if array.dtype in (np.uint16, np.uint32, np.uint64):
         array = array.astype(np.int64)
-    return torch.from_numpy(np.ascontiguousarray(array.astype(array.dtype.newbyteorder("="), copy=False)))
+    array = array.astype(array.dtype.newbyteorder("="), copy=False)
+    if any(stride < 0 for stride in array.strides):
+        array = array.copy()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of arrays that must not be written to: nothing is written here
+        return torch.from_numpy(array)

@@ -142,7 +142,7 @@ class Kept:
         self._columns: list[NDArray[Any]] = [np.empty(0), np.empty(0, np.bool_), np.empty(0, np.int16)]
 
     def add(self, confidence: Floats, correct: NDArray[np.bool_], group: Integers) -> None:
-        new = (confidence, correct, group.astype(np.int16))
+        new: tuple[NDArray[Any], ...] = (confidence, correct, group.astype(np.int16))
         fill = min(len(confidence), max(0, self.limit - self.seen))
         self._reserve(self.seen + fill)
         index = np.arange(self.seen, self.seen + len(confidence))
