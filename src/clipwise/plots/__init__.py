@@ -1,6 +1,11 @@
 """Figures. Each is drawn from values that are also saved; nothing is computed here."""
 
-from clipwise.plots.calibration import confidence_histogram, reliability_diagram, true_class_histogram
+from clipwise.plots.calibration import (
+    confidence_histogram,
+    coverage_diagram,
+    reliability_diagram,
+    true_class_histogram,
+)
 from clipwise.plots.privacy import privacy_curves
 from clipwise.plots.sweep import accuracy_calibration, heat_map
 from clipwise.plots.training import training_curves
@@ -8,6 +13,7 @@ from clipwise.plots.training import training_curves
 __all__ = [
     "accuracy_calibration",
     "confidence_histogram",
+    "coverage_diagram",
     "heat_map",
     "privacy_curves",
     "reliability_diagram",

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import io
 import re
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any, ParamSpec
+from typing import Any, ParamSpec, TypeVar
 
 from clipwise.errors import MissingExtra
 
@@ -27,6 +28,7 @@ __all__ = [
 ]
 
 P = ParamSpec("P")
+T = TypeVar("T")
 
 INK = "#1f2430"
 MUTED = "#5b6472"
@@ -112,11 +114,11 @@ def _matplotlib() -> Any:
     return mpl
 
 
-def styled(draw: Callable[P, Any]) -> Callable[P, Any]:
+def styled(draw: Callable[P, T]) -> Callable[P, T]:
     """A drawing function under this module's settings, whatever the user's own are; those are left as they were."""
 
     @wraps(draw)
-    def with_style(*args: P.args, **kwargs: P.kwargs) -> Any:
+    def with_style(*args: P.args, **kwargs: P.kwargs) -> T:
         with _matplotlib().rc_context(_SETTINGS):
             return draw(*args, **kwargs)
 
@@ -132,10 +134,24 @@ def arm_legend(drawn: Any, labels: Sequence[str]) -> None:
     """Name the arms below the figure."""
     from matplotlib.lines import Line2D
 
-    handles = [Line2D([], [], label=label, **look(place).line) for place, label in enumerate(labels)]
-    drawn.legend(
-        handles=handles, loc="outside lower center", ncols=min(4, len(labels)), handlelength=2.6, labelcolor=MUTED
+    handles = [Line2D([], [], **look(place).line) for place in range(len(labels))]
+    blank = ["x" * min(len(label), 40) for label in labels]  # the layout asks for the widths of texts
+    legend = drawn.legend(
+        handles, blank, loc="outside lower center", ncols=min(4, len(labels)), handlelength=2.6, labelcolor=MUTED
     )
+    for text, label in zip(legend.get_texts(), labels, strict=True):
+        # Set like this, a label may begin with an underscore and hold dollar signs.
+        text.set_parse_math(False)
+        text.set_text(wrapped(label))
+
+
+def wrapped(label: str) -> str:
+    r"""A label in lines that are not longer than a panel is wide.
+
+    >>> wrapped("a small network with a large clipping norm")
+    'a small network with a large\nclipping norm'
+    """
+    return textwrap.fill(label, 32)
 
 
 def percent_axis(axis: Any) -> None:
@@ -143,12 +159,21 @@ def percent_axis(axis: Any) -> None:
     axis.set_major_formatter(lambda share, _: f"{round(100 * share, 6):g} %")
 
 
-def figure(width: float, height: float) -> Any:
-    """An empty figure that knows of no window, so nothing has to be closed."""
+def log_axis(axis: Any) -> None:
+    """Plain numbers at 1, 2 and 5 of each power of ten."""
+    from matplotlib.ticker import LogLocator, NullLocator
+
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter("{x:g}")
+
+
+def figure(width: float, height: float, fitted: bool = True) -> Any:
+    """An empty figure that knows of no window, so nothing has to be closed; `fitted` moves axes to where labels fit."""
     _matplotlib()
     from matplotlib.figure import Figure
 
-    return Figure(figsize=(width, height), layout="constrained")
+    return Figure(figsize=(width, height), layout="constrained" if fitted else None)
 
 
 @styled

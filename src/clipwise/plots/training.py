@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from clipwise.errors import DataError
-from clipwise.plots.style import arm_legend, figure, look, mark_arm, percent_axis, styled
+from clipwise.plots.style import arm_legend, figure, log_axis, look, mark_arm, percent_axis, styled
 
 if TYPE_CHECKING:
     from clipwise.report import Curve
@@ -32,6 +32,7 @@ TITLES = {
 }
 _SHARES = {"accuracy", "ece", "mce", "fraction_clipped"}
 _LOGARITHMIC = {"norm_median"}
+_COUNTS = {"bad_samples"}
 _PER_ROW = 3
 
 
@@ -60,6 +61,9 @@ def training_curves(curves: Mapping[str, Mapping[str, Curve]], metrics: Iterable
             percent_axis(axes.yaxis)
         elif name in _LOGARITHMIC:
             axes.set_yscale("log")
+            log_axis(axes.yaxis)
+        elif name in _COUNTS:
+            axes.set_ylim(0, max(1.0, axes.get_ylim()[1]))
     for axes in grid[len(names) :]:
         axes.set_axis_off()
     if len(curves) > 1 or next(iter(curves)):

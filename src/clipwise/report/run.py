@@ -19,10 +19,12 @@ if TYPE_CHECKING:
 
     Result: TypeAlias = CalibrationResult | RegressionResult
 
-__all__ = ["Run"]
+__all__ = ["COMPARISON", "FINGERPRINT", "Run", "is_run", "plain"]
 
 VERSION = 1
 _FORMAT = "clipwise run"
+COMPARISON = "clipwise comparison"
+FINGERPRINT = "fingerprint"
 _IN_RESULT = ("name", "task", "seed", "plan", "delta", "guarantees", "provenance")
 
 
@@ -80,15 +82,15 @@ class Run:
         curves = tuple({key: value for key, value in row.items() if key != "private"} for row in self.curves)
         if not self.is_private:
             return replace(self, curves=curves)
-        secret = {"command", "seeds", "fingerprint"}
+        secret = {"command", "seeds", FINGERPRINT}
         return replace(self, seed=None, curves=curves, config=None, provenance=_without(self.provenance, secret))
 
     def to_dict(self) -> dict[str, Any]:
         """What result.json holds: everything but the curves, the ledger and the configuration."""
         body: dict[str, Any] = {"format": _FORMAT, "version": VERSION}
-        body.update({name: _plain(getattr(self, name)) for name in _IN_RESULT})
-        body["test"] = _plain(self.test.to_dict())
-        body["recalibrated"] = {name: _plain(result.to_dict()) for name, result in self.recalibrated.items()}
+        body.update({name: plain(getattr(self, name)) for name in _IN_RESULT})
+        body["test"] = plain(self.test.to_dict())
+        body["recalibrated"] = {name: plain(result.to_dict()) for name, result in self.recalibrated.items()}
         body["warnings"] = list(self.warnings)
         return body
 
@@ -99,7 +101,7 @@ class Run:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise DataError(f"the run's folder {path} cannot be made: {error}.") from error
-        rows = [json.dumps(_plain(row), allow_nan=False) for row in self.curves]
+        rows = [json.dumps(plain(row), allow_nan=False) for row in self.curves]
         _write(path / "metrics.jsonl", "".join(row + "\n" for row in rows))
         if self.ledger is not None:
             self.ledger.save(path / "ledger.json")
@@ -137,6 +139,17 @@ class Run:
         )
 
 
+def is_run(folder: str | os.PathLike[str]) -> bool:
+    """Whether a folder holds a run's own result.json, and not that of a page on several."""
+    try:
+        body = json.loads((Path(folder) / "result.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError):
+        return True  # a damaged one: `Run.load` says what is wrong with it
+    return not isinstance(body, dict) or body.get("format") != COMPARISON
+
+
 def _result(task: str, record: Mapping[str, Any]) -> Any:
     from clipwise.calibration import CalibrationResult, RegressionResult
 
@@ -150,18 +163,18 @@ def _without(value: Any, names: set[str]) -> Any:
     return {key: _without(item, names) for key, item in value.items() if key not in names}
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """As JSON has it: lists, objects, numbers; a number that is not finite becomes null."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None
     if value is None or isinstance(value, (str, int)):
         return value
     if hasattr(value, "tolist"):  # arrays and scalars of NumPy and torch
-        return _plain(value.tolist())
+        return plain(value.tolist())
     raise DataError(f"{value!r} cannot be saved with a run: use numbers, strings, lists and dictionaries.")
 
 

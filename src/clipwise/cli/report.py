@@ -1,0 +1,102 @@
+"""`clipwise report`: one page on a run, or on any number of runs beside each other."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from clipwise.cli.table import table
+from clipwise.errors import DataError
+
+if TYPE_CHECKING:
+    from clipwise.report import Arm, Run
+
+NAME = "report"
+HELP = "write one self-contained page on a run, or compare any number of runs"
+
+_EPILOG = """\
+examples:
+  clipwise report runs/small runs/large --output comparison
+  clipwise report runs/mnist --publishable
+
+A RUN is a folder that `clipwise train` wrote, or a folder of such folders. Runs with the same name are seeds of one
+model: means and intervals are over them. With --publishable the page leaves out what epsilon does not cover: the
+statistics of the private training data, the seeds of private runs, and runs without privacy.
+
+exit code: 0 success, 2 bad usage or input
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = _EPILOG
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="folder of a run, or of several")
+    parser.add_argument(
+        "--output",
+        metavar="PATH",
+        help="the page, or its folder (default: the folder of the runs, and with --publishable a new one in it)",
+    )
+    parser.add_argument("--publishable", action="store_true", help="leave out everything that epsilon does not cover")
+    parser.add_argument("--json", action="store_true", help="print the numbers and the page's path as JSON")
+
+
+def folders_of(given: Sequence[str]) -> list[Path]:
+    """The run folders that were named, or that lie below those named, each once and in order."""
+    from clipwise.report.run import is_run
+
+    found: dict[Path, None] = {}
+    for name in given:
+        path = Path(name)
+        below = [path] if is_run(path) else sorted(each.parent for each in path.glob("**/result.json"))
+        runs = [each for each in below if is_run(each)]
+        if not runs:
+            raise DataError(f"{path} is neither a finished run nor a folder of such: no run's result.json is in it.")
+        found.update({each.resolve(): None for each in runs})
+    return list(found)
+
+
+def _place(folders: Sequence[Path], args: argparse.Namespace) -> Path:
+    if args.output is not None:
+        return Path(args.output)
+    home = folders[0] if len(folders) == 1 else Path(os.path.commonpath(folders))
+    return home / "publishable" if args.publishable else home
+
+
+def _rows(arms: Sequence[Arm]) -> tuple[list[str], list[list[str]]]:
+    from clipwise.report.content import HEADLINE
+    from clipwise.report.wording import LABELS, epsilon_text, value_text
+
+    shown = [name for name in HEADLINE if name in arms[0].estimates] or list(arms[0].estimates)
+    rows = []
+    for arm in arms:
+        epsilon = epsilon_text(arm.first.guarantees) if arm.first.is_private else "not private"
+        rows.append([arm.name, str(len(arm.runs)), epsilon, *(value_text(n, arm.estimates[n]) for n in shown)])
+    return ["model", "runs", "epsilon", *(LABELS.get(name, name) for name in shown)], rows
+
+
+def run(args: argparse.Namespace) -> int:
+    """Read the runs, write the page, say where it is."""
+    from clipwise.report import Run, arms_of, write
+    from clipwise.report.reading import read
+    from clipwise.report.run import plain
+
+    folders = folders_of(args.runs)
+    loaded: list[Run] = [Run.load(folder) for folder in folders]
+    page = write(loaded, _place(folders, args), publishable=args.publishable)
+    shown = [each for each in loaded if each.is_private] if args.publishable else loaded
+    arms = arms_of(shown)
+    if args.json:
+        estimates = {arm.name: {name: e.to_dict() for name, e in arm.estimates.items()} for arm in arms}
+        epsilons = {arm.name: arm.epsilon for arm in arms}
+        body = {"report": str(page), "epsilon": epsilons, "estimates": estimates}
+        print(json.dumps(plain(body), indent=1, allow_nan=False))
+        return 0
+    print(table(*_rows(arms)))
+    verdict = read(arms).verdict
+    print(f"\n{verdict}\n\n{page}" if verdict else f"\n{page}")
+    return 0

@@ -1,0 +1,72 @@
+"""The privacy and calibration card: a short Markdown text to publish with a model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import clipwise
+from clipwise.report.arms import Arm, arms_of
+from clipwise.report.content import HEADLINE
+from clipwise.report.describe import plan_rows
+from clipwise.report.run import Run
+from clipwise.report.warnings import HELD_OUT
+from clipwise.report.wording import LABELS, interval_text, value_text
+
+__all__ = ["card"]
+
+_SHOWN = (*HEADLINE, "rmse", "r2")
+
+
+def card(runs: Run | Iterable[Run]) -> str:
+    """The card of a run, or of the seeds of one arm, as Markdown.
+
+    Guarantees: it says nothing that was computed from the private training data without noise, and no seed.
+    """
+    given = [runs] if isinstance(runs, Run) else list(runs)
+    (arm,) = arms_of(run.publishable() for run in given)
+    first = arm.first
+    lines = [f"# Privacy and calibration card: {_text(arm.name)}", "", "## Privacy", "", *_privacy(first)]
+    if len(arm.runs) > 1:
+        lines += ["", f"This holds for each of {len(arm.runs)} runs alone. Publishing several of them costs more."]
+    lines += ["", "## Quality of the predictions", "", *_quality(arm), ""]
+    held_out = f"Measured on {first.test.count:,} held-out records"
+    data = first.provenance.get("data")
+    name = data.get("name") if isinstance(data, Mapping) else data
+    lines += [f"{held_out}{f' of {_text(str(name))}' if name else ''}. {HELD_OUT}", "", "## Training", ""]
+    lines += [f"- {_text(label)}: {_text(value)}" for label, value in plan_rows(first.plan)]
+    warnings = dict.fromkeys(text for run in arm.runs for text in run.warnings)
+    if warnings:
+        lines += ["", "## Warnings", "", *(f"- {_text(text)}" for text in warnings)]
+    return "\n".join([*lines, "", f"Made by clipwise {clipwise.__version__}.", ""])
+
+
+def _privacy(run: Run) -> list[str]:
+    if not run.is_private:
+        return ["**Not private.** No noise was added, so no epsilon holds for this model."]
+    rows = ["| accountant | epsilon | kind |", "| --- | ---: | --- |"]
+    rows += [f"| {name} | {g['printed']} | {g['kind']} |" for name, g in run.guarantees.items()]
+    best: Mapping[str, Any] | None = next(iter(run.guarantees.values()), None)
+    return rows if best is None else [str(best["statement"]), "", *rows]
+
+
+def _quality(arm: Arm) -> list[str]:
+    several = len(arm.runs) > 1
+    rows = [f"| metric | {'mean' if several else 'value'} | 95 % interval |", "| --- | ---: | ---: |"]
+    shown = [name for name in arm.estimates if name in _SHOWN or name.startswith("coverage ")]
+    for name in shown:
+        estimate = arm.estimates[name]
+        interval = interval_text(name, estimate) or "–"
+        rows.append(f"| {LABELS.get(name, name)} | {value_text(name, estimate)} | {interval} |")
+    return rows
+
+
+def _text(text: str) -> str:
+    r"""A text on one line that Markdown does not take for markup.
+
+    >>> _text("R = 1 | *large* <b>")
+    'R = 1 \\| \\*large\\* &lt;b>'
+    """
+    line = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;")
+    return re.sub(r"([\\`*_\[\]|#])", r"\\\1", line)

@@ -1,0 +1,200 @@
+"""What stands on a page, as plain values for the template and for result.json."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from clipwise.plots.style import look
+from clipwise.report.arms import Arm, Estimate
+from clipwise.report.describe import event_row, plan_rows
+from clipwise.report.reading import read
+from clipwise.report.run import COMPARISON, FINGERPRINT, Run
+from clipwise.report.warnings import together, warnings_of
+from clipwise.report.wording import LABELS, epsilon_text, interval_text, value_text
+
+__all__ = ["arm_row", "content", "result"]
+
+HEADLINE = ("accuracy", "confidence", "ece", "mce", "nll")
+_READING = {
+    "numerically exact": "the tight value, rounded up",
+    "upper bound": "never below the true value",
+    "approximation": "no bound: the true value may be larger",
+}
+
+
+def result(arms: Sequence[Arm], figures: Mapping[str, Any]) -> dict[str, Any]:
+    """The whole comparison as one JSON object: every run, the estimates over the seeds, what the figures show."""
+    rows = [
+        {
+            "name": arm.name,
+            "clip_norm": arm.clip_norm,
+            "learning_rate": arm.learning_rate,
+            "epsilon": arm.epsilon,
+            "estimates": {name: value.to_dict() for name, value in arm.estimates.items()},
+            "runs": [run.to_dict() for run in arm.runs],
+        }
+        for arm in arms
+    ]
+    return {"format": COMPARISON, "version": 1, "arms": rows, "figures": dict(figures)}
+
+
+def content(arms: Sequence[Arm]) -> dict[str, Any]:
+    """Everything the template prints, but for the figures."""
+    names = list(arms[0].estimates)
+    headline = [name for name in HEADLINE if name in names] or names
+    rest = [name for name in names if name not in headline]
+    seeds = sorted({len(arm.runs) for arm in arms})
+    return {
+        "reading": read(arms),
+        "arms": [arm_row(place, arm) for place, arm in enumerate(arms)],
+        "mistakes": _mistakes(arms),
+        "headline": _table(arms, headline),
+        "more": _table(arms, rest) if rest else None,
+        "interval": _interval_note(arms),
+        "recalibrated": _recalibrated(arms),
+        "privacy": _privacy(arms),
+        "warnings": warnings_of(arms),
+        "seeds": "one run each" if seeds == [1] else f"{' or '.join(map(str, seeds))} seeds each",
+        "task": arms[0].first.task,
+        "made": _made(arms),
+    }
+
+
+def arm_row(place: int, arm: Arm) -> dict[str, Any]:
+    """How the page tells an arm from the others."""
+    return {"place": place, "name": arm.name, "colour": look(place).colour, "private": arm.first.is_private}
+
+
+def _mistakes(arms: Sequence[Arm]) -> list[dict[str, Any]]:
+    """Mistakes in 1,000 predictions, expected and made, with the lengths of their bars."""
+    if "confidence" not in arms[0].estimates:
+        return []
+    counts = []
+    for arm in arms:
+        shares = [1 - arm.estimates[name].mean for name in ("confidence", "accuracy")]
+        counts.append([round(1000 * share) for share in shares])
+    top = max(1, *(count for pair in counts for count in pair))
+    return [
+        {"expected": expected, "made": made, "expected_width": 100 * expected / top, "made_width": 100 * made / top}
+        for expected, made in counts
+    ]
+
+
+def _cell(metric: str, estimate: Estimate | None) -> dict[str, str]:
+    if estimate is None:
+        return {"value": "–", "deviation": "", "interval": ""}
+    deviation = (
+        "" if estimate.deviation is None else value_text(metric, Estimate(estimate.deviation)).removesuffix(" %")
+    )
+    return {"value": value_text(metric, estimate), "deviation": deviation, "interval": interval_text(metric, estimate)}
+
+
+def _label(metric: str) -> str:
+    if metric.startswith("coverage "):
+        return f"Coverage of {100 * float(metric.split()[1]):g} %"
+    return LABELS.get(metric, metric)
+
+
+def _table(arms: Sequence[Arm], metrics: Sequence[str]) -> dict[str, Any]:
+    rows = []
+    for place, arm in enumerate(arms):
+        cells = [_cell(metric, arm.estimates.get(metric)) for metric in metrics]
+        epsilon = epsilon_text(arm.first.guarantees) if arm.first.is_private else "not private"
+        rows.append({**arm_row(place, arm), "epsilon": epsilon, "cells": cells})
+    return {"columns": [_label(metric) for metric in metrics], "rows": rows}
+
+
+def _interval_note(arms: Sequence[Arm]) -> str:
+    if any(len(arm.runs) > 1 for arm in arms):
+        return "Mean ± standard deviation over the seeds; below it a 95 % interval of the mean (Student)."
+    if any(arm.first.test.intervals for arm in arms):
+        return "Below each number its 95 % interval, by bootstrap over the held-out samples; one run each."
+    return "One run each, without intervals."
+
+
+def _recalibrated(arms: Sequence[Arm]) -> dict[str, Any] | None:
+    """Metrics before and after recalibration, for the arms that have it."""
+    metrics = ("accuracy", "ece", "mce", "nll")
+    rows = []
+    for place, arm in enumerate(arms):
+        methods = [name for name in arm.first.recalibrated if all(name in run.recalibrated for run in arm.runs)]
+        if methods:
+            rows.append({**arm_row(place, arm), "method": "as trained", "cells": _cells(arm.estimates, metrics)})
+        for method in methods:
+            after = {
+                name: Estimate.over_seeds([run.recalibrated[method].metrics[name] for run in arm.runs])
+                for name in metrics
+            }
+            rows.append({**arm_row(place, arm), "method": method, "cells": _cells(after, metrics)})
+    return {"columns": [_label(metric) for metric in metrics], "rows": rows} if rows else None
+
+
+def _cells(estimates: Mapping[str, Estimate], metrics: Sequence[str]) -> list[dict[str, str]]:
+    return [_cell(metric, estimates[metric]) for metric in metrics]
+
+
+def _privacy(arms: Sequence[Arm]) -> dict[str, Any]:
+    """Every different guarantee with the arms it holds for, and what all private runs cost together."""
+    groups: dict[str, dict[str, Any]] = {}
+    for place, arm in enumerate(arms):
+        first = arm.first
+        if not first.is_private:
+            continue
+        rows = [
+            {"accountant": name, "printed": g["printed"], "kind": g["kind"], "reading": _READING.get(g["kind"], "")}
+            for name, g in first.guarantees.items()
+        ]
+        key = repr([(row["accountant"], row["printed"]) for row in rows] + [first.delta])
+        statement = next((str(g["statement"]) for g in first.guarantees.values()), "")
+        group = groups.setdefault(key, {"arms": [], "rows": rows, "statement": statement, "delta": first.delta})
+        group["arms"].append(arm_row(place, arm))
+    joint = together(arms)
+    return {"groups": list(groups.values()), "together": None if joint is None else joint[1].statement()}
+
+
+def _made(arms: Sequence[Arm]) -> list[dict[str, Any]]:
+    """How each arm was made: plan, ledger, provenance, configuration."""
+    rows = []
+    for place, arm in enumerate(arms):
+        first = arm.first
+        seeds = [str(run.seed) for run in arm.runs if run.seed is not None]
+        seconds = [run.provenance.get("seconds") for run in arm.runs]
+        known = [float(value) for value in seconds if isinstance(value, (int, float))]
+        provenance = _flat(first.provenance, {"seeds", "seconds", "versions", "command", FINGERPRINT})
+        rows.append(
+            {
+                **arm_row(place, arm),
+                "plan": plan_rows(first.plan),
+                "ledger": [event_row(event) for event in first.ledger.events] if first.ledger is not None else [],
+                "runs": len(arm.runs),
+                "provenance": [
+                    *provenance,
+                    *([("seed" if len(seeds) == 1 else "seeds", ", ".join(seeds))] if seeds else []),
+                    *([("time", f"{sum(known):,.1f} s")] if known else []),
+                ],
+                "versions": ", ".join(f"{k} {v}" for k, v in first.provenance.get("versions", {}).items()),
+                "commands": _commands(arm.runs),
+                "config": first.config,
+            }
+        )
+    return rows
+
+
+def _commands(runs: Sequence[Run]) -> list[str]:
+    found = [run.provenance.get("command") for run in runs]
+    texts = [" ".join(map(str, c)) if isinstance(c, (list, tuple)) else str(c) for c in found if c]
+    return list(dict.fromkeys(texts))
+
+
+def _flat(record: Mapping[str, Any], without: set[str], prefix: str = "") -> list[tuple[str, str]]:
+    rows: list[tuple[str, str]] = []
+    for key, value in record.items():
+        if key in without or value is None or value == "":
+            continue
+        label = f"{prefix}{key}".replace("_", " ")
+        if isinstance(value, Mapping):
+            rows += _flat(value, without, f"{label} ")
+        else:
+            rows.append((label, f"{value:,}" if isinstance(value, int) else str(value)))
+    return rows

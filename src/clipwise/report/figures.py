@@ -1,0 +1,186 @@
+"""The figures of a page, each with the values it is drawn from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from clipwise import plots
+from clipwise.accounting import Event, privacy_curve
+from clipwise.calibration import CalibrationResult
+from clipwise.errors import AccountingError
+from clipwise.plots.style import svg
+from clipwise.report.arms import Arm, Curve
+from clipwise.report.captions import CAPTIONS
+from clipwise.report.pooling import BIN_CHOICES, pooled, rebinned
+
+__all__ = ["Drawing", "Panel", "private_drawings", "public_drawings"]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A part of a drawing: of one arm or of all (None), at one number of bins or at any (None)."""
+
+    svg: str
+    arm: int | None = None
+    bins: int | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Drawing:
+    """A figure of the page: its name, the values it shows, its panels, and the whole as one matplotlib figure."""
+
+    name: str
+    values: Any
+    panels: tuple[Panel, ...]
+    whole: Any
+    about: str = ""
+    """What the caption begins with."""
+
+    @property
+    def title(self) -> str:
+        """What stands above it."""
+        return CAPTIONS[self._kind][0]
+
+    @property
+    def caption(self) -> str:
+        """What stands below it."""
+        return f"{self.about} {CAPTIONS[self._kind][1]}".strip()
+
+    def as_svg(self) -> str:
+        """The whole as an SVG file."""
+        return self.panels[0].svg if self.wide else svg(self.whole, self.name)
+
+    @property
+    def wide(self) -> bool:
+        """Whether it is one picture of all arms."""
+        return self.panels[0].arm is None
+
+    @property
+    def _kind(self) -> str:
+        return self.name.rstrip("-0123456789")
+
+
+def public_drawings(arms: Sequence[Arm]) -> list[Drawing]:
+    """Everything that held-out data and the ledger show."""
+    judged = _calibration(arms) if arms[0].first.task == "classification" else _coverage(arms)
+    return [*judged, *_sweep(arms), *_training(arms), *_privacy(arms)]
+
+
+def private_drawings(arms: Sequence[Arm]) -> list[Drawing]:
+    """Curves of the private training data, without noise: not covered by epsilon."""
+    curves = _curves(arms, "private", None)
+    return [_wide("private-training", _plain(curves), plots.training_curves(curves))] if curves else []
+
+
+def _wide(name: str, values: Any, whole: Any, about: str = "") -> Drawing:
+    return Drawing(name, values, (Panel(svg(whole, name)),), whole, about)
+
+
+def _calibration(arms: Sequence[Arm]) -> list[Drawing]:
+    results = {arm.name: _results(arm) for arm in arms}
+    shown = {name: pooled(each) for name, each in results.items()}
+    own = {len(result.bins) for result in shown.values()}
+    choices = sorted({*BIN_CHOICES, *own}) if own <= set(BIN_CHOICES) else sorted(own)
+    tables = {bins: {name: rebinned(each, bins) for name, each in results.items()} for bins in choices}
+    drawn = []
+    for name, draw in (("reliability", plots.reliability_diagram), ("confidence", plots.confidence_histogram)):
+        panels = [panel for bins, table in tables.items() for panel in _panels(name, draw, table, bins)]
+        values = {arm: _values(name, result) for arm, result in shown.items()}
+        drawn.append(Drawing(name, values, tuple(panels), draw(shown)))
+    panels = _panels("true-class", plots.true_class_histogram, shown, None)
+    values = {arm: _values("true-class", result) for arm, result in shown.items()}
+    return [*drawn, Drawing("true-class", values, tuple(panels), plots.true_class_histogram(shown))]
+
+
+def _values(name: str, result: CalibrationResult) -> dict[str, Any]:
+    """What a calibration figure shows of one arm."""
+    if name == "reliability":
+        return {"bins": result.bins.to_dict(), "ece": result.ece, "mce": result.mce}
+    edges = list(result.bins.edges)
+    if name == "true-class":
+        return {"edges": edges, "count": list(result.true_class_histogram)}
+    means = {"confidence": result.confidence, "accuracy": result.accuracy}
+    return {"edges": edges, "count": list(result.bins.count), **means}
+
+
+def _results(arm: Arm) -> list[CalibrationResult]:
+    return [run.test for run in arm.runs if isinstance(run.test, CalibrationResult)]
+
+
+def _panels(
+    name: str, draw: Callable[..., Any], results: Mapping[str, CalibrationResult], bins: int | None
+) -> list[Panel]:
+    """One panel per arm; its title stands above it on the page, where it can be of any length."""
+    made = []
+    scale = {"share": max(max(r.bins.count) / sum(r.bins.count) for r in results.values())}
+    for place, result in enumerate(results.values()):
+        drawn = draw(result, first=place, **(scale if name == "reliability" else {}))
+        made.append(Panel(svg(drawn, f"{name}-{place}-{bins or 0}"), place, bins))
+    return made
+
+
+def _coverage(arms: Sequence[Arm]) -> list[Drawing]:
+    shares = {}
+    for arm in arms:
+        levels = [name for name in arm.estimates if name.startswith("coverage ")]
+        shares[arm.name] = {float(name.split()[1]): arm.estimates[name].mean for name in levels}
+    if not all(shares.values()):
+        return []
+    values = {name: {f"{level:g}": share for level, share in each.items()} for name, each in shares.items()}
+    return [_wide("coverage", values, plots.coverage_diagram(shares))]
+
+
+def _sweep(arms: Sequence[Arm]) -> list[Drawing]:
+    """Accuracy against calibration where R differs, and a heat map where R and the learning rate form a grid."""
+    points = [arm.point for arm in arms]
+    norms = {point.clip_norm for point in points} - {None}
+    found = []
+    classes = arms[0].first.task == "classification"
+    if classes and len(norms) > 1:
+        found.append(_wide("clipping-norm", [p.to_dict() for p in points], plots.accuracy_calibration(points)))
+    grid = [point for point in points if point.clip_norm is not None and point.learning_rate is not None]
+    rates = {point.learning_rate for point in grid}
+    pairs = {(point.clip_norm, point.learning_rate) for point in grid}
+    if len(norms) > 1 and len(rates) > 1 and len(grid) == len(pairs) > max(len(norms), len(rates)):
+        drawn = plots.heat_map(grid, ("accuracy", "ece") if classes else ("rmse",))
+        found.append(_wide("heat-map", [point.to_dict() for point in grid], drawn))
+    return found
+
+
+def _training(arms: Sequence[Arm]) -> list[Drawing]:
+    metrics = ("nll", "accuracy", "ece") if arms[0].first.task == "classification" else None
+    curves = _curves(arms, "test", metrics)
+    return [_wide("training", _plain(curves), plots.training_curves(curves))] if curves else []
+
+
+def _curves(arms: Sequence[Arm], section: str, metrics: Sequence[str] | None) -> dict[str, dict[str, Curve]]:
+    found = {}
+    for arm in arms:
+        names = arm.metrics_in(section) if metrics is None else metrics
+        each = {name: arm.curve(section, name) for name in names}
+        found[arm.name] = {name: curve for name, curve in each.items() if curve is not None}
+    return found if any(found.values()) else {}
+
+
+def _plain(curves: Mapping[str, Mapping[str, Curve]]) -> dict[str, Any]:
+    return {name: {metric: curve.to_dict() for metric, curve in each.items()} for name, each in curves.items()}
+
+
+def _privacy(arms: Sequence[Arm]) -> list[Drawing]:
+    """A privacy curve for every different ledger."""
+    ledgers: dict[tuple[Event, ...], list[Arm]] = {}
+    for arm in arms:
+        if arm.first.ledger is not None and arm.first.is_private:
+            ledgers.setdefault(arm.first.ledger.events, []).append(arm)
+    found = []
+    for k, (events, sharing) in enumerate(ledgers.items()):
+        try:
+            curve = privacy_curve(events, count=25)
+        except AccountingError:
+            continue  # shuffled and fixed-size batches have an interval, not a curve
+        name = "privacy" if len(ledgers) == 1 else f"privacy-{k + 1}"
+        drawn = plots.privacy_curves(curve, delta=sharing[0].first.delta)
+        found.append(_wide(name, curve.as_dict(), drawn, f"For {', '.join(arm.name for arm in sharing)}."))
+    return found

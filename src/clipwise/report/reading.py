@@ -1,0 +1,201 @@
+"""The page's first words: what the numbers say, for a reader who has read nothing else."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from scipy import stats
+
+from clipwise.report.arms import LEVEL, Arm, Estimate
+from clipwise.report.wording import epsilon_text, percent, points
+
+__all__ = ["Difference", "Reading", "difference", "read"]
+
+_EQUAL = 0.005  # relative difference of epsilons up to which two arms have the same privacy
+
+CALIBRATION = (
+    "A model is calibrated when its probabilities mean what they say: of all predictions made with 90 % confidence, "
+    "nine in ten are right. The expected calibration error (ECE) is how far it is off, averaged over its predictions."
+)
+FREE_CHOICE = (
+    "During private training every person's gradient is cut down to at most the clipping norm R before noise in "
+    "proportion to R is added, so the privacy does not depend on R. R is free to choose; this page shows what it does "
+    "to the probabilities."
+)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How much a metric changes from one arm to another, and within which interval; `basis` says what that covers."""
+
+    change: float
+    low: float | None
+    high: float | None
+    basis: str
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether the interval leaves out zero."""
+        return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
+
+
+def difference(before: Estimate, after: Estimate) -> Difference:
+    """`after` minus `before`: Welch's interval over the seeds, else from both bootstrap intervals.
+
+    >>> difference(Estimate.over_seeds([0.030, 0.031]), Estimate.over_seeds([0.010, 0.012])).is_clear
+    True
+    """
+    change = after.mean - before.mean
+    if before.deviation is not None and after.deviation is not None:
+        first, second = (e.deviation**2 / e.seeds for e in (before, after) if e.deviation is not None)
+        error = math.sqrt(first + second)
+        if error == 0:
+            return Difference(change, change, change, "over the seeds")
+        freedom = (first + second) ** 2 / (first**2 / (before.seeds - 1) + second**2 / (after.seeds - 1))
+        half = float(stats.t.ppf(0.5 + LEVEL / 2, freedom)) * error
+        return Difference(change, change - half, change + half, "over the seeds")
+    ends = (before.low, before.high, after.low, after.high)
+    if None in ends:
+        return Difference(change, None, None, "")
+    low, high = (float(e) for e in (before.low, before.high) if e is not None)
+    other_low, other_high = (float(e) for e in (after.low, after.high) if e is not None)
+    half = math.hypot((high - low) / 2, (other_high - other_low) / 2)
+    return Difference(change, change - half, change + half, "over the held-out samples, from one run each")
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A title, paragraphs of explanation, one line per arm, and the verdict."""
+
+    title: str
+    paragraphs: tuple[str, ...]
+    lines: tuple[tuple[int, str], ...]
+    """(place of the arm, what it does)."""
+    verdict: str
+
+
+def read(arms: Sequence[Arm]) -> Reading:
+    """The reading of a page, whatever the numbers say."""
+    if arms[0].first.task == "regression":
+        return _read_regression(arms)
+    lines = tuple((place, _behaviour(arm)) for place, arm in enumerate(arms))
+    pair = _pair(arms)
+    if pair is not None:
+        title, verdict = _verdict(*pair)
+        return Reading(title, (CALIBRATION, f"{_privacy(arms)} {FREE_CHOICE}"), lines, verdict)
+    title = _title(arms)
+    return Reading(title, (CALIBRATION, _privacy(arms)), lines, "")
+
+
+def _title(arms: Sequence[Arm]) -> str:
+    if len(arms) > 1:
+        return f"{len(arms)} models: accuracy, calibration and privacy"
+    return f"{arms[0].name}: accuracy, calibration and privacy"
+
+
+def _privacy(arms: Sequence[Arm]) -> str:
+    """One sentence on what the private arms cost."""
+    private = [arm for arm in arms if arm.first.is_private]
+    if not private:
+        return "None of this was trained with privacy: no epsilon holds for it."
+    printed = list(dict.fromkeys(epsilon_text(arm.first.guarantees) for arm in private))
+    delta = private[0].first.delta
+    at = "" if delta is None else f" at delta {delta:g}"
+    if len(private) == 1:
+        return (
+            f"The privacy cost is epsilon = {printed[0]}{at}: the smaller, the less anyone can learn about one record."
+        )
+    if _same_privacy(private):
+        which = "Both" if len(private) == 2 else f"All {len(private)}"
+        return (
+            f"{which} private models have the same privacy: epsilon = {printed[0]}{at}. The smaller it is, "
+            "the less anyone can learn about a single record."
+        )
+    return (
+        f"The private models do not have the same privacy (epsilon {', '.join(printed)}{at}): compare them with care."
+    )
+
+
+def _same_privacy(arms: Sequence[Arm]) -> bool:
+    found = [arm.epsilon for arm in arms]
+    values = [epsilon for epsilon in found if epsilon is not None]
+    deltas = {arm.first.delta for arm in arms}
+    return len(values) == len(found) and len(deltas) == 1 and max(values) - min(values) <= _EQUAL * max(values)
+
+
+def _pair(arms: Sequence[Arm]) -> tuple[Arm, Arm] | None:
+    """The private arms with the smallest and the largest R, if they have equal privacy and differ in R alone."""
+    placed = [(arm.clip_norm, arm) for arm in arms if arm.first.is_private and arm.clip_norm is not None]
+    norms = [norm for norm, _ in placed]
+    if len(set(norms)) < 2 or len(set(norms)) < len(norms) or not _same_privacy([arm for _, arm in placed]):
+        return None
+    ordered = sorted(placed, key=lambda each: each[0])
+    return ordered[0][1], ordered[-1][1]
+
+
+def _behaviour(arm: Arm) -> str:
+    """How often it is right, how sure it is, and what that means in mistakes."""
+    accuracy, confidence = arm.estimates["accuracy"].mean, arm.estimates["confidence"].mean
+    expected, made = round(1000 * (1 - confidence)), round(1000 * (1 - accuracy))
+    gap = confidence - accuracy
+    if abs(gap) < 0.0005:
+        tendency = "on the whole as sure as it should be"
+    else:
+        tendency = f"{'over' if gap > 0 else 'under'}-confident by {100 * abs(gap):.1f} points"
+    return (
+        f"right {percent(accuracy)} of the time, {percent(confidence)} sure on average: {tendency}. In 1,000 "
+        f"predictions it expects {expected} mistakes and makes {made}. ECE {percent(arm.estimates['ece'].mean)}."
+    )
+
+
+def _verdict(small: Arm, large: Arm) -> tuple[str, str]:
+    ece = difference(small.estimates["ece"], large.estimates["ece"])
+    accuracy = difference(small.estimates["accuracy"], large.estimates["accuracy"])
+    norms = f"R = {small.clip_norm:g} to R = {large.clip_norm:g}"
+    rates = [f"{arm.learning_rate:g}" for arm in (small, large) if arm.learning_rate is not None]
+    with_rates = f" (learning rate {' to '.join(rates)})" if len(set(rates)) == 2 else ""
+    found = f"From {norms}{with_rates}: ECE {_change(ece)}; accuracy {_change(accuracy)}."
+    if ece.low is None:
+        return (
+            f"Same privacy, two clipping norms: {norms.replace(' to ', ' and ')}",
+            f"{found} With one run each and no intervals, it is not known how much of this is chance.",
+        )
+    about = f" The 95 % intervals are {ece.basis}; they hold for this data, model and learning rates."
+    if not ece.is_clear:
+        return (
+            "At the same privacy, the clipping norms cannot be told apart here",
+            f"{found} The interval of the change in ECE holds zero: too close to call.{about}",
+        )
+    better, worse = (large, small) if ece.change < 0 else (small, large)
+    size = "larger" if better is large else "smaller"
+    names = [f"R = {arm.clip_norm:g}" for arm in (better, worse)]
+    return (
+        f"At the same privacy, {names[0]} gives more trustworthy probabilities than {names[1]}",
+        f"{found} The {size} clipping norm is better calibrated, for the same epsilon.{about}",
+    )
+
+
+def _change(found: Difference) -> str:
+    text = f"{points(found.change)} points"
+    if found.low is None or found.high is None:
+        return text
+    return f"{text} ({points(found.low)} to {points(found.high)})"
+
+
+def _read_regression(arms: Sequence[Arm]) -> Reading:
+    meaning = (
+        "A regression model is calibrated when its intervals mean what they say: nine in ten true values lie inside "
+        "the 90 % intervals. Coverage is how many do."
+    )
+    return Reading(_title(arms), (meaning, _privacy(arms)), tuple(enumerate(map(_coverage, arms))), "")
+
+
+def _coverage(arm: Arm) -> str:
+    error = f"off by {arm.estimates['rmse'].mean:.4g} (root mean square)"
+    levels = [name for name in arm.estimates if name.startswith("coverage ")]
+    if not levels:
+        return f"{error}. It states no intervals."
+    shares = [f"{percent(arm.estimates[name].mean)} of its {100 * float(name.split()[1]):g} %" for name in levels]
+    return f"{error}. The truth lies in {', '.join(shares)} intervals."

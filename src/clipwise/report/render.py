@@ -1,0 +1,116 @@
+"""From runs to report.html, result.json, card.md and the figures beside them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import clipwise
+from clipwise.errors import DataError, MissingExtra
+from clipwise.files import replacing
+from clipwise.report.arms import Arm, arms_of
+from clipwise.report.card import card
+from clipwise.report.content import content, result
+from clipwise.report.figures import Drawing, private_drawings, public_drawings
+from clipwise.report.run import Run, is_run, plain
+from clipwise.report.uncovered import uncovered
+
+__all__ = ["write"]
+
+_PAGE = Path(__file__).with_name("page")
+
+
+def write(runs: Run | Iterable[Run], path: str | os.PathLike[str], publishable: bool = False) -> Path:
+    """Write one self-contained page on a run or a comparison of runs; returns its path.
+
+    `path` names the page or its folder. Beside the page it writes card.md (a privacy and calibration card for each
+    model), figures/ (each figure as SVG with its values as JSON) and, where there is no run's own, result.json.
+
+    Guarantees: with `publishable=True` nothing that epsilon does not cover is read into the page, its embedded data or
+    the files beside it: no statistics of the private training data, no seed of a private run, no run without privacy.
+    """
+    given = [runs] if isinstance(runs, Run) else list(runs)
+    left_out: list[str] = []
+    if publishable:
+        left_out = list(dict.fromkeys(run.name for run in given if not run.is_private))
+        given = [run.publishable() for run in given if run.is_private]
+        if not given:
+            raise DataError("none of these runs is private, so no epsilon covers anything of them: nothing to publish.")
+    arms = arms_of(given)
+    page = _target(path)
+    public, private = public_drawings(arms), [] if publishable else private_drawings(arms)
+    data = result(arms, {each.name: each.values for each in public})
+    if not publishable:
+        data["not_covered_by_epsilon"] = {"figures": {each.name: each.values for each in private}}
+    data = plain(data)
+    _save(page, _render(arms, public, private, data, publishable, left_out))
+    _save_figures(page.parent / "figures", [*public, *private])
+    _save(page.with_name("card.md"), "\n---\n\n".join(card(arm.runs) for arm in arms))
+    if not is_run(page.parent):
+        _save(page.with_name("result.json"), json.dumps(data, indent=1, allow_nan=False) + "\n")
+    return page
+
+
+def _target(path: str | os.PathLike[str]) -> Path:
+    page = Path(path)
+    if page.suffix.lower() not in (".html", ".htm"):
+        page = page / "report.html"
+    try:
+        page.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(f"the folder {page.parent} cannot be made: {error}.") from error
+    return page
+
+
+def _render(
+    arms: Sequence[Arm],
+    public: Sequence[Drawing],
+    private: Sequence[Drawing],
+    data: dict[str, Any],
+    publishable: bool,
+    left_out: Sequence[str],
+) -> str:
+    try:
+        from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    except ImportError as error:
+        raise MissingExtra("A report needs jinja2: pip install 'clipwise[report]'.") from error
+    environment = Environment(
+        loader=FileSystemLoader(_PAGE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters["tied"] = _tied
+    choices = sorted({panel.bins for each in public for panel in each.panels if panel.bins is not None})
+    first = arms[0].first.test
+    return environment.get_template("page.html").render(
+        **content(arms),
+        version=clipwise.__version__,
+        publishable=publishable,
+        left_out=left_out,
+        figures=public,
+        private_figures=private,
+        uncovered=None if publishable else uncovered(arms),
+        bins={"choices": choices, "chosen": len(first.bins) if hasattr(first, "bins") else None},
+        data=data,
+        style=(_PAGE / "style.css").read_text(encoding="utf-8"),
+        script=(_PAGE / "page.js").read_text(encoding="utf-8"),
+    )
+
+
+def _tied(text: str) -> str:
+    """Numbers stay on the line of their sign and name: no break in "94.0 %" and "R = 1"."""
+    return re.sub(r"(?<=\d) (?=%)|(?<=\bR) (?==)|(?<=\bR =) (?=\d)|(?<=ECE) (?=[\d−+])", "\u00a0", text)
+
+
+def _save(path: Path, text: str) -> None:
+    with replacing(path, DataError) as file:
+        file.write(text.encode())
+
+
+def _save_figures(folder: Path, drawings: Sequence[Drawing]) -> None:
+    folder.mkdir(exist_ok=True)
+    for each in drawings:
+        _save(folder / f"{each.name}.svg", each.as_svg())
+        _save(folder / f"{each.name}.json", json.dumps(plain(each.values), indent=1, allow_nan=False) + "\n")

@@ -1,0 +1,82 @@
+"""What a reader must know before believing or publishing a page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from clipwise.accounting import Guarantee, account
+from clipwise.errors import AccountingError
+from clipwise.report.arms import Arm
+
+__all__ = ["Warned", "together", "warnings_of"]
+
+HELD_OUT = (
+    "The metrics are exact numbers of the held-out records. Epsilon protects the records that were trained on, not the "
+    "held-out ones: if those are private too, the metrics must not be published."
+)
+
+NOT_PRIVATE = (
+    "Trained without noise: no epsilon holds for it. If its training data are private, nothing of it may be published."
+)
+SEEDED = (
+    "Trained with a fixed seed. Whoever knows the seed can compute the noise and take it away: keep it secret, or "
+    "train without one for a release."
+)
+
+
+def together(arms: Sequence[Arm]) -> tuple[int, Guarantee] | None:
+    """How many private runs a page rests on, and what they cost together; None for a single one.
+
+    The runs are taken to use the same records; where they do not, this is an upper bound.
+    """
+    runs = [run for arm in arms for run in arm.runs if run.is_private]
+    deltas = [run.delta for run in runs if run.delta is not None]
+    if len(runs) < 2 or not deltas:
+        return None
+    events = tuple(event for run in runs if run.ledger is not None for event in run.ledger.events)
+    try:
+        return len(runs), account(events, min(deltas))
+    except AccountingError:
+        return None  # runs that protect different things, clients and examples, have no joint epsilon
+
+
+@dataclass(frozen=True)
+class Warned:
+    """A warning and the arms it is about; none for the whole page."""
+
+    text: str
+    arms: tuple[str, ...] = ()
+
+
+def warnings_of(arms: Sequence[Arm]) -> list[Warned]:
+    """The runs' own warnings, the accountants', and what the page itself knows; each once, with its arms."""
+    found: dict[str, dict[str, None]] = {}
+    for arm in arms:
+        for text in _of_arm(arm):
+            found.setdefault(text, {})[arm.name] = None
+    warned = [Warned(text, tuple(names)) for text, names in found.items()]
+    joint = together(arms)
+    if joint is not None:
+        count, guarantee = joint
+        warned.append(
+            Warned(
+                f"This page rests on {count} private runs. Each has the epsilon of its row; if they used the same "
+                f"records, publishing something of all of them costs epsilon = {guarantee.printed} at delta "
+                f"{guarantee.delta:g}."
+            )
+        )
+    return [*warned, Warned(HELD_OUT)]
+
+
+def _of_arm(arm: Arm) -> list[str]:
+    found = []
+    if not arm.first.is_private:
+        found.append(NOT_PRIVATE)
+    elif any(run.seed is not None for run in arm.runs):
+        found.append(SEEDED)
+    for run in arm.runs:
+        found += run.warnings
+        for guarantee in run.guarantees.values():
+            found += guarantee.get("warnings", ())
+    return found

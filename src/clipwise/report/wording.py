@@ -1,0 +1,92 @@
+"""Numbers as the page and the card print them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from clipwise.report.arms import Estimate
+
+__all__ = ["LABELS", "epsilon_text", "interval_text", "number", "percent", "points", "value_text"]
+
+LABELS = {
+    "accuracy": "Accuracy",
+    "confidence": "Confidence",
+    "nll": "NLL",
+    "ece": "ECE",
+    "mce": "MCE",
+    "brier": "Brier",
+    "classwise_ece": "Classwise ECE",
+    "adaptive_ece": "Adaptive ECE",
+    "debiased_ece": "Debiased ECE",
+    "debiased_rmsce": "Debiased RMSCE",
+    "smooth_ece": "Smooth ECE",
+    "mse": "MSE",
+    "rmse": "RMSE",
+    "r2": "R²",
+}
+_NOT_SHARES = {"nll", "brier", "mse", "rmse", "r2"}
+
+
+def number(value: float) -> str:
+    """Three decimals, or four digits for large numbers and two for tiny ones.
+
+    >>> number(0.29731), number(12345.6), number(float("inf"))
+    ('0.297', '1.235e+04', 'infinite')
+    """
+    if not math.isfinite(value):
+        return "infinite" if value > 0 else "not a number"
+    if value == 0 or 0.001 <= abs(value) < 1000:
+        return f"{value:.3f}"
+    return f"{value:.4g}" if abs(value) >= 1000 else f"{value:.2g}"
+
+
+def percent(share: float, digits: int = 1) -> str:
+    """A share in per cent.
+
+    >>> percent(0.9402)
+    '94.0 %'
+    """
+    return f"{100 * share:.{digits}f} %"
+
+
+def points(share: float) -> str:
+    """A difference of shares in percentage points, with its sign.
+
+    >>> points(-0.0241)
+    '−2.4'
+    """
+    text = f"{100 * share:+.1f}"
+    return "0.0" if text in ("+0.0", "-0.0") else text.replace("-", "−")
+
+
+def value_text(metric: str, estimate: Estimate) -> str:
+    """The mean as it is printed, in per cent where the metric is a share."""
+    return number(estimate.mean) if metric in _NOT_SHARES else percent(estimate.mean, 2)
+
+
+def interval_text(metric: str, estimate: Estimate) -> str:
+    """The interval as it is printed, or nothing.
+
+    >>> interval_text("ece", Estimate(0.034, 0.001, 0.033, 0.035, 5))
+    '3.30 – 3.50'
+    """
+    if estimate.low is None or estimate.high is None:
+        return ""
+    scale = 1 if metric in _NOT_SHARES else 100
+    ends = (scale * estimate.low, scale * estimate.high)
+    return " – ".join(number(end) if metric in _NOT_SHARES else f"{end:.2f}" for end in ends).replace("-", "−")
+
+
+def epsilon_text(guarantees: Mapping[str, Mapping[str, Any]]) -> str:
+    """The epsilon to put forward: the exact one, else the smallest bound; never an approximation.
+
+    >>> epsilon_text({"gdp": {"kind": "approximation", "epsilon": 1.4, "printed": "~1.400"}})
+    'unknown'
+    """
+    bounds = {name: g for name, g in guarantees.items() if g["kind"] != "approximation" and g["epsilon"] is not None}
+    if not bounds:
+        return "unknown"
+    best = bounds.get("exact") or min(bounds.values(), key=lambda g: float(g["epsilon"]))
+    return str(best["printed"])
