@@ -284,6 +284,18 @@ def test_the_ledger_is_charged_before_the_noise_is_drawn() -> None:
     assert charged == [1, 2, 3]
 
 
+def test_the_same_losses_cannot_count_twice() -> None:
+    model = mlp()
+    private = cw.Private(plan(), model, sgd(model))
+    losses = losses_of(model, X[:3], Y[:3])
+    private.backward(losses)
+    with pytest.raises(cw.InvalidLosses, match="twice"):
+        private.step(losses)
+    assert private.ledger.steps == 0
+    assert private.step(losses_of(model, X[3:5], Y[3:5]))  # what was gathered before is still there
+    assert private.last is not None and private.last.batch_size == 5
+
+
 def test_a_gradient_left_by_the_user_is_replaced_not_added_to() -> None:
     model = mlp()
     optimizer = Recorder(model.parameters())
@@ -359,7 +371,8 @@ def test_aliased_gradients_of_an_engine_are_kept_apart(monkeypatch: pytest.Monke
     def aliasing(losses: Tensor, clip: Any) -> cw.Clipped[Any]:
         memory = torch.ones(3)
         gradients = {"weight": memory.expand(3, 3), "bias": memory}
-        return cw.Clipped(gradients, losses.detach(), losses.detach(), losses.detach().bool())
+        squared = dict.fromkeys(gradients, losses.detach().square())
+        return cw.Clipped(gradients, losses.detach(), losses.detach(), losses.detach().bool(), squared)
 
     private = cw.Private(plan(clip=cw.Abadi(1.0)), model, optimizer, seed=0)
     monkeypatch.setattr(private, "_clip", aliasing)
@@ -569,6 +582,28 @@ def test_statistics_of_the_last_step() -> None:
     assert last.norm_quantiles == pytest.approx(torch.quantile(norms, torch.tensor([0, 0.25, 0.5, 0.75, 1.0])).tolist())
     assert last.fraction_clipped == pytest.approx(float((norms > 0.5).double().mean()))
     assert "Not covered by epsilon" in str(cw.StepStatistics.__doc__)
+
+
+@pytest.mark.parametrize("size", [1, 6])
+@pytest.mark.parametrize("clip", [cw.Flat(cw.Abadi(0.5)), cw.Layerwise(cw.Abadi(0.1))], ids=["flat", "layerwise"])
+def test_the_statistics_of_each_layer_are_those_of_its_own_gradients(clip: Any, size: int) -> None:
+    model = mlp()
+    private = cw.Private(plan(clip=clip, noise_multiplier=0.0), model, sgd(model))
+    gradients = cw.per_sample_gradients(losses_of(model, X[:size], Y[:size]), dict(model.named_parameters()))
+    private.step(losses_of(model, X[:size], Y[:size]))
+    assert private.last is not None
+    layers: dict[str, list[Tensor]] = {}
+    for name, gradient in gradients.items():
+        layers.setdefault(name.rpartition(".")[0], []).append(gradient.flatten(1))
+    assert private.last.layers.keys() == layers.keys()
+    whole = torch.cat([g for parts in layers.values() for g in parts], 1).norm(dim=1)
+    for layer, parts in layers.items():
+        norms = torch.cat(parts, 1).norm(dim=1)
+        clipped = (whole > 0.5) if isinstance(clip, cw.Flat) else (norms > 0.1)
+        found = private.last.layers[layer]
+        assert found.norm_quantiles[-1] == pytest.approx(float(norms.max()), rel=1e-5)
+        assert found.norm_quantiles[2] == pytest.approx(float(norms.quantile(0.5)), rel=1e-5)
+        assert found.fraction_clipped == pytest.approx(float(clipped.double().mean()))
 
 
 def test_epsilon_is_of_the_steps_made() -> None:

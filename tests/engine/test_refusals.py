@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from clipwise.clipping import Abadi
 from clipwise.engine import check, check_model, clipped_gradients, per_sample_gradients, per_sample_norms
-from clipwise.errors import ClipwiseError, InvalidLosses, NotSeparable, UnsupportedNode
+from clipwise.errors import CheckFailed, ClipwiseError, InvalidLosses, NotSeparable, UnsupportedNode
 from tests.zoo import named
 
 from .reference import untouched
@@ -312,6 +312,20 @@ def test_an_error_in_the_users_rule_leaves_everything_as_it_was() -> None:
         p.grad = torch.full_like(p, 7.0)
     with untouched(model), pytest.raises(RuntimeError, match="a bug in a rule"):
         clipped_gradients(losses, named(model), Broken())
+
+
+def test_every_unsupported_node_is_named_at_once() -> None:
+    model = nn.Sequential(WithCustomFunction(), nn.Tanh(), WithCustomFunction())
+    with pytest.raises(UnsupportedNode) as refusal:
+        per_sample_norms(plain(model, torch.randn(4, 6)), named(model))
+    assert "0.weight" in str(refusal.value) and "2.weight" in str(refusal.value)
+
+
+def test_a_hook_that_changes_a_gradient_is_named() -> None:
+    model = nn.Linear(6, 3)
+    model.weight.register_hook(lambda gradient: 2 * gradient)
+    with pytest.raises(CheckFailed, match="hook"):
+        per_sample_norms(plain(model, torch.randn(4, 6)), named(model))
 
 
 def compiled_losses() -> tuple[nn.Module, Tensor]:

@@ -75,17 +75,20 @@ def _print_refusal(target: str, error: ClipwiseError) -> None:
     separable = "no" if isinstance(error, NotSeparable) else "not known"
     print(f"{target}: cannot be trained privately as it is")
     print(f"  separable  {separable}")
-    print(f"  reason     {type(error).__name__}: {' '.join(str(error).split())}")
+    first, *others = str(error).splitlines()
+    print(f"  reason     {type(error).__name__}: {first}")
+    for other in others:
+        print(f"             {other}")
 
 
 def _parameter_rows(summary: Summary, params: Mapping[str, Tensor]) -> list[list[str]]:
     """One row for each parameter and kind of use."""
     rows = []
     for name, p in params.items():
-        uses = [(node.name, node.rule, node.layout) for node in summary.nodes if name in node.parameters]
+        uses = [(node.name, node.rule, node.layout, node.norm) for node in summary.nodes if name in node.parameters]
         for use in dict.fromkeys(uses):
             times = f" x{uses.count(use)}" if uses.count(use) > 1 else ""
-            rows.append([name, "x".join(map(str, p.shape)) or "scalar", use[0] + times, use[1], use[2]])
+            rows.append([name, "x".join(map(str, p.shape)) or "scalar", use[0] + times, *use[1:]])
     return rows
 
 
@@ -105,7 +108,8 @@ def _print_summary(target: str, summary: Summary, params: Mapping[str, Tensor], 
     for way, size in summary.bytes.items():
         print(f"  memory      {mebibytes(size)} beyond the forward pass, estimated ({way.replace('_', ' ')})")
     print()
-    print(table(["parameter", "shape", "operation", "rule", "batch axis"], _parameter_rows(summary, params), left=5))
+    headings = ["parameter", "shape", "operation", "rule", "batch axis", "norms"]
+    print(table(headings, _parameter_rows(summary, params), left=6))
 
 
 def run(args: argparse.Namespace) -> int:

@@ -117,7 +117,8 @@ class Clipper:
         style = _style(clip)
         outcome = clip_sum(losses, self._parameters, style, _ENGINE, way, retain_graph)
         factors = outcome.factors[""] if isinstance(style, Flat) else outcome.factors
-        return Clipped(self._parameters.keyed(outcome.sums), outcome.norms, factors, outcome.bad)
+        sums, squared = self._parameters.keyed(outcome.sums), self._parameters.keyed(outcome.squared)
+        return Clipped(sums, outcome.norms, factors, outcome.bad, squared)
 
 
 def _style(clip: Rule | Clip) -> Style:
@@ -134,7 +135,7 @@ def check(losses: Tensor, params: Params) -> Summary:
     >>> model = torch.nn.Linear(3, 1)
     >>> print(check(model(torch.randn(4, 3)).squeeze(1), dict(model.named_parameters())))  # doctest: +ELLIPSIS
     separable: 4 samples, 1 nodes meet parameters
-      AddmmBackward0 (linear; axis 0, the batch): bias, weight
+      AddmmBackward0 (linear; axis 0, the batch; instantiated, lengths): bias, weight
     ...
     """
     parameters = Parameters(params)

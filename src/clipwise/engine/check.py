@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from clipwise.engine.core import Engine, Parameters
 from clipwise.engine.cost import held_bytes
 from clipwise.engine.graph import Graph
-from clipwise.engine.plan import GraphPlan
+from clipwise.engine.plan import GraphPlan, Meeting
 from clipwise.engine.rules import RULES
+from clipwise.engine.run import Backward
 from clipwise.errors import InvalidLosses, NotSeparable
 
 Batch: TypeAlias = Any  # a tensor, or a tuple, list or mapping of tensors whose first axis is the batch
@@ -24,12 +25,17 @@ LossFn: TypeAlias = Callable[[nn.Module, Batch], Tensor]
 
 @dataclass(frozen=True)
 class NodeSummary:
-    """One node where parameters meet the batch."""
+    """One node where parameters meet the batch.
+
+    `norm` says how the norms are found: "instantiated" (gradients are formed), "ghost" (from Gram matrices), "lengths"
+    (one position per sample), "rows" (of a table), "by expert"; empty when nothing reached the node in this batch.
+    """
 
     name: str
     rule: str
     parameters: tuple[str, ...]
     layout: str
+    norm: str
 
 
 @dataclass(frozen=True)
@@ -47,7 +53,9 @@ class Summary:
 
     def __str__(self) -> str:
         lines = [f"separable: {self.batch_size} samples, {len(self.nodes)} nodes meet parameters"]
-        lines += [f"  {n.name} ({n.rule}; {n.layout}): {', '.join(n.parameters)}" for n in self.nodes]
+        for node in self.nodes:
+            how = "; ".join(filter(None, (node.rule, node.layout, node.norm)))
+            lines.append(f"  {node.name} ({how}): {', '.join(node.parameters)}")
         if self.unreached:
             lines.append(f"  reached by no sample: {', '.join(self.unreached)}")
         lines += [f"  memory beyond the forward pass, {way}: {n / 2**20:.1f} MiB" for way, n in self.bytes.items()]
@@ -62,19 +70,22 @@ def summarize(engine: Engine, losses: Tensor, parameters: Parameters) -> Summary
         )
     backward = engine.backward(losses, parameters, keep=True)
     graph, plan = backward.graph, backward.plan
-    nodes = tuple(_node_summary(graph, plan, k, parameters) for k in range(len(plan.meetings)))
+    nodes = tuple(_node_summary(backward, meeting, parameters) for meeting in plan.meetings)
     unreached = tuple(parameters.describe(p) for p in range(len(parameters.tensors)) if p not in plan.roots)
     return Summary(losses.shape[0], nodes, unreached, _bytes(graph, plan, parameters))
 
 
-def _node_summary(graph: Graph, plan: GraphPlan, k: int, parameters: Parameters) -> NodeSummary:
-    meeting = plan.meetings[k]
-    edges = {graph.edges[meeting.node][position] for position in meeting.operands}
-    reached = [p for p, roots in plan.roots.items() if edges & set(roots)]
+def _node_summary(backward: Backward, meeting: Meeting, parameters: Parameters) -> NodeSummary:
+    graph, plan = backward.graph, backward.plan
+    edges = dict.fromkeys(graph.edges[meeting.node][position] for position in meeting.operands)
+    reached = [p for p, roots in plan.roots.items() if edges.keys() & set(roots)]
+    ways = dict.fromkeys(use.how for edge in edges for use in backward.uses.get(edge, []))
     name = graph.names[meeting.node]
     rule = RULES[name]
     layout = str(meeting.layouts[0]) if meeting.layouts else "no gradient in this batch"
-    return NodeSummary(name, rule.__module__.rpartition(".")[2], tuple(map(parameters.describe, reached)), layout)
+    return NodeSummary(
+        name, rule.__module__.rpartition(".")[2], tuple(map(parameters.describe, reached)), layout, ", ".join(ways)
+    )
 
 
 def _bytes(graph: Graph, plan: GraphPlan, parameters: Parameters) -> dict[str, int]:

@@ -9,7 +9,7 @@ import math
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -34,13 +34,15 @@ class Clipped(Generic[Key]):
     """The sum over samples of factor_i * g_i, with what it was made from. No noise, no division.
 
     `norms` and `factors` are per sample; for a style with groups, `factors` maps each group to its own vector.
-    `bad` marks samples whose gradient is not finite: their contribution is zero.
+    `bad` marks samples whose gradient is not finite: their contribution is zero. `squared` holds the squared norms of
+    each parameter's own part of the gradients.
     """
 
     gradients: dict[Key, Tensor]
     norms: Tensor
     factors: Tensor | dict[str, Tensor]
     bad: Tensor
+    squared: dict[Key, Tensor]
 
 
 class NothingFinite(Exception):
@@ -257,7 +259,7 @@ def verify_against_autograd(losses: Tensor, backward: Backward, parameters: Para
         if difference > tolerance * scale:
             raise CheckFailed(
                 f"the per-sample gradients of parameter {parameters.describe(place)} disagree with autograd (by "
-                f"{difference:.3g} of {scale:.3g}). Nothing was released. Please report the model."
+                f"{difference:.3g} of {scale:.3g}). Nothing was released. {_cause(parameters.tensors[place])}"
             )
     largest = int(norms.argmax())
     gradients = backward.gradients(slice(largest, largest + 1))
@@ -269,6 +271,12 @@ def verify_against_autograd(losses: Tensor, backward: Backward, parameters: Para
                 f"{want:.6g}. Nothing was released. Please report the model."
             )
     return True
+
+
+def _cause(parameter: Tensor) -> str:
+    if getattr(parameter, "_backward_hooks", None):
+        return "The parameter has a hook (register_hook), which may change its gradient: remove it."
+    return "Please report the model."
 
 
 def negligible_norm(dtype: torch.dtype) -> float:
@@ -291,7 +299,8 @@ class Outcome:
     norms: Tensor
     factors: dict[str, Tensor]
     bad: Tensor
-    sums: list[Tensor] = field(default_factory=list)
+    sums: list[Tensor]
+    squared: list[Tensor]
 
 
 def clip_sum(
@@ -337,7 +346,9 @@ def _several(
         if any_bad:
             backward.discard(bad)
         sums = backward.weighted(of.__getitem__, consume=True)
-    return Outcome(norms, factors, bad, _filled(sums, parameters))
+    none = torch.zeros_like(losses)
+    own = [squared.get(place, none) for place in range(len(parameters.tensors))]
+    return Outcome(norms, factors, bad, _filled(sums, parameters), own)
 
 
 def _all_factors(style: Style, squared: Mapping[str, Tensor], norms: Tensor, bad: Tensor | None) -> dict[str, Tensor]:
@@ -382,7 +393,9 @@ def _nothing(losses: Tensor, parameters: Parameters, groups: Mapping[str, Sequen
     """No sample, or none with a finite loss: every contribution is zero."""
     zeros = [torch.zeros_like(p) for p in parameters.tensors]
     factors = dict.fromkeys(groups, torch.zeros_like(losses))
-    return Outcome(torch.full_like(losses, torch.nan), factors, torch.ones_like(losses, dtype=torch.bool), zeros)
+    unknown = torch.full_like(losses, torch.nan)
+    bad = torch.ones_like(losses, dtype=torch.bool)
+    return Outcome(unknown, factors, bad, zeros, [unknown] * len(zeros))
 
 
 def _single(
@@ -390,14 +403,14 @@ def _single(
 ) -> Outcome:
     """A batch of one: its gradient is the per-sample gradient, and plain autograd is exact."""
     grads = single_gradients(losses, parameters, engine, keep)
-    total = losses.new_zeros(1, dtype=torch.float64)
+    none = losses.new_zeros(1, dtype=torch.float64)
     factors: dict[str, Tensor] = {}
     sums = _filled({}, parameters)
-    squared = {name: _norm_of([grads[m] for m in members], total) for name, members in groups.items()}
-    norms = torch.stack(list(squared.values())).sum(0).sqrt()
+    squared = [none if grad is None else grad.double().square().sum().view(1) for grad in grads]
+    norms = _added(squared).sqrt()
     bad = ~(torch.isfinite(norms) & torch.isfinite(losses))
     for name, members in groups.items():
-        length = squared[name].sqrt()
+        length = _added([squared[place] for place in members]).sqrt()
         factors[name] = _factors(style.rule_of(name), length, length <= negligible_norm(length.dtype), bad).to(
             losses.dtype
         )
@@ -405,12 +418,7 @@ def _single(
             grad = grads[place]
             if grad is not None and not bool(bad):
                 sums[place] = accurate(grad) * factors[name].to(accurate(grad).dtype)
-    return Outcome(norms.to(losses.dtype), factors, bad, sums)
-
-
-def _norm_of(grads: Sequence[Tensor | None], zero: Tensor) -> Tensor:
-    parts = [g.double().square().sum() for g in grads if g is not None]
-    return torch.stack(parts).sum().view(1) if parts else zero
+    return Outcome(norms.to(losses.dtype), factors, bad, sums, squared)
 
 
 def single_gradients(losses: Tensor, parameters: Parameters, engine: Engine, keep: bool) -> Sequence[Tensor | None]:

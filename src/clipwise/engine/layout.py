@@ -8,15 +8,18 @@ a layout for every element and every sample at once.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from math import prod
 
 import torch
 from torch import Tensor
 
 # Units in the last place; none relative to other elements: a small loss must not hide behind a large one.
 _SLACK = 8
-
+_FEW = 512  # elements that are looked at before all are
 
 _PALETTE = tuple(sign * 2.0**k for k in range(8) for sign in (1, -1))
 
@@ -110,9 +113,15 @@ def candidates(shape: Sequence[int], batch_size: int) -> Iterator[Layout]:
         yield from (Layout(k, inner=i, rest=rest) for i in range(2, rest) if rest % i == 0)
 
 
+def all_finite(tensor: Tensor) -> bool:
+    """Whether no element is NaN or infinite: their sum tells, unless it overflows by itself."""
+    return math.isfinite(float(tensor.sum())) or bool(torch.isfinite(tensor).all())
+
+
 def blank(gradient: Tensor) -> bool:
     """Nothing reached a value, or nothing finite did: whatever is dropped there contributes nothing."""
-    return not bool(((gradient != 0) & torch.isfinite(gradient)).any())
+    few = gradient.flatten()[:: 1 + gradient.numel() // _FEW]
+    return all(not bool(((part != 0) & torch.isfinite(part)).any()) for part in (few, gradient))
 
 
 @dataclass(frozen=True)
@@ -124,25 +133,41 @@ class Probe:
     colours: Sequence[Tensor]
     bad: Tensor
 
-    @property
+    @cached_property
     def blank(self) -> bool:
         """Whether this value tells nothing about its layout."""
         return blank(self.plain)
 
+    @cached_property
+    def _few(self) -> tuple[Tensor, Probe]:
+        """Some elements, by their numbers, which tell most wrong layouts at little cost."""
+        step = 1 + self.plain.numel() // _FEW
+        number = torch.arange(0, self.plain.numel(), step, device=self.plain.device)
+        few = Probe(self.plain.flatten()[number], [c.flatten()[number] for c in self.coloured], self.colours, self.bad)
+        return number, few
+
     def agrees(self, owners: Tensor, axis: int) -> bool:
         """Whether every element is scaled by the colour of its owner, and NaN lies with bad samples only."""
+        owners = owners.to(self.plain.device)
+        if self.plain.numel() > 2 * _FEW:
+            number, few = self._few
+            inner = prod(self.plain.shape[axis + 1 :])
+            if not few.agrees(owners[number // inner % self.plain.shape[axis]], 0):
+                return False
         shape = [1] * self.plain.dim()
         shape[axis] = -1
-        owners = owners.to(self.plain.device)
+        each = zip(self.coloured, self.colours, strict=True)
+        return all(self._agrees_in(coloured, colours, owners, shape) for coloured, colours in each)
+
+    def _agrees_in(self, coloured: Tensor, colours: Tensor, owners: Tensor, shape: Sequence[int]) -> bool:
+        expected = self.plain * colours.to(self.plain.dtype)[owners].view(shape)
+        if torch.equal(coloured, expected):  # the usual case: powers of two scale without rounding
+            return True
         numbers = torch.finfo(self.plain.dtype)
-        misplaced = ~self.bad[owners].view(shape)
-        for coloured, colours in zip(self.coloured, self.colours, strict=True):
-            expected = self.plain * colours.to(self.plain.dtype)[owners].view(shape)
-            wrong = (coloured - expected).abs() > _SLACK * numbers.eps * expected.abs() + numbers.tiny / numbers.eps
-            finite = torch.isfinite(self.plain) & torch.isfinite(coloured)
-            if bool(torch.where(finite, wrong, misplaced).any()):
-                return False
-        return True
+        limit = expected.abs().mul_(_SLACK * numbers.eps).add_(numbers.tiny / numbers.eps)
+        wrong = ~((coloured - expected).abs() <= limit)
+        finite = torch.isfinite(self.plain) & torch.isfinite(coloured)
+        return not bool(torch.where(finite, wrong, ~self.bad[owners].view(shape)).any())
 
     def layouts(self, batch_size: int) -> tuple[Layout, ...]:
         """All regular layouts that agree with the probe; the irregular "middle" ones only when no usual one does."""

@@ -19,7 +19,7 @@ import torch
 
 from clipwise.engine.chains import VIEWS, WHOLE_VIEWS, Chain, chain_of, is_simple
 from clipwise.engine.graph import LEAF, Edge, Graph, Node
-from clipwise.engine.layout import Layout, Probe, Scattered
+from clipwise.engine.layout import Layout, Probe, Scattered, all_finite
 from clipwise.engine.routing import Routing, is_index, layouts_needed, routing
 from clipwise.engine.rules import DATA_OPERANDS, LIVE, RULES
 from clipwise.errors import NotSeparable, UnsupportedNode
@@ -206,7 +206,8 @@ class Planner:
             raise self._mixing(0)
         self._refine(layouts, probe)
         self._refuse_hidden_batch(states)
-        self.finite = all(bool(torch.isfinite(found.plain).all()) for found in probes.values())
+        self.finite = all(all_finite(found.plain) for found in probes.values())
+        self._refuse_unknown(meetings, states)
         met = [self._meeting(k, states, probes[k], layouts[k]) for k in meetings]
         return self._bind(met, self._moves(states, layouts))
 
@@ -237,7 +238,7 @@ class Planner:
 
     def _is_batch(self, k: int, found: Probe, layouts: tuple[Layout | Scattered, ...]) -> bool:
         """Whether the batch entered at a node; in doubt yes, but a value that one bad sample fills is shared by all."""
-        if found.blank and not bool(torch.isfinite(found.plain).all()):
+        if found.blank and not all_finite(found.plain):
             return bool(found.layouts(self.batch_size))  # where NaN lies tells as much
         return found.blank or bool(layouts)
 
@@ -335,13 +336,7 @@ class Planner:
     def _meeting(
         self, k: int, states: Sequence[_State], probe: Probe, layouts: tuple[Layout | Scattered, ...]
     ) -> Meeting:
-        name = self.graph.names[k]
-        distinct: dict[Edge, int] = {}
-        for position, edge in enumerate(self.graph.edges[k]):
-            if edge[0] >= 0 and states[edge[0]] is _State.SHARED:
-                distinct.setdefault(edge, position)
-        if name not in RULES:
-            raise self._no_rule(k, distinct)
+        name, distinct = self.graph.names[k], self._shared_operands(k, states)
         repeated = len(distinct) < sum(edge in distinct for edge in self.graph.edges[k])
         if repeated and name not in LIVE:
             raise UnsupportedNode(
@@ -352,24 +347,39 @@ class Planner:
         end = not any(child >= 0 and states[child] is _State.BATCH for child, _ in self.graph.edges[k])
         return Meeting(k, tuple(distinct.values()), layouts, end)
 
+    def _shared_operands(self, k: int, states: Sequence[_State]) -> dict[Edge, int]:
+        """The distinct shared operands of a node, and where each is first among its inputs."""
+        distinct: dict[Edge, int] = {}
+        for position, edge in enumerate(self.graph.edges[k]):
+            if edge[0] >= 0 and states[edge[0]] is _State.SHARED:
+                distinct.setdefault(edge, position)
+        return distinct
+
+    def _refuse_unknown(self, meetings: Sequence[int], states: Sequence[_State]) -> None:
+        """Name every node without a rule at once, not one after the other."""
+        unknown = [k for k in meetings if self.graph.names[k] not in RULES]
+        if unknown:
+            reasons = [self._no_rule(k, self._shared_operands(k, states)) for k in unknown]
+            raise UnsupportedNode("\n".join(dict.fromkeys(reasons)))
+
     def _parameters(self, edges: Iterable[Edge]) -> str:
         reached = frozenset().union(*(self.reaches[child] for child, _ in edges))
         return ", ".join(self.describe(p) for p in sorted(reached)[:3])
 
-    def _no_rule(self, k: int, edges: Iterable[Edge]) -> UnsupportedNode:
+    def _no_rule(self, k: int, edges: Iterable[Edge]) -> str:
         name, parameters = self.graph.names[k], self._parameters(edges)
         if name.startswith(_FUSED_RECURRENT):
-            return UnsupportedNode(
+            return (
                 f"{name} (parameters {parameters}) is a fused recurrent kernel that hides how often its weights are "
                 "used. Run the forward pass unfused: `with torch.backends.mkldnn.flags(enabled=False): ...` on CPU, "
                 "`with torch.backends.cudnn.flags(enabled=False): ...` on GPU."
             )
         if "CompiledFunction" in name:
-            return UnsupportedNode(
+            return (
                 f"{name} (parameters {parameters}): a compiled graph hides the uses of its parameters. Call the model "
                 "without torch.compile for private training."
             )
-        return UnsupportedNode(
+        return (
             f"{name} has no per-sample rule (parameters {parameters}). Write it with supported operations, freeze "
             "these parameters, or ask for a rule."
         )

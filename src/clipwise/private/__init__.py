@@ -1,6 +1,6 @@
 """Private training inside an ordinary loop."""
 
-from clipwise.private.statistics import StepStatistics
+from clipwise.private.statistics import LayerStatistics, StepStatistics
 from clipwise.private.train import Private
 
-__all__ = ["Private", "StepStatistics"]
+__all__ = ["LayerStatistics", "Private", "StepStatistics"]

@@ -8,9 +8,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["StepStatistics"]
+from clipwise.clipping import Style
+
+__all__ = ["LayerStatistics", "StepStatistics"]
 
 _QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
+_NOTHING = torch.empty(0)
+
+
+@dataclass(frozen=True)
+class LayerStatistics:
+    """The part of one layer in the gradients of a step. **Not covered by epsilon**."""
+
+    fraction_clipped: float
+    norm_quantiles: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -25,32 +36,63 @@ class StepStatistics:
     batch_size: int
     bad_samples: int
     fraction_clipped: float
-    norm_quantiles: tuple[float, float, float, float, float]
+    norm_quantiles: tuple[float, ...]
     """Minimum, quartiles and maximum of the finite per-sample gradient norms (NaN when there are none)."""
+    layers: Mapping[str, LayerStatistics]
+    """The same for each layer's own part of the gradients; empty when the step had no sample."""
 
     @classmethod
     def of(cls, step: int, parts: Sequence[Part]) -> StepStatistics:
         """Summarise the physical batches of a step."""
-        norms = torch.cat([p.norms for p in parts]).double() if parts else torch.empty(0, dtype=torch.float64)
+        norms = _joined([p.norms for p in parts])
+        factors = [f for p in parts for f in ([p.factors] if isinstance(p.factors, Tensor) else p.factors.values())]
+        layers = {layer: _layer_statistics(layer, parts) for part in parts[:1] for layer in part.layers}
         bad = sum(int(p.bad.sum()) for p in parts)
-        factors = [f for p in parts for f in _vectors(p.factors)]
-        shortened = torch.cat([f < 1 for f in factors]) if factors else torch.empty(0, dtype=torch.bool)
-        finite = norms[torch.isfinite(norms)]
-        nothing = (float("nan"),) * len(_QUANTILES)
-        levels = torch.tensor(_QUANTILES, dtype=torch.float64, device=finite.device)
-        quantiles = tuple(torch.quantile(finite, levels).tolist()) if finite.numel() else nothing
-        clipped = float(shortened.double().mean()) if shortened.numel() else 0.0
-        return cls(step, norms.numel(), bad, clipped, quantiles)  # type: ignore[arg-type]
+        return cls(step, norms.numel(), bad, _share_below_one(factors), _quantiles(norms), layers)
 
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Norms, factors and bad samples of one physical batch."""
+    """Norms, factors, bad samples and the parameters' squared norms of one physical batch, clipped in one style."""
 
     norms: Tensor
     factors: Tensor | Mapping[str, Tensor]
     bad: Tensor
+    squared: Mapping[str, Tensor]
+    style: Style
+
+    @property
+    def layers(self) -> dict[str, list[str]]:
+        """The parameters of each layer."""
+        layers: dict[str, list[str]] = {}
+        for name in self.squared:
+            layers.setdefault(name.rpartition(".")[0], []).append(name)
+        return layers
+
+    def factors_of(self, layer: str, name: str) -> Tensor:
+        """The factors that one parameter of a layer was scaled by."""
+        return self.factors if isinstance(self.factors, Tensor) else self.factors[self.style.group_of(layer, name)]
 
 
-def _vectors(factors: Tensor | Mapping[str, Tensor]) -> list[Tensor]:
-    return [factors] if isinstance(factors, Tensor) else list(factors.values())
+def _layer_statistics(layer: str, parts: Sequence[Part]) -> LayerStatistics:
+    names = parts[0].layers[layer]
+    norms = [torch.stack([p.squared[name] for name in names]).sum(0).sqrt() for p in parts]
+    factors = [p.factors_of(layer, name) for p in parts for name in names]
+    return LayerStatistics(_share_below_one(factors), _quantiles(_joined(norms)))
+
+
+def _joined(norms: Sequence[Tensor]) -> Tensor:
+    return torch.cat(list(norms)).double() if norms else _NOTHING.double()
+
+
+def _share_below_one(factors: Sequence[Tensor]) -> float:
+    shortened = torch.cat([f < 1 for f in factors]) if factors else _NOTHING
+    return float(shortened.double().mean()) if shortened.numel() else 0.0
+
+
+def _quantiles(norms: Tensor) -> tuple[float, ...]:
+    finite = norms[torch.isfinite(norms)]
+    if not finite.numel():
+        return (float("nan"),) * len(_QUANTILES)
+    levels = torch.tensor(_QUANTILES, dtype=torch.float64, device=finite.device)
+    return tuple(torch.quantile(finite, levels).tolist())

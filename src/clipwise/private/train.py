@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
@@ -86,6 +87,7 @@ class Private:
         self._scaled: tuple[Style, list[float]] | None = None
         self._sums: list[Tensor] | None = None
         self._gathered: list[PartStatistics] = []
+        self._given: list[weakref.ref[Tensor]] = []
         self._last: tuple[int, list[PartStatistics]] | None = None
 
         self._iteration = 0  # of the loader; 0 when the batches are the user's own
@@ -145,11 +147,17 @@ class Private:
             shape = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
             raise InvalidLosses(f"losses must be a tensor of shape (B,), one per sample, got {shape}.")
         part = self._take_part(losses.shape[0])
+        if any(given() is losses for given in self._given):
+            raise InvalidLosses(
+                "these very losses were given already in this logical batch: a sample that counts twice has twice the "
+                "sensitivity. Give each batch once."
+            )
         style = self._current_style()
         clipped = self._clip(losses, style)
+        self._given.append(weakref.ref(losses))
         gradients = clipped.gradients
         self._gather([gradients[name] for name in self._fit.names])
-        self._gathered.append(PartStatistics(clipped.norms, clipped.factors, clipped.bad))
+        self._gathered.append(PartStatistics(clipped.norms, clipped.factors, clipped.bad, clipped.squared, style))
         self._style = style
         if part is not None:
             self._offered = None
@@ -277,7 +285,7 @@ class Private:
 
     def _forget(self) -> None:
         """Drop what was gathered of the logical batch."""
-        self._sums, self._style, self._gathered = None, None, []
+        self._sums, self._style, self._gathered, self._given = None, None, [], []
         self._parts, self._complete = 0, False
 
     # The loader

@@ -52,6 +52,13 @@ class Convolved(Use):
         self.batch_size = inputs.shape[0]
 
     @property
+    def how(self) -> str:  # type: ignore[override]
+        """From Gram matrices, or from gradients."""
+        if not self._as_products:
+            return "instantiated"
+        return "ghost" if self._pixels_suffice else self._products().how
+
+    @property
     def _as_products(self) -> bool:
         """Whether the gradient is better seen as a product of patches and outputs than as a convolution.
 

@@ -16,6 +16,8 @@ class Segmented(Use):
     `left` is (K, T, m), `right` (K, T, n), padded with zero rows; the gradient is (experts, m, n).
     """
 
+    how = "by expert"
+
     def __init__(
         self, left: Tensor, right: Tensor, sample: Tensor, expert: Tensor, shape: tuple[int, ...], batch: int
     ) -> None:
