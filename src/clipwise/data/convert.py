@@ -1,4 +1,4 @@
-"""Files that packages have in another form, as the files that are published: the same bytes, from wherever they come."""
+"""Files that packages have in another form, as the files that are published: the same bytes from wherever they come."""
 
 from __future__ import annotations
 

