@@ -171,7 +171,7 @@ class Table:
         self._asked[name] = None
         if name not in self.values:
             if default is _REQUIRED:
-                self.fail(None, f"{name!r} is missing; it is {_NAMES[kind]}.")
+                self._missing(name, kind)
             return default
         value = self.values[name]
         if kind is float and type(value) is int:
@@ -179,6 +179,12 @@ class Table:
         if type(value) is not kind:
             self.fail(name, f"expected {_NAMES[kind]}, got {_shown(value)}.")
         return value
+
+    def _missing(self, name: str, kind: type[Any]) -> NoReturn:
+        wrong = difflib.get_close_matches(name, [key for key in self.values if key not in self._asked], n=1)
+        if wrong:
+            self.fail(wrong[0], f"there is no such key; did you mean {name!r}?")
+        self.fail(None, f"{name!r} is missing; it is {_NAMES[kind]}.")
 
     def text(self, name: str, default: Default = _REQUIRED, choices: Iterable[str] | None = None) -> str | Default:
         """A string, one of `choices` if these are given."""

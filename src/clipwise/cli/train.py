@@ -1,0 +1,130 @@
+"""`clipwise train config.toml`: one configuration, one run, one folder with everything about it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from clipwise.cli.table import table
+
+if TYPE_CHECKING:
+    from clipwise.report import Run
+
+NAME = "train"
+HELP = "train privately as a TOML configuration says, and write the run's folder with its report"
+
+_EPILOG = """\
+examples:
+  clipwise train examples/digits.toml
+  clipwise train examples/digits.toml --set clip.R=5 --set seed=1 --output runs/digits-R5
+  clipwise train examples/digits.toml --resume      after a crash or Ctrl-C: go on where the checkpoint is
+
+The folder gets config.toml, metrics.jsonl, ledger.json, result.json, figures/, model.safetensors, report.html and
+card.md. Paths in a configuration count from the current folder. docs/train.md explains every key.
+
+exit code: 0 success, 2 bad usage or input, 130 interrupted (--resume goes on)
+"""
+
+_SHOWN = {
+    "accuracy": ("accuracy", 100.0, " %"),
+    "nll": ("NLL (log-loss)", 1.0, ""),
+    "ece": ("ECE", 100.0, " %"),
+    "mce": ("MCE", 100.0, " %"),
+    "brier": ("Brier score", 1.0, ""),
+    "mse": ("MSE", 1.0, ""),
+    "rmse": ("RMSE", 1.0, ""),
+    "r2": ("R squared", 1.0, ""),
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = _EPILOG
+    parser.add_argument("config", metavar="CONFIG.toml", help="the configuration")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="replace a value, as in clip.R=0.5 (repeatable)"
+    )
+    parser.add_argument("--output", metavar="FOLDER", help="where the run goes (default: the configuration's)")
+    parser.add_argument("--resume", action="store_true", help="go on with the interrupted run in the folder")
+    parser.add_argument("--force", action="store_true", help="replace the run in the folder")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Train, and say what came out and where it is."""
+    from clipwise.cli.progress import Bar
+    from clipwise.training.config import Config
+    from clipwise.training.train import train
+
+    config = Config.load(args.config, args.set)
+    bar = Bar(config.name)
+    try:
+        made, folder = train(
+            config, output=args.output, resume=args.resume, force=args.force, command=_command(), watch=bar
+        )
+    finally:
+        bar.close()
+    if args.json:
+        print(json.dumps({"folder": str(folder), **_summary(made)}, indent=1))
+    else:
+        _print(made, folder)
+    return 0
+
+
+def _command() -> str:
+    return shlex.join(["clipwise", *sys.argv[1:]])
+
+
+def _metrics(run: Run) -> dict[str, dict[str, Any]]:
+    """The headline metrics with their intervals, where there are any."""
+    intervals = run.test.intervals or {}
+    return {
+        name: {"value": getattr(run.test, name), "interval": intervals.get(name)}
+        for name in _SHOWN
+        if getattr(run.test, name, None) is not None
+    }
+
+
+def _summary(run: Run) -> dict[str, Any]:
+    return {
+        "name": run.name,
+        "seed": run.seed,
+        "test": _metrics(run),
+        "recalibrated": {
+            method: {name: getattr(result, name) for name in ("accuracy", "nll", "ece", "mce", "brier")}
+            for method, result in run.recalibrated.items()
+        },
+        "noise_multiplier": run.plan["noise_multiplier"],
+        "steps": run.plan["steps"],
+        "delta": run.delta,
+        "guarantees": run.guarantees,
+        "seconds": run.provenance["seconds"],
+        "warnings": run.warnings,
+    }
+
+
+def _print(run: Run, folder: Path) -> None:
+    data = run.provenance["data"]
+    print(
+        f"{run.name}: {run.plan['steps']} steps on {data['records']:,} records of {data['name']}, measured on "
+        f"{data['held_out']:,} others"
+    )
+    rows = []
+    for name, metric in _metrics(run).items():
+        label, factor, unit = _SHOWN[name]
+        interval = metric["interval"]
+        between = "" if interval is None else f"{factor * interval[0]:.4g} to {factor * interval[1]:.4g}{unit}"
+        rows.append([label, f"{factor * metric['value']:.4g}{unit}", between])
+    print(table(["", "measured", "95 % interval"], rows))
+    for method, result in run.recalibrated.items():
+        print(f"  after {method} scaling: ECE {100 * result.ece:.2f} %, NLL {result.nll:.4f}")
+    print()
+    print(run.guarantees["exact"]["statement"] if run.guarantees else "not private: no noise was added")
+    for warning in run.warnings:
+        print(f"warning: {warning}")
+    print(f"report: {folder / 'report.html'}")

@@ -1,0 +1,98 @@
+"""`algorithm = "dp-sgd"`: the ordinary loop with `Private` in it, measured and saved now and then."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from clipwise.accounting import Ledger
+from clipwise.clipping import Style
+from clipwise.private import Private
+from clipwise.training.datasets import Records
+from clipwise.training.folder import Folder
+from clipwise.training.job import Job
+from clipwise.training.measure import evaluate, headline, layer_statistics, step_statistics
+from clipwise.training.watch import Progress, Watch
+
+__all__ = ["train"]
+
+
+def train(job: Job, folder: Folder, watch: Watch, resume: bool) -> Ledger:
+    """Train `job.model` to the end of the plan, from the folder's checkpoint when asked to resume.
+
+    Guarantees: every step is charged in the folder before it is made, so a kill at any moment under-counts nothing; a
+    seeded run that was killed and resumed ends with the weights of one that was not.
+    """
+    optimizer = job.config.optimizer.build(job.parameters.values())
+    private = _private(job, optimizer, folder, resume)
+    # Empty batches are handed out too, so that every step gets its own learning rate.
+    loader = private.loader(
+        job.train, job.config.batches.physical_batch_size, yield_empty=True, collate_fn=Records.collate
+    )
+    first, begun = private.steps_done, time.monotonic() - folder.seconds
+
+    def save() -> None:
+        folder.seconds = time.monotonic() - begun
+        private.save(folder.checkpoint, extra={"step": private.steps_done, "seconds": folder.seconds})
+
+    if not resume:
+        save()
+    style: Style | None = None
+    for batch in loader:
+        step = private.steps_done + 1
+        if style is not job.plan.style(step - 1):
+            style = job.plan.style(step - 1)
+            _set_rate(optimizer, job.config.optimizer.learning_rate.at(style, list(job.parameters)))
+        measured = step % job.evaluate_every == 0 or step == job.plan.steps
+        losses = _losses(job, batch)
+        layers = layer_statistics(job, losses, style) if measured else {}
+        if not private.step(losses):
+            continue
+        row = _row(job, private, float(losses.detach().mean()), layers) if measured else None
+        if row is not None:
+            folder.append(row)
+        if step % job.checkpoint_every == 0 or step == job.plan.steps:
+            save()
+        watch(Progress(step, job.plan.steps, first, lambda: _epsilon(job, private), row and row["test"]))
+    return private.ledger
+
+
+def _private(job: Job, optimizer: Optimizer, folder: Folder, resume: bool) -> Private:
+    if not resume:
+        return Private(job.plan, job.model, optimizer, seed=job.config.seed, loss_fn=job.losses)
+    private = Private.resume(folder.checkpoint, job.model, optimizer, plan=job.plan, loss_fn=job.losses)
+    folder.cut_metrics(private.extra["step"])
+    folder.seconds = float(private.extra["seconds"])
+    return private
+
+
+def _losses(job: Job, batch: Any) -> torch.Tensor:
+    """One loss per sample; many networks cannot run on an empty batch."""
+    device = job.config.device
+    if not len(batch[-1]):
+        return torch.zeros(0, device=device)
+    return job.losses(job.model, [tensor.to(device) for tensor in batch])
+
+
+def _set_rate(optimizer: Optimizer, rate: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+
+
+def _epsilon(job: Job, private: Private) -> float | None:
+    return None if job.delta is None else private.epsilon(job.delta)
+
+
+def _row(job: Job, private: Private, loss: float, layers: dict[str, Any]) -> dict[str, Any]:
+    """A row of metrics.jsonl; what is under "private" is exact and not covered by epsilon."""
+    step = private.steps_done
+    return {
+        "step": step,
+        "epoch": step * job.plan.batch_size / len(job.train),
+        "epsilon": _epsilon(job, private),
+        "test": headline(job, evaluate(job)),
+        "private": {**step_statistics(private.last, loss), "layers": layers},
+    }

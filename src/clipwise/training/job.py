@@ -1,0 +1,165 @@
+"""What a configuration asks for, made ready: records, network, plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import TensorDataset
+
+from clipwise.accounting import Event, GaussianSteps, PrivateCalibration, noise_scale
+from clipwise.data import DataSet
+from clipwise.errors import InvalidConfig
+from clipwise.plan import Plan
+from clipwise.training.config import Config, default_delta
+from clipwise.training.datasets import Records
+from clipwise.training.models import freeze
+
+__all__ = ["Job", "prepare"]
+
+SPLIT_SEED = 20
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """One run, ready to start. Nothing in it changes but the weights of `model`."""
+
+    config: Config
+    data: DataSet
+    train: Records
+    test: Records
+    public: Records | None
+    """Held-out records for recalibration; none of them is in `test`."""
+    aside: Records | None
+    """Private records that are not trained on, for recalibration."""
+    model: nn.Module
+    parameters: dict[str, nn.Parameter]
+    """What is trained."""
+    plan: Plan
+    delta: float | None
+    warnings: tuple[str, ...]
+
+    @property
+    def evaluate_every(self) -> int:
+        """Steps between evaluations."""
+        return self.config.evaluation.every or max(1, self.plan.steps // 10)
+
+    @property
+    def checkpoint_every(self) -> int:
+        """Steps between checkpoints."""
+        return self.config.checkpoint_every or self.evaluate_every
+
+    def outputs(self, model: nn.Module, inputs: Sequence[Tensor]) -> Tensor:
+        """Logits (B, K), or predictions (B,)."""
+        outputs = self.config.model.forward(model, inputs)
+        expected = (len(inputs[0]), self.data.outputs)
+        if self.data.task == "regression" and outputs.dim() == 1:
+            outputs = outputs.unsqueeze(1)
+        if tuple(outputs.shape) != expected:
+            raise InvalidConfig(
+                f"the model returns {tuple(outputs.shape)} for a batch of {expected[0]}, but {self.data.name} needs "
+                f"{expected}."
+            )
+        return outputs if self.data.task == "classification" else outputs.squeeze(1)
+
+    def losses(self, model: nn.Module, batch: Sequence[Tensor]) -> Tensor:
+        """One loss per sample: cross-entropy, or the squared error."""
+        *inputs, targets = batch
+        outputs = self.outputs(model, inputs)
+        if self.data.task == "classification":
+            return F.cross_entropy(outputs, targets, reduction="none")
+        return (outputs - targets).square()
+
+    def predict(self, records: TensorDataset) -> Tensor:
+        """Outputs of the network for many records, without dropout."""
+        *inputs, _ = records.tensors
+        size, was_training = self.config.evaluation.batch_size, self.model.training
+        self.model.eval()
+        try:
+            with torch.no_grad():
+                parts = [
+                    self.outputs(self.model, [x[k : k + size].to(self.config.device) for x in inputs]).cpu()
+                    for k in range(0, len(records), size)
+                ]
+        finally:
+            self.model.train(was_training)
+        return torch.cat(parts)
+
+
+def prepare(config: Config, data: DataSet | None = None) -> Job:
+    """Load the data (unless they are given), build the network, find the noise."""
+    data = config.data.load() if data is None else data
+    train, aside = _split(data.train, config.recalibration.private_share)
+    test, public = _split(data.test, config.recalibration.share if config.recalibration.public else None)
+    if config.seed is None:
+        torch.seed()
+    else:
+        torch.manual_seed(config.seed)
+    model = config.model.build(data).to(config.device)
+    model.train()
+    trained = {id(p) for p in freeze(model, config.trainable)}
+    parameters = {name: p for name, p in model.named_parameters() if id(p) in trained}
+    if config.recalibration.methods and data.task == "regression":
+        raise InvalidConfig("recalibration.methods are for classification.")
+    delta = None
+    if config.privacy.is_private:
+        delta = default_delta(len(train)) if config.privacy.delta is None else config.privacy.delta
+    plan = _plan(config, len(train), delta)
+    return Job(
+        config,
+        data,
+        train,
+        test,
+        public,
+        aside,
+        model,
+        parameters,
+        plan,
+        delta,
+        tuple(_warnings(data, train, delta)),
+    )
+
+
+def _split(part: TensorDataset, share: float | None) -> tuple[Records, Records | None]:
+    """The records that stay, and those put aside: chosen at random, but the same ones in every run."""
+    if share is None:
+        return Records(*part.tensors), None
+    count = round(share * len(part))
+    if not 0 < count < len(part):
+        raise InvalidConfig(f"[recalibration]: a share of {share:g} of {len(part)} records leaves one side empty.")
+    order = torch.randperm(len(part), generator=torch.Generator().manual_seed(SPLIT_SEED))
+    aside, stay = order[:count].sort().values, order[count:].sort().values
+    return Records(*(t[stay] for t in part.tensors)), Records(*(t[aside] for t in part.tensors))
+
+
+def calibration_event(config: Config) -> PrivateCalibration | None:
+    """What recalibration on private records will put on the ledger."""
+    choice = config.recalibration
+    if not choice.private or choice.noise_multiplier is None:
+        return None
+    return PrivateCalibration(choice.noise_multiplier, disjoint=choice.private_share is not None)
+
+
+def _plan(config: Config, sample_size: int, delta: float | None) -> Plan:
+    sampling = config.batches.scheme(sample_size)
+    plan = Plan(sampling, config.batches.count(sampling), config.clip, config.privacy.noise_multiplier)
+    if config.privacy.epsilon is None or delta is None:
+        return plan
+    event = calibration_event(config)
+    fixed: tuple[Event, ...] = () if event is None else (event,)
+    steps = GaussianSteps(sampling, 1.0, plan.steps)
+    return replace(plan, noise_multiplier=noise_scale((steps,), config.privacy.epsilon, delta, fixed=fixed))
+
+
+def _warnings(data: DataSet, train: Records, delta: float | None) -> list[str]:
+    """What the report cannot know by itself."""
+    warnings = [data.note] if data.note else []
+    if delta is not None and delta > 1 / len(train):
+        warnings.append(
+            f"delta = {delta:g} is over 1/n = {1 / len(train):.3g}: such a promise allows publishing a whole record. "
+            "Use a delta below 1/n."
+        )
+    return warnings

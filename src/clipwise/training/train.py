@@ -1,0 +1,157 @@
+"""One configuration, one run: train, measure, recalibrate, and leave a folder that tells everything."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Callable, Mapping
+from datetime import datetime, timezone
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from torch import nn
+
+import clipwise
+from clipwise import report
+from clipwise.accounting import Event, Ledger
+from clipwise.accounting.panel import panel_of
+from clipwise.data import DataSet
+from clipwise.errors import MissingExtra
+from clipwise.report import Run
+from clipwise.training import dp_sgd
+from clipwise.training.config import Config
+from clipwise.training.folder import Folder
+from clipwise.training.job import Job, prepare
+from clipwise.training.measure import evaluate
+from clipwise.training.recalibrate import recalibrate
+from clipwise.training.watch import Watch, silent
+
+__all__ = ["ALGORITHMS", "Algorithm", "train"]
+
+Algorithm: TypeAlias = Callable[[Job, Folder, Watch, bool], Ledger]
+"""Trains `job.model` in place, from the folder's checkpoint when the last argument is true; what it released."""
+
+ALGORITHMS: Mapping[str, Algorithm] = {"dp-sgd": dp_sgd.train}
+"""A further algorithm is a function here and its name in `config.ALGORITHMS`."""
+
+PACKAGES = ("torch", "numpy", "scipy", "transformers")
+
+
+def train(
+    config: Config,
+    *,
+    output: str | Path | None = None,
+    resume: bool = False,
+    force: bool = False,
+    command: str = "",
+    watch: Watch = silent,
+    data: DataSet | None = None,
+    page: bool = True,
+) -> tuple[Run, Path]:
+    """Carry out a configuration; the run and its folder.
+
+    The folder is refused when a finished run is in it (`force` replaces it), or an interrupted one, which `resume`
+    goes on with. `data` are the records that the configuration names, where many runs share them; `page=False` leaves
+    the report, its figures and the card out.
+    """
+    folder = Folder(Path(config.output if output is None else output))
+    folder.check(config.text, resume=resume, force=force)
+    _check_extras()
+    started = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    job = prepare(config, data)
+    if not resume:
+        folder.begin(config.text)
+    ledger = ALGORITHMS[config.algorithm](job, folder, watch, resume)
+    run = _run(job, folder, ledger, {"command": command, "started": started})
+    _save_weights(job.model, folder.path / "model.safetensors")
+    run.save(folder.path)
+    folder.checkpoint.unlink()
+    if page:
+        report.write(run, folder.path)
+    return run, folder.path
+
+
+def _check_extras() -> None:
+    """What the end of a run needs is asked for at its beginning."""
+    missing = [name for name in ("jinja2", "matplotlib", "safetensors") if find_spec(name) is None]
+    if missing:
+        raise MissingExtra(f"a run's folder is written with {' and '.join(missing)}: pip install 'clipwise[train]'.")
+
+
+def _run(job: Job, folder: Folder, ledger: Ledger, origin: Mapping[str, Any]) -> Run:
+    """Everything that is to be kept of a run that has been trained."""
+    test = evaluate(job, job.config.evaluation.resamples)
+    recalibrated = recalibrate(job, ledger)
+    private = job.delta is not None
+    return Run(
+        name=job.config.name,
+        task=job.data.task,
+        seed=job.config.seed,
+        test=test,
+        recalibrated=recalibrated,
+        curves=folder.rows(),
+        plan={**job.plan.to_dict(), **_choices(job)},
+        ledger=ledger if private else None,
+        delta=job.delta,
+        guarantees={} if job.delta is None else _guarantees(ledger.events, job.delta),
+        provenance={**origin, **_provenance(job, folder)},
+        warnings=job.warnings,
+        config=job.config.text,
+    )
+
+
+@lru_cache(maxsize=16)
+def _guarantees(events: tuple[Event, ...], delta: float) -> dict[str, dict[str, Any]]:
+    """What every accountant says; the seeds of an experiment share it."""
+    return {name: guarantee.as_dict() for name, guarantee in panel_of(events, delta).items()}
+
+
+def _choices(job: Job) -> dict[str, Any]:
+    """What else was chosen, beside the plan; the learning rate as a number where it is one."""
+    rule, names = job.config.optimizer.learning_rate, list(job.parameters)
+    rates = {rule.at(job.plan.style(step), names) for step in (0, job.plan.steps - 1)}
+    return {
+        "learning_rate": rates.pop() if len(rates) == 1 else str(rule),
+        "optimizer": str(job.config.optimizer),
+        "algorithm": job.config.algorithm,
+    }
+
+
+def _provenance(job: Job, folder: Folder) -> dict[str, Any]:
+    data = job.data
+    return {
+        "seconds": round(folder.seconds, 3),
+        "seeds": [job.config.seed],
+        "data": {
+            "name": data.name,
+            "records": len(job.train),
+            "held_out": len(job.test),
+            "source": data.source,
+            "licence": data.licence,
+            "note": data.note,
+            "fingerprint": data.fingerprint,
+        },
+        "model": repr(job.config.model),
+        "parameters": sum(p.numel() for p in job.parameters.values()),
+        "versions": _versions(),
+    }
+
+
+def _versions() -> dict[str, str]:
+    found = {"clipwise": clipwise.__version__, "python": platform.python_version()}
+    for name in PACKAGES:
+        if name in sys.modules:
+            try:
+                found[name] = version(name)
+            except PackageNotFoundError:
+                continue
+    return found
+
+
+def _save_weights(model: nn.Module, path: Path) -> None:
+    from safetensors.torch import save_model
+
+    save_model(model, str(path))

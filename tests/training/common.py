@@ -1,0 +1,39 @@
+"""Configurations for tests: small enough to train in a second."""
+
+from __future__ import annotations
+
+from clipwise.training.config import Config
+from clipwise.training.toml import Source
+
+TINY = """
+name = "tiny"
+seed = 3
+steps = 12
+batch_size = 64
+
+[data]
+source = "digits"
+
+[model]
+source = "mlp"
+hidden = [8]
+
+[clip]
+rule = "Abadi"
+R = 1.0
+
+[optimizer]
+name = "SGD"
+learning_rate = 0.5
+
+[privacy]
+noise_multiplier = 1.0
+
+[evaluation]
+every = 4
+resamples = 0
+"""
+
+
+def config(*overrides: str, text: str = TINY) -> Config:
+    return Config.of(Source.parse(text, "tiny.toml", overrides))

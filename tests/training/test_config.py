@@ -1,0 +1,255 @@
+"""Configurations are read strictly: every mistake is an error that names its place and the way out."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import clipwise as cw
+from clipwise.clipping import Flat, Groupwise, Layerwise, MixUp
+from clipwise.errors import InvalidConfig
+from clipwise.training import config as config_module
+from clipwise.training.clips import RULES, read_clip
+from clipwise.training.config import Config, default_delta
+from clipwise.training.toml import Source, nearest, write
+from clipwise.training.train import ALGORITHMS
+
+from .common import TINY, config
+
+
+def clip(text: str) -> Any:
+    return read_clip(Source.parse(text).root())
+
+
+def test_a_whole_configuration() -> None:
+    made = config()
+    assert (made.name, made.seed, made.algorithm, made.output) == ("tiny", 3, "dp-sgd", Path("runs/tiny"))
+    assert made.clip == Flat(cw.Abadi(1.0))
+    assert made.batches.scheme(1_297) == cw.Poisson(1_297, 64)
+    assert made.optimizer.name == "SGD" and str(made.optimizer.learning_rate) == "0.5"
+    assert made.text == TINY
+
+
+def test_every_algorithm_that_may_be_named_exists() -> None:
+    assert set(config_module.ALGORITHMS) == set(ALGORITHMS)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("stepz=5", r"--set stepz=5: stepz: the configuration has no such key; did you mean 'steps'\?"),
+        ("clip.RR=5", r"clip.RR: \[clip\] has no such key; did you mean 'R'\?"),
+        ("clip.rule=Abbadi", "clip.rule: 'Abbadi' is not known; did you mean 'Abadi'"),
+        ("clip.R='1'", r"clip.R: expected a number, got a string \('1'\)"),
+        ("clip.R=-1", "clip.R: must be a finite number over 0, got -1"),
+        ("clip.R=nan", "clip.R: must be a finite number over 0, got nan"),
+        ("clip.R=true", "clip.R: expected a number, got true or false"),
+        ("clip.gamma=0.1", "has no such key"),
+        ("clip=5", "clip: expected a table, got an integer"),
+        ("steps=0", "steps: must be at least 1, got 0"),
+        ("steps=2.5", "steps: expected an integer, got a number"),
+        ("epochs=2", "exactly one of steps"),
+        ("batch_size=0", "batch_size: must be at least 1"),
+        ("sampling=full-batch", "batch_size is needed, but for sampling = 'full-batch'"),
+        ("sampling=poison", "'poison' is not known; did you mean 'poisson'"),
+        ("seed=-1", "seed: must be at least 0"),
+        ("name=''", "name: is an empty string"),
+        ("device=abacus", "device: 'abacus' cannot be used"),
+        ("algorithm=dp-sdg", "did you mean 'dp-sgd'"),
+        ("data.source=mnits", "data.source: is neither a file .* Did you mean 'mnist'"),
+        ("data.pol=2", "data.pol: .*did you mean 'pool'"),
+        ("data.std=0", "data.std: must be over 0"),
+        ("data.mean=[]", "data.mean: is an empty array"),
+        ("data.mean=['a']", "data.mean: expected a number or an array of them"),
+        ("model.source=mlpp", "is neither a built-in network.*did you mean 'mlp'"),
+        ("model.hiden=[8]", "did you mean 'hidden'"),
+        ("model.hidden=[0]", "integers must be at least 1"),
+        ("model.hidden=8", "expected an array, got an integer"),
+        ("model.activation=rellu", "did you mean 'relu'"),
+        ("optimizer.name=SDG", "did you mean 'SGD'"),
+        ("optimizer.lr=0.1", "is called learning_rate here"),
+        ("optimizer.momentun=0.9", "torch.optim.SGD has no such option; did you mean 'momentum'"),
+        ("optimizer.learning_rate=fast", "a string such as '1.5 / R', got 'fast'"),
+        ("optimizer.learning_rate=-1/R", "a string such as '1.5 / R'"),
+        ("optimizer.learning_rate=[1]", "expected a number, got an array"),
+        ("privacy.epsilon=2", "exactly one of epsilon, noise_multiplier"),
+        ("privacy.private=false", "goes with nothing else"),
+        ("privacy.delta=1.5", "privacy.delta: must be a finite number over 0 and under 1"),
+        ("evaluation.evry=4", "did you mean 'every'"),
+        ("recalibration.share=0.5", "'methods' is missing"),
+        ("recalibration.methods=['temprature']", "did you mean 'temperature'"),
+        ("recalibration.methods=['temperature', 'temperature']", "names a method twice"),
+        ("recalibration={methods=['private-temperature']}", "needs a noise_multiplier"),
+        ("recalibration={methods=['vector'], noise_multiplier=1}", "for private-temperature only"),
+        ("steps", "--set needs KEY=VALUE"),
+        ("steps.x=1", "'steps' is not a table"),
+    ],
+)
+def test_mistakes_are_named(override: str, message: str) -> None:
+    with pytest.raises(InvalidConfig, match=message):
+        config(override)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "line", "message"),
+    [
+        ("R = 1.0", 16, "clip.RR"),
+        ("hidden = [8]", 12, "model.hiddenn"),
+        ("seed = 3", 3, "seeed"),
+    ],
+)
+def test_the_line_is_named(wrong: str, line: int, message: str) -> None:
+    key = message.rpartition(".")[2]
+    text = TINY.replace(wrong, wrong.replace(wrong.split()[0], key, 1))
+    with pytest.raises(InvalidConfig, match=rf"tiny.toml, line {line}: {message}: "):
+        config(text=text)
+
+
+def test_keys_of_inline_tables_are_on_the_line_of_the_table() -> None:
+    text = TINY.replace('[clip]\nrule = "Abadi"\nR = 1.0\n', "").replace(
+        "steps", 'clip = {rule = "Abadi", R = "x"}\nsteps'
+    )
+    with pytest.raises(InvalidConfig, match=r"line 4: clip\.R: expected a number"):
+        config(text=text)
+
+
+@pytest.mark.parametrize("missing", ["data", "model", "optimizer", "privacy", "clip"])
+def test_missing_tables_are_named(missing: str) -> None:
+    parts = TINY.split("\n[")
+    text = "\n[".join(part for part in parts if not part.startswith(f"{missing}]"))
+    with pytest.raises(InvalidConfig, match=missing):
+        config(text=text)
+
+
+def test_not_toml_and_not_there(tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfig, match=r"tiny.toml is not TOML: .*line 2"):
+        config(text="steps = 5\nsteps == 6")
+    with pytest.raises(InvalidConfig, match="cannot be read"):
+        Config.load(tmp_path / "none.toml")
+    binary = tmp_path / "binary.toml"
+    binary.write_bytes(b"\xff\xfe")
+    with pytest.raises(InvalidConfig, match="cannot be read"):
+        Config.load(binary)
+
+
+@pytest.mark.parametrize("name", sorted(RULES))
+def test_every_rule_can_be_named(name: str) -> None:
+    numbers = {"R": 2.0, "Z": 3.0}
+    needed = {"Abadi": "R", "BatchClip": "R", "Global": "R", "GlobalScaled": "RZ"}.get(name, "")
+    text = f'rule = "{name}"\n' + "".join(f"{key} = {numbers[key]}\n" for key in needed)
+    assert clip(text) == Flat(RULES[name](**{key: numbers[key] for key in needed}))
+
+
+def test_every_rule_of_the_package_is_known() -> None:
+    rules = {
+        name for name in cw.__all__ if isinstance(getattr(cw, name), type) and hasattr(getattr(cw, name), "sensitivity")
+    }
+    assert rules - {"Flat", "Layerwise", "Groupwise"} == set(RULES)
+
+
+def test_styles_and_schedules() -> None:
+    assert clip('style = "Layerwise"\nrule = "Abadi"\nR = 1\nnoise = "per_layer"') == Layerwise(
+        cw.Abadi(1.0), "per_layer"
+    )
+    layers = clip('style = "Layerwise"\n[layers]\na = {rule = "Abadi", R = 1.0}\nb = {rule = "Normalize"}')
+    assert layers == Layerwise({"a": cw.Abadi(1.0), "b": cw.Normalize()})
+    groups = clip('style = "Groupwise"\n[groups]\n"a.*" = {rule = "Abadi", R = 1.0}\n"*" = {rule = "Automatic"}')
+    assert groups == Groupwise({"a.*": cw.Abadi(1.0), "*": cw.Automatic()}) and list(groups.rules) == ["a.*", "*"]
+    mixed = clip(
+        'schedule = "MixUp"\nswitch_at = 0.9\nsmall = {rule = "Abadi", R = 0.1}\n'
+        'large = {style = "Layerwise", rule = "Abadi", R = 5}'
+    )
+    assert mixed == MixUp(cw.Abadi(0.1), Layerwise(cw.Abadi(5.0)), 0.9)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('schedule = "MixUp"\nsmall = {rule = "Normalize"}', "'switch_at' is missing"),
+        ('schedule = "MixUp"\nswitch_at = 0.5\nsmall = {rule = "Normalize"}', "'large' is missing"),
+        ('schedule = "MixUp"\nswitch_at = 1.5\nsmall = {rule = "Normalize"}\nlarge = {rule = "Normalize"}', "fraction"),
+        ('schedule = "MixUp"\nR = 1\nswitch_at = 0.5\nsmall = {rule = "Normalize"}\nlarge = {rule = "Normalize"}', "R"),
+        ('style = "Groupwise"', "'groups' is missing"),
+        ('style = "Layerwise"\nrule = "Abadi"\nR = 1\nlayers = {a = {rule = "Normalize"}}', "has no such key"),
+        ('style = "Flat"\nrule = "Normalize"\nnoise = "joint"', "has no such key"),
+        ('rule = "Abadi"', "'R' is missing; it is a number"),
+        ("R = 1.0", "'rule' is missing; it is a string"),
+    ],
+)
+def test_clips_that_make_no_sense(text: str, message: str) -> None:
+    with pytest.raises(InvalidConfig, match=message):
+        clip(text)
+
+
+def test_the_learning_rate_follows_the_joint_sensitivity() -> None:
+    names = ["a.weight", "a.bias", "b.weight"]
+    rule = config("optimizer.learning_rate=1.5 / R").optimizer.learning_rate
+    assert rule.at(Flat(cw.Abadi(0.1)), names) == pytest.approx(15.0)
+    assert rule.at(Layerwise(cw.Abadi(0.1)), names) == pytest.approx(15.0 / math.sqrt(2))
+    with pytest.raises(InvalidConfig, match="needs a clipping norm R"):
+        rule.at(Flat(cw.NoClip()), names)
+
+
+def test_optimizers_take_their_own_options() -> None:
+    chosen = config("optimizer={name='Adam', learning_rate=0.01, betas=[0.8, 0.9]}").optimizer
+    built = chosen.build([torch.nn.Parameter(torch.zeros(1))])
+    assert type(built) is torch.optim.Adam and built.defaults["betas"] == (0.8, 0.9) and built.defaults["lr"] == 0.01
+    with pytest.raises(InvalidConfig, match=r"torch\.optim\.SGD refuses its options"):
+        config("optimizer.momentum=-1").optimizer.build([torch.nn.Parameter(torch.zeros(1))])
+
+
+@pytest.mark.parametrize(
+    ("epochs", "size", "batch", "expected"), [(1.0, 100, 10, 10), (0.1, 100, 1, 10), (1.0, 101, 10, 11), (2.5, 8, 4, 5)]
+)
+def test_epochs_become_whole_steps(epochs: float, size: int, batch: int, expected: int) -> None:
+    batches = config(text=TINY.replace("steps = 12", f"epochs = {epochs}").replace("64", str(batch), 1)).batches
+    assert batches.count(batches.scheme(size)) == expected
+
+
+def test_samplings() -> None:
+    assert config("max_batch_size=80").batches.scheme(500) == cw.Poisson(500, 64, 80)
+    assert config("sampling=shuffled").batches.scheme(500) == cw.Shuffled(500, 64)
+    assert config("sampling=fixed-size").batches.scheme(500) == cw.FixedSize(500, 64)
+    full = TINY.replace("batch_size = 64", 'sampling = "full-batch"', 1)
+    assert config(text=full).batches.scheme(500) == cw.FullBatch(500)
+
+
+@pytest.mark.parametrize("size", [1, 9, 10, 11, 999, 1_000, 1_297, 60_000, 10**9])
+def test_the_default_delta_is_the_largest_power_of_ten_below_one_over_n(size: int) -> None:
+    delta = default_delta(size)
+    assert delta < 1 / size <= 10 * delta and math.log10(delta) == pytest.approx(round(math.log10(delta)))
+
+
+def test_a_run_that_is_not_private_needs_no_clipping() -> None:
+    made = config(
+        text=TINY.replace('[clip]\nrule = "Abadi"\nR = 1.0\n', "").replace("noise_multiplier = 1.0", "private = false")
+    )
+    assert made.clip == Flat(cw.NoClip()) and not made.privacy.is_private
+
+
+def test_overrides_are_toml_or_bare_words_and_are_kept() -> None:
+    made = config("clip.R=2", "model.activation=relu", "data.mean=[0.5]", "seed=9")
+    assert (made.clip, made.seed) == (Flat(cw.Abadi(2.0)), 9)
+    again = Source.parse(made.text)
+    assert again.values["clip"]["R"] == 2 and again.values["data"]["mean"] == [0.5]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"a": 1, "b": -0.5, "c": True, "d": 'q"u\\o\n\té', "e": [1, 2], "f": []},
+        {"t": {"u": {"v": 1e-30}, "w": {}}, "odd key.*": {"x": 1}},
+        {"a": {"b": 1}, "list": [{"x": 1, "y": "z"}]},
+        {"inf": math.inf, "small": 1e22},
+    ],
+)
+def test_what_is_written_reads_back(values: dict[str, Any]) -> None:
+    assert Source.parse(write(values)).values == values
+
+
+def test_nearest_does_not_mind_case() -> None:
+    assert nearest("abadi", RULES) == "did you mean 'Abadi'?"
