@@ -41,18 +41,17 @@ def from_file(
 ) -> DataSet:
     r"""A data set from a CSV (with a header), Parquet or NPZ file.
 
-    Args:
-        path: the file; its ending says what it is.
-        target: the column to predict; in an NPZ file the array.
-        task: "classification" or "regression"; may be left out when the target is text.
-        features: the columns to predict from; all others by default. An NPZ file has one array `x`.
-        classes: the names of the classes in their order. Left out, they are the values that occur in training, sorted,
-            which epsilon does not cover: name them when a class may be so rare that its existence is a secret.
-        test: the share (below 1) or number of records that is held out, unless there is a `test_file`. An NPZ file
-            with the arrays x_train, y_train, x_test and y_test has its own test part.
-        test_file: a file of the same form whose records are held out.
-        seed: of the random choice of held-out records.
-        delimiter: between the columns of a CSV file.
+    - `path`: the file; its ending says what it is.
+    - `target`: the column to predict; in an NPZ file the array.
+    - `task`: "classification" or "regression"; may be left out when the target is text.
+    - `features`: the columns to predict from; all others by default. An NPZ file has one array `x`.
+    - `classes`: the names of the classes in their order. Left out, they are the values that occur in training, sorted,
+      which epsilon does not cover: name them when a class may be so rare that its existence is a secret.
+    - `test`: the share (below 1) or number of records that is held out, unless there is a `test_file`. An NPZ file with
+      the arrays x_train, y_train, x_test and y_test has its own test part.
+    - `test_file`: a file of the same form whose records are held out.
+    - `seed`: of the random choice of held-out records.
+    - `delimiter`: between the columns of a CSV file.
 
     Numbers become float32 as they are; nothing is scaled (`DataSet.standardised` does that).
 
