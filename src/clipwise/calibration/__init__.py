@@ -1,10 +1,48 @@
-"""Probabilities and labels in, calibration out: metrics, bins, intervals."""
+"""Probabilities and labels in, calibration out: metrics with intervals, and recalibration.
+
+`PrivateTemperatureScaling` lives in `clipwise.recalibration`, above the accounting that it charges; its name is here
+for those who look for it beside the others, and is looked up when it is first used.
+"""
 
 from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
 
 from clipwise.calibration.bins import Bins
 from clipwise.calibration.evaluator import Evaluator, evaluate
 from clipwise.calibration.regression import evaluate_regression
+from clipwise.calibration.scaling import (
+    Isotonic,
+    IsotonicScaling,
+    Temperature,
+    TemperatureScaling,
+    Vector,
+    VectorScaling,
+)
 from clipwise.calibration.values import CalibrationResult, RegressionResult
 
-__all__ = ["Bins", "CalibrationResult", "Evaluator", "RegressionResult", "evaluate", "evaluate_regression"]
+__all__ = [
+    "Bins",
+    "CalibrationResult",
+    "Evaluator",
+    "Isotonic",
+    "IsotonicScaling",
+    "PrivateTemperature",
+    "PrivateTemperatureScaling",
+    "RegressionResult",
+    "Temperature",
+    "TemperatureScaling",
+    "Vector",
+    "VectorScaling",
+    "evaluate",
+    "evaluate_regression",
+]
+
+_PRIVATE = ("PrivateTemperature", "PrivateTemperatureScaling")
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PRIVATE:
+        raise AttributeError(f"module 'clipwise.calibration' has no attribute {name!r}")
+    return getattr(import_module("clipwise.recalibration"), name)

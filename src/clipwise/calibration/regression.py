@@ -32,7 +32,7 @@ def evaluate_regression(
     level: float = 0.95,
     seed: int = 0,
 ) -> RegressionResult:
-    """Mean squared error and R^2; with `std` also the Gaussian NLL and how often prediction +- z * std holds the target.
+    """Mean squared error and R^2; with `std` also the Gaussian NLL and the share of targets in prediction +- z * std.
 
     `std` is the predicted standard deviation, one number or one per sample; `levels` are the nominal probabilities of
     the central intervals. `resamples=1000` adds bootstrap intervals, whose probability is `level`.

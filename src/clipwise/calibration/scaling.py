@@ -1,0 +1,219 @@
+"""Recalibration on public data: a map from logits to better probabilities, fitted on samples that were not trained on.
+
+`fit` of a method returns the fitted map, a value with `predict(logits)`. On private data use
+`PrivateTemperatureScaling`: whatever these here return has seen every calibration record without noise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy import optimize
+from torch import Tensor
+
+from clipwise.calibration.inputs import ArrayLike, checked_labels, matrix
+from clipwise.errors import DataError, NotConverged
+
+__all__ = [
+    "Isotonic",
+    "IsotonicScaling",
+    "Temperature",
+    "TemperatureScaling",
+    "Vector",
+    "VectorScaling",
+    "calibration_set",
+    "limited",
+]
+
+Floats = NDArray[np.float64]
+Scores = TypeVar("Scores", Tensor, NDArray[Any])
+
+
+def calibration_set(logits: ArrayLike, labels: ArrayLike) -> tuple[Tensor, Tensor]:
+    """Logits (samples, classes) in float64 and labels, checked."""
+    z_BK = _finite(matrix("logits", logits))
+    return z_BK, checked_labels(labels, *z_BK.shape)
+
+
+def _finite(logits: Tensor) -> Tensor:
+    z_BK = logits.to("cpu", torch.float64)
+    if not bool(torch.isfinite(z_BK).all()):
+        raise DataError("logits must be finite for recalibration; remove classes that are ruled out by -inf.")
+    return z_BK
+
+
+def _like(logits: Scores, probabilities: Tensor) -> Scores:
+    """In the form of what was given: a tensor on its device, or an array; in at least single precision."""
+    if isinstance(logits, Tensor):
+        dtype = logits.dtype if logits.dtype in (torch.float32, torch.float64) else torch.float32
+        return probabilities.to(logits.device, dtype)
+    dtype = logits.dtype if logits.dtype in (np.float32, np.float64) else np.float32
+    return probabilities.numpy().astype(dtype)
+
+
+def _predict(logits: Scores, map_: Callable[[Tensor], Tensor]) -> Scores:
+    return _like(logits, map_(_finite(matrix("logits", logits))))
+
+
+@dataclass(frozen=True)
+class Temperature:
+    """softmax(logits / temperature): over 1 makes a model less sure of itself, under 1 more. Predictions stay.
+
+    `at_limit` says that the best temperature lies beyond the limits of the search.
+
+    >>> import torch
+    >>> Temperature(2.0).predict(torch.tensor([[2.0, 0.0]]))
+    tensor([[0.7311, 0.2689]])
+    """
+
+    temperature: float
+    at_limit: bool = False
+
+    def predict(self, logits: Scores) -> Scores:
+        """Probabilities, as a tensor or an array like `logits`."""
+        return _predict(logits, lambda z: torch.softmax(z / self.temperature, dim=1))
+
+
+@dataclass(frozen=True)
+class TemperatureScaling:
+    """One number for all classes (Guo et al. 2017): the temperature with the smallest NLL, found within the limits.
+
+    >>> import torch
+    >>> TemperatureScaling().fit(torch.tensor([[4.0, 0.0]] * 4), torch.tensor([0, 0, 0, 1])).predict(
+    ...     torch.tensor([[4.0, 0.0]]))  # three out of four were right
+    tensor([[0.7500, 0.2500]])
+    """
+
+    low: float = 0.05
+    high: float = 20.0
+
+    def __post_init__(self) -> None:
+        limited(self.low, self.high)
+
+    def fit(self, logits: ArrayLike, labels: ArrayLike) -> Temperature:
+        """The fitted temperature."""
+        z_BK, label_B = calibration_set(logits, labels)
+        true_B = z_BK.gather(1, label_B[:, None])[:, 0]
+
+        def slope(log_inverse: float) -> float:
+            """Of the NLL as a function of b = 1/T: E z - z_true, which rises with b."""
+            probability = torch.softmax(z_BK * math.exp(log_inverse), dim=1)
+            return float(((probability * z_BK).sum(dim=1) - true_B).mean())
+
+        return _solve(slope, self.low, self.high)
+
+
+def limited(low: float, high: float) -> None:
+    """Refuse limits of a temperature that are none."""
+    if not 0 < low < high < math.inf:
+        raise DataError(f"The limits of the temperature must be 0 < low < high, got {low!r} and {high!r}.")
+
+
+def _solve(rising: Callable[[float], float], low: float, high: float) -> Temperature:
+    """The temperature at the root of a function that rises with log(1/T), or the limit that is nearest to it."""
+    first, last = -math.log(high), -math.log(low)
+    if rising(first) >= 0:
+        return Temperature(high, at_limit=True)
+    if rising(last) <= 0:
+        return Temperature(low, at_limit=True)
+    return Temperature(math.exp(-float(optimize.brentq(rising, first, last, xtol=1e-12))))
+
+
+@dataclass(frozen=True)
+class Vector:
+    """softmax(scale * logits + shift), a scale and a shift per class."""
+
+    scale: tuple[float, ...]
+    shift: tuple[float, ...]
+
+    def predict(self, logits: Scores) -> Scores:
+        """Probabilities, as a tensor or an array like `logits`."""
+        scale, shift = (torch.tensor(values, dtype=torch.float64) for values in (self.scale, self.shift))
+        return _predict(logits, lambda z: torch.softmax(z * scale + shift, dim=1))
+
+
+@dataclass(frozen=True)
+class VectorScaling:
+    """A scale and a shift per class (Guo et al. 2017): those with the smallest NLL plus penalty.
+
+    The penalty is `penalty` times the squared distance from scale 1, shift 0, and keeps them finite where classes are
+    separated. Needs many more samples than classes.
+    """
+
+    penalty: float = 1e-4
+
+    def fit(self, logits: ArrayLike, labels: ArrayLike) -> Vector:
+        """The fitted scales and shifts (L-BFGS in float64)."""
+        if not 0 < self.penalty < math.inf:
+            raise DataError(f"penalty must be a positive number, got {self.penalty!r}.")
+        z_BK, label_B = calibration_set(logits, labels)
+        samples, classes = z_BK.shape
+        start = np.concatenate([np.ones(classes), np.zeros(classes)])
+
+        def loss(parameters: Floats) -> tuple[float, Floats]:
+            scale, shift = torch.from_numpy(parameters).split(classes)
+            log_probability = torch.log_softmax(z_BK * scale + shift, dim=1)
+            slope_BK = log_probability.exp()
+            slope_BK[torch.arange(samples), label_B] -= 1
+            gradient = torch.cat([(slope_BK * z_BK).mean(dim=0), slope_BK.mean(dim=0)]).numpy()
+            nll = -float(log_probability.gather(1, label_B[:, None]).mean())
+            away = parameters - start
+            return nll + self.penalty * float(away @ away), gradient + 2 * self.penalty * away
+
+        found = optimize.minimize(
+            loss, start, jac=True, method="L-BFGS-B", options={"maxiter": 5_000, "ftol": 1e-14, "gtol": 1e-8}
+        )
+        if not found.success:
+            raise NotConverged(f"Vector scaling did not converge: {found.message}. Use temperature scaling.")
+        return Vector(tuple(found.x[:classes].tolist()), tuple(found.x[classes:].tolist()))
+
+
+@dataclass(frozen=True, eq=False)
+class Isotonic:
+    """A rising, piecewise linear map of each class's probability, then rows are normalised."""
+
+    knots: tuple[tuple[Floats, Floats], ...] = field(repr=False)
+
+    def predict(self, logits: Scores) -> Scores:
+        """Probabilities, as a tensor or an array like `logits`."""
+        return _predict(logits, self._map)
+
+    def _map(self, z_BK: Tensor) -> Tensor:
+        if z_BK.shape[1] != len(self.knots):
+            raise DataError(f"The map was fitted on {len(self.knots)} classes, the logits have {z_BK.shape[1]}.")
+        probability = torch.softmax(z_BK, dim=1).numpy()
+        mapped = np.stack([np.interp(p, *knots) for p, knots in zip(probability.T, self.knots, strict=True)], axis=1)
+        total = mapped.sum(axis=1, keepdims=True)
+        uniform = np.full_like(mapped, 1.0 / len(self.knots))
+        return torch.from_numpy(np.divide(mapped, total, out=uniform, where=total > 0))
+
+
+@dataclass(frozen=True)
+class IsotonicScaling:
+    """Isotonic regression of each class against the rest (Zadrozny & Elkan 2002): any rising map, no shape assumed.
+
+    The most flexible: it wants thousands of samples, can change predictions and can give a class the probability 0,
+    which makes the NLL infinite where that class is the truth.
+    """
+
+    def fit(self, logits: ArrayLike, labels: ArrayLike) -> Isotonic:
+        """The fitted maps."""
+        z_BK, label_B = calibration_set(logits, labels)
+        probability = torch.softmax(z_BK, dim=1).numpy()
+        return Isotonic(tuple(_isotonic(p, label_B.numpy() == k) for k, p in enumerate(probability.T)))
+
+
+def _isotonic(probability: Floats, positive: NDArray[np.bool_]) -> tuple[Floats, Floats]:
+    """The knots of the best rising map of probability to frequency; equal probabilities are one point."""
+    x, inverse, count = np.unique(probability, return_inverse=True, return_counts=True)
+    frequency = np.bincount(inverse, weights=positive) / count
+    y = optimize.isotonic_regression(frequency, weights=count).x
+    ends = np.ones(len(x), dtype=bool)
+    ends[1:-1] = (y[1:-1] != y[:-2]) | (y[1:-1] != y[2:])  # points inside a level stretch say nothing
+    return x[ends], y[ends]
