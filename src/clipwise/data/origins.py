@@ -27,7 +27,7 @@ __all__ = ["Address", "Debian", "Npm", "Origin", "PyPI", "Unavailable", "disk_fu
 
 HUB = "https://huggingface.co"
 """The model hub; the hub's own variable `HF_ENDPOINT` names a mirror instead."""
-_SILENCE = 30
+_SILENCE = 15
 """Seconds without a byte after which an address is given up."""
 _CHUNK = 1 << 18
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)

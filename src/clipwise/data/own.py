@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from clipwise.data.dataset import DataSet, Task, split
-from clipwise.data.readers import Column, Table, read_npz, read_table
+from clipwise.data.readers import Column, Table, read_table
 from clipwise.errors import DataError
 
 __all__ = ["from_file"]
@@ -98,15 +98,14 @@ def _tables(
     path: Path, test_file: str | os.PathLike[str] | None, target: str, delimiter: str
 ) -> list[tuple[str, Table]]:
     """The training table and, if there is one, the test table, each with the name of its file."""
-    if path.suffix == ".npz":
-        arrays = read_npz(path)
-        if {"x_train", "y_train", "x_test", "y_test"} <= arrays.keys():
-            if test_file is not None:
-                raise DataError(f"{path} has a test part of its own; leave test_file= out.")
-            parts = ("train", "test")
-            return [(f"{path} ({part})", {"x": arrays[f"x_{part}"], target: arrays[f"y_{part}"]}) for part in parts]
-    files = [path] if test_file is None else [path, Path(test_file)]
-    return [(str(file), read_table(file, delimiter)) for file in files]
+    first = read_table(path, delimiter)
+    if path.suffix == ".npz" and {"x_train", "y_train", "x_test", "y_test"} <= first.keys():
+        if test_file is not None:
+            raise DataError(f"{path} has a test part of its own; leave test_file= out.")
+        parts = ("train", "test")
+        return [(f"{path} ({part})", {"x": first[f"x_{part}"], target: first[f"y_{part}"]}) for part in parts]
+    tables = [(str(path), first)]
+    return tables if test_file is None else [*tables, (str(test_file), read_table(Path(test_file), delimiter))]
 
 
 def _check_columns(tables: Sequence[tuple[str, Table]], target: str, features: Sequence[str] | None) -> None:
@@ -169,7 +168,12 @@ def _labels(file: str, name: str, column: Column) -> list[str]:
     if isinstance(column, list):
         values: list[Any] = [float(v) for v in column] if _all_numbers(column) else column
     else:
-        values = column.tolist()
+        if column.ndim != 1 or column.dtype.kind not in "biufUS":
+            raise DataError(
+                f"{file}: the target {name!r} is an array of shape {column.shape} and type {column.dtype}; one class a "
+                "record is needed, as number or text."
+            )
+        values = (column.astype(str) if column.dtype.kind == "S" else column).tolist()
     labels = [str(int(v)) if isinstance(v, float) and v.is_integer() else str(v) for v in values]
     for row, label in enumerate(labels, 1):
         if label in ("", "nan"):
@@ -203,9 +207,11 @@ def _inputs(file: str, table: Table, features: tuple[str, ...]) -> Tensor:
 
 def _numbers(file: str, name: str, column: Column) -> NDArray[np.float32]:
     """A column as float32, all of it finite."""
+    if not isinstance(column, list) and column.dtype.kind not in "biufUS":
+        raise DataError(f"{file}: {name!r} is an array of type {column.dtype}; numbers are needed.")
     try:
         wide = np.array(column, dtype=np.float64)
-    except (ValueError, TypeError):
+    except ValueError:
         row, value = next((k, v) for k, v in enumerate(column, 1) if not _all_numbers([str(v)]))
         what = "the value is missing" if value == "" else f"{str(value)[:60]!r} is not a number"
         raise DataError(

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from clipwise.errors import DataError, MissingExtra
 
-__all__ = ["Column", "Table", "read_npz", "read_table"]
+__all__ = ["Column", "Table", "read_table"]
 
 Column = list[str] | NDArray[Any]
 Table = dict[str, Column]
@@ -20,7 +20,7 @@ Table = dict[str, Column]
 
 def read_table(path: Path, delimiter: str) -> Table:
     """The columns of a CSV, NPZ or Parquet file, by its ending."""
-    readers = {".csv": lambda: _csv(path, delimiter), ".npz": lambda: read_npz(path)}
+    readers = {".csv": lambda: _csv(path, delimiter), ".npz": lambda: _npz(path)}
     readers |= {ending: lambda: _parquet(path) for ending in (".parquet", ".pq")}
     if path.suffix not in readers:
         raise DataError(f"{path} is neither .csv nor .npz nor .parquet.")
@@ -62,7 +62,7 @@ def _check_header(header: list[str], path: Path, delimiter: str) -> None:
         raise DataError(f"{path} has a single column {header[0][:60]!r}; should it be read with delimiter={other!r}?")
 
 
-def read_npz(path: Path) -> Table:
+def _npz(path: Path) -> Table:
     """The arrays of an NPZ file, without pickle."""
     try:
         with np.load(path, allow_pickle=False) as archive:
@@ -89,20 +89,18 @@ def _parquet(path: Path) -> Table:
         raise DataError(f"{path} is no Parquet file: {error}.") from error
     if not table.num_rows:
         raise DataError(f"{path} has no records.")
-    return {name: _arrow(table.column(name), name, path) for name in table.column_names}
+    return {name: _arrow(table.column(name)) for name in table.column_names}
 
 
-def _arrow(column: Any, name: str, path: Path) -> Column:
+def _arrow(column: Any) -> Column:
+    """Numbers as an array, everything else as text; a missing value is empty text."""
     import pyarrow as pa
 
-    if column.null_count:
-        row = column.is_null().to_pylist().index(True) + 1
-        raise DataError(f"{path}, column {name!r}, row {row}: the value is missing.")
     kind = column.type
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        return [str(value) for value in column.to_pylist()]
+    if column.null_count or pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return ["" if value is None else str(value) for value in column.to_pylist()]
     if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind):
         return np.asarray(column.to_numpy(zero_copy_only=False))
     # Dates, lists, decimals: text that says so, refused where it is used and harmless where it is not.

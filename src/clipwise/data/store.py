@@ -17,6 +17,7 @@ import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from clipwise.data.archive import read_members
@@ -84,15 +85,10 @@ def _read_only(folder: Path) -> bool:
     return not (existing.is_dir() and existing.stat().st_mode & 0o222 and os.access(existing, os.W_OK))
 
 
-def _home(entry: Entry) -> Path:
-    """The folder that the entry is fetched into."""
-    for base in folders():
-        if not _read_only(base) and not _read_only(base / entry.name):
-            return base / entry.name
-    raise DataError(
-        f"{entry.title} cannot be stored: {' and '.join(map(str, folders()))} cannot be written. Let CLIPWISE_DATA "
-        "name a folder that can."
-    )
+def _home(entry: Entry) -> Path | None:
+    """The folder that the entry is fetched into, if there is one that can be written."""
+    inside = (base / entry.name for base in folders() if not _read_only(base))
+    return next((folder for folder in inside if not _read_only(folder)), None)
 
 
 def _open(path: Path) -> gzip.GzipFile:
@@ -152,8 +148,15 @@ def find(entry: Entry, check: bool = True) -> Found | None:
 
 def problems(entry: Entry) -> list[str]:
     """What is wrong with files of the entry that are there."""
-    found = [_look(entry, form, base / entry.name, True)[1] for form in entry.forms for base in folders()]
-    return list(dict.fromkeys(line for lines in found for line in lines))
+    lines = []
+    for base in folders():
+        for form in entry.forms:
+            lines += _look(entry, form, base / entry.name, True)[1]
+        archives = (o for _, source in entry.attempts() if source.members for o in source.origins if o.sha256)
+        for path, origin in ((base / entry.name / origin.filename, origin) for origin in archives):
+            if path.is_file() and file_sha256(path) != origin.sha256:
+                lines.append(f"{path} is damaged or another version: it should have SHA-256 {origin.sha256}")
+    return lines
 
 
 @contextlib.contextmanager
@@ -197,6 +200,11 @@ def obtain(entry: Entry, progress: Progress | None = None) -> Found:
     if not attempts:
         raise DataError(_advice(entry, tried))
     folder = _home(entry)
+    if folder is None:
+        raise DataError(
+            f"{entry.title} cannot be stored: {' and '.join(map(str, folders()))} cannot be written. Let CLIPWISE_DATA "
+            "name a folder that can."
+        )
     told = Terminal() if progress is None else progress
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -207,9 +215,6 @@ def obtain(entry: Entry, progress: Progress | None = None) -> Found:
             return find(entry) or _fetch_any(entry, attempts, folder, told, tried)
     except OSError as error:
         raise disk_full(folder, error) or DataError(f"{folder} cannot be used: {error}.") from error
-    finally:
-        with contextlib.suppress(OSError):
-            folder.rmdir()  # only if nothing came of it
 
 
 def _fetch_any(
@@ -237,6 +242,8 @@ def _fetch_any(
 
 def _fetch(form: Form, source: Source, folder: Path, temporary: Path, progress: Progress) -> None:
     """Bring the files of a form into the folder, each whole and checked."""
+    if source.needs and find_spec(source.needs) is None:
+        raise Unavailable(f"{source.needs} is needed to read it: pip install 'clipwise[data]'")
     free = shutil.disk_usage(folder).free
     if free < 2 * source.size:
         raise DataError(
@@ -248,7 +255,7 @@ def _fetch(form: Form, source: Source, folder: Path, temporary: Path, progress: 
         for origin in source.origins:
             path = _checked(origin, folder.name, temporary, progress)
             if path.parent == temporary:
-                with open(path, "rb") as file:
+                with open(path, "rb+") as file:
                     os.fsync(file.fileno())
                 os.replace(path, folder / path.name)
         return
@@ -256,16 +263,20 @@ def _fetch(form: Form, source: Source, folder: Path, temporary: Path, progress: 
     archive = _checked(origin, folder.name, temporary, progress)
     try:
         inside = read_members(archive, source.members.values())
-    except DataError as error:
+        contents = source.convert(inside) if source.convert else _plain(source.members, inside)
+    except (DataError, gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise Unavailable(str(error)) from error
-    contents = source.convert(inside) if source.convert else _plain(source.members, inside)
     for name, content in contents.items():
         if hashlib.sha256(content).hexdigest() != known[name]:
             raise Unavailable(f"{name} in it is not the one that is known: its SHA-256 differs from {known[name]}")
     for name, content in contents.items():
-        with replacing(folder / name, DataError) as target:
-            target.write(content)
-        (folder / name).chmod(0o644)  # public data, perhaps in a folder that several people use
+        _write(folder / name, content)
+
+
+def _write(path: Path, content: bytes) -> None:
+    with replacing(path, DataError) as file:
+        file.write(content)
+    path.chmod(0o644)  # public data, perhaps in a folder that several people use
 
 
 def _plain(members: Mapping[str, str], inside: Mapping[str, bytes]) -> dict[str, bytes]:
@@ -302,8 +313,7 @@ def _write_record(folder: Path, form: Form, source: Source) -> None:
     except (OSError, ValueError, TypeError):
         record = {}
     record.update({file.name: source.label for file in form.files})
-    with replacing(folder / _RECORD, DataError) as file:
-        file.write(json.dumps(record, indent=1).encode())
+    _write(folder / _RECORD, json.dumps(record, indent=1).encode())
 
 
 def _advice(entry: Entry, tried: list[str]) -> str:
@@ -316,5 +326,5 @@ def _advice(entry: Entry, tried: list[str]) -> str:
     packed = "; a .gz of a file will do" if entry.kind == "data" else ""
     return (
         f"{entry.title} cannot be had. Tried: {'; '.join(tried)}. To place it by hand, fetch it elsewhere ({public}) "
-        f"and put {names}{other} into {_home(entry)}{packed}."
+        f"and put {names}{other} into {_home(entry) or folders()[0] / entry.name}{packed}."
     )
