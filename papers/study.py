@@ -1,0 +1,158 @@
+"""An experiment of the paper: one configuration, several arms, several seeds of each; trained, kept, compared.
+
+Every run is a folder of `clipwise.training.train`, written when it ends, so a study that was interrupted goes on with
+`--resume`: finished runs are kept, a run that was cut goes on from its checkpoint.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+
+from clipwise.report import Arm, Run, arms_of
+
+METRICS = ("accuracy", "nll", "ece", "mce")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """An arm: its name, and what it sets in the study's configuration (as `clipwise train --set` takes it)."""
+
+    name: str
+    settings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Study:
+    """What is trained: `config.toml` of the recipe's folder in every variant, with the seeds 0, 1, ..."""
+
+    folder: Path
+    variants: tuple[Variant, ...]
+    seeds: int
+    quick: tuple[str, ...]
+    """Settings of the scaled-down form, which shows that everything works and nothing else."""
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of a study."""
+
+    config: Path
+    variant: Variant
+    seed: int
+    settings: tuple[str, ...]
+    output: Path
+    threads: int
+
+    @property
+    def finished(self) -> bool:
+        return (self.output / "result.json").is_file()
+
+    def overrides(self) -> list[str]:
+        return [f"name={json.dumps(self.variant.name)}", f"seed={self.seed}", *self.variant.settings, *self.settings]
+
+
+def carry_out(job: Job) -> Job:
+    """Train one run in this process, from its checkpoint when it was begun before."""
+    import torch
+
+    from clipwise.training.config import Config
+    from clipwise.training.train import train
+
+    torch.set_num_threads(job.threads)
+    config = Config.load(job.config, job.overrides())
+    train(config, output=job.output, resume=(job.output / "config.toml").is_file(), page=False)
+    return job
+
+
+def parse(study: Study, arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The command line that every recipe has."""
+    parser = argparse.ArgumentParser(prog=f"clipwise reproduce {study.name}")
+    parser.add_argument("--quick", action="store_true", help="a scaled-down form: shows that it works, nothing else")
+    parser.add_argument("--seeds", type=int, default=None, help=f"runs of each arm (default {study.seeds})")
+    parser.add_argument("--only", nargs="+", metavar="ARM", help="only these arms")
+    parser.add_argument("--resume", action="store_true", help="go on with an unfinished set; finished runs are kept")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at the same time (default 1)")
+    parser.add_argument("--draw", action="store_true", help="train nothing: tables and figures of the runs there are")
+    return parser.parse_args(arguments)
+
+
+def jobs(study: Study, root: Path, args: argparse.Namespace) -> list[Job]:
+    """Every run of the set, seed by seed, so that an unfinished set has as many arms as possible."""
+    known = {variant.name: variant for variant in study.variants}
+    unknown = [name for name in args.only or () if name not in known]
+    if unknown:
+        raise SystemExit(f"no arm is called {unknown[0]!r}; there are {', '.join(map(repr, known))}.")
+    seeds = args.seeds or (1 if args.quick else study.seeds)
+    threads = max(1, (os.cpu_count() or 1) // args.jobs)
+    settings = study.quick if args.quick else ()
+    chosen = [known[name] for name in args.only] if args.only else study.variants
+    return [
+        Job(study.folder / "config.toml", variant, seed, settings, root / f"{_slug(variant.name)}-{seed}", threads)
+        for seed in range(seeds)
+        for variant in chosen
+    ]
+
+
+def _slug(name: str) -> str:
+    return "-".join("".join(c if c.isalnum() or c == "." else " " for c in name).split()).lower()
+
+
+def train_all(todo: Sequence[Job], processes: int) -> None:
+    """Carry the jobs out, telling of each when it ends."""
+    begun, done = time.monotonic(), 0
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        for future in as_completed([pool.submit(carry_out, job) for job in todo]):
+            job = future.result()
+            done += 1
+            spent = time.monotonic() - begun
+            left = spent / done * (len(todo) - done)
+            test = Run.load(job.output).test.to_dict()
+            numbers = ", ".join(f"{m} {test[m]:.4g}" for m in (*METRICS, "mse") if test.get(m) is not None)
+            print(f"[{done}/{len(todo)}] {job.variant.name}, seed {job.seed}: {numbers} ({left / 60:.0f} min left)")
+            sys.stdout.flush()
+
+
+def runs_of(study: Study, root: Path) -> Iterator[Run]:
+    """The finished runs, in the order of the variants."""
+    for variant in study.variants:
+        for folder in sorted(
+            root.glob(f"{_slug(variant.name)}-[0-9]*"), key=lambda path: int(path.name.split("-")[-1])
+        ):
+            if (folder / "result.json").is_file() and Run.load(folder).name == variant.name:
+                yield Run.load(folder)
+
+
+def main(study: Study, write: Callable[[Sequence[Arm], Path], str], arguments: Sequence[str] | None = None) -> None:
+    """Train what is missing, then `write(arms, folder)` tables and figures; its text is printed."""
+    args = parse(study, arguments)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) if args.quick else study.folder
+        root = folder / "runs"
+        every = [] if args.draw else jobs(study, root, args)
+        finished = [job for job in every if job.finished]
+        if finished and not args.resume:
+            raise SystemExit(
+                f"{root} holds {len(finished)} finished runs of this set: --resume keeps them and goes on; remove "
+                "them to start anew."
+            )
+        todo = [job for job in every if not job.finished]
+        if todo:
+            train_all(todo, args.jobs)
+        found = list(runs_of(study, root))
+        if not found:
+            raise SystemExit(f"{root} holds no finished run.")
+        print(write(arms_of(found), folder))

@@ -1,0 +1,90 @@
+"""The table that stands beside the paper's numbers, and the page that holds it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from clipwise.report import Arm, Estimate
+
+_PERCENT = {"accuracy", "ece", "mce", "adaptive_ece", "debiased_ece", "smooth_ece", "classwise_ece"}
+_TITLES = {"accuracy": "accuracy", "nll": "NLL", "ece": "ECE", "mce": "MCE", "brier": "Brier", "mse": "MSE"}
+HEADLINES = {"classification": ("accuracy", "nll", "ece", "mce"), "regression": ("mse",)}
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A number of the paper: the arm, the metric, its value."""
+
+    arm: str
+    metric: str
+    value: float
+
+
+def _number(metric: str, value: float) -> str:
+    return f"{100 * value:.2f} %" if metric in _PERCENT else f"{value:.4f}"
+
+
+def _estimate(metric: str, estimate: Estimate) -> str:
+    deviation = "" if estimate.deviation is None else f" ± {_number(metric, estimate.deviation)}"
+    return f"{_number(metric, estimate.mean)}{deviation}"
+
+
+def _rows(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    table = [header, ["---"] * len(header), *lines]
+    return "".join(f"| {' | '.join(line)} |\n" for line in table)
+
+
+def results_table(arms: Sequence[Arm], metrics: Sequence[str]) -> str:
+    """One line per arm: seeds, epsilon, and every metric with its standard deviation over the seeds."""
+    lines = []
+    for arm in arms:
+        epsilon = "not private" if arm.epsilon is None else f"{arm.epsilon:.3f}"
+        values = [_estimate(metric, arm.estimates[metric]) for metric in metrics]
+        lines.append([arm.name, str(len(arm.runs)), epsilon, *values])
+    return _rows(["arm", "seeds", "exact epsilon", *(_TITLES[m] for m in metrics)], lines)
+
+
+def claims_table(arms: Sequence[Arm], claims: Sequence[Claim]) -> str:
+    """The paper's numbers beside ours."""
+    by_name = {arm.name: arm for arm in arms}
+    lines = []
+    for claim in claims:
+        arm = by_name.get(claim.arm)
+        ours = "not run" if arm is None else _estimate(claim.metric, arm.estimates[claim.metric])
+        seeds = "-" if arm is None else str(len(arm.runs))
+        lines.append([claim.arm, _TITLES[claim.metric], _number(claim.metric, claim.value), ours, seeds])
+    return _rows(["arm", "metric", "paper", "ours", "seeds"], lines)
+
+
+def figure(folder: Path, name: str, drawn: Any, caption: str) -> str:
+    """Save a figure; the line of the page that shows it."""
+    path = folder / "figures" / f"{name}.svg"
+    path.parent.mkdir(exist_ok=True)
+    drawn.savefig(path)
+    return f"![{caption}](figures/{name}.svg)\n"
+
+
+def page(
+    folder: Path,
+    title: str,
+    arms: Sequence[Arm],
+    claims: Sequence[Claim],
+    figures: Sequence[str],
+    remarks: Sequence[str] = (),
+) -> str:
+    """Write `results.json` and `README.md` of a recipe; returns the tables."""
+    metrics = HEADLINES[arms[0].first.task]
+    values = {arm.name: {name: value.to_dict() for name, value in arm.estimates.items()} for arm in arms}
+    (folder / "results.json").write_text(json.dumps(values, indent=1) + "\n")
+    minutes = sum(run.provenance["seconds"] for arm in arms for run in arm.runs) / 60
+    tables = f"{results_table(arms, metrics)}\n{claims_table(arms, claims)}" if claims else results_table(arms, metrics)
+    head = (
+        f"# {title}\n\nWritten by `clipwise reproduce {folder.name}` from the runs in `runs/`, which took "
+        f"{minutes:.0f} minutes of training in all. ± is the standard deviation over the seeds.\n\n"
+    )
+    (folder / "README.md").write_text("\n".join([head + tables, *remarks, *figures]))
+    return tables
