@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from clipwise.errors import DataError
-from clipwise.plots.style import arm_legend, figure, log_axis, look, mark_arm, percent_axis, styled
+from clipwise.plots.style import arm_legend, figure, log_axis, look, mark_arm, percent_axis, styled, wrapped
 
 if TYPE_CHECKING:
     from clipwise.report import Curve
@@ -54,7 +54,7 @@ def training_curves(curves: Mapping[str, Mapping[str, Curve]], metrics: Iterable
         for place, each in enumerate(curves.values()):
             if name in each:
                 _line(axes, place, each[name])
-        axes.set_title(TITLES.get(name, name.replace("_", " ")))
+        axes.set_title(wrapped(TITLES.get(name, name.replace("_", " "))), parse_math=False)
         axes.set_xlabel("step")
         axes.margins(x=0.02)
         if name in _SHARES:

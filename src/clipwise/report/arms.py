@@ -146,7 +146,7 @@ class Arm:
         found: dict[str, None] = {}
         for run in self.runs:
             for row in run.curves:
-                found.update({key: None for key, value in row.get(section, {}).items() if _is_number(value)})
+                found.update(dict.fromkeys(_numbers_in(row.get(section))))
         return tuple(found)
 
 
@@ -201,17 +201,20 @@ def _epsilon(run: Run) -> float | None:
     return float(exact) if exact is not None else min(bounds, default=None)
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+def _numbers_in(record: Any, prefix: str = "") -> dict[str, float]:
+    """The numbers of a row by name, nested ones as "ntk smallest"; layers have a table of their own."""
+    found: dict[str, float] = {}
+    for key, value in (record or {}).items():
+        if isinstance(value, Mapping) and key != "layers":
+            found.update(_numbers_in(value, f"{prefix}{key} "))
+        elif isinstance(value, (int, float)) and not isinstance(value, bool):
+            found[f"{prefix}{key}"] = float(value)
+    return found
 
 
 def _column(rows: Sequence[Mapping[str, Any]], section: str, metric: str) -> dict[float, float]:
-    found = {}
-    for row in rows:
-        value = row.get(section, {}).get(metric)
-        if _is_number(value):
-            found[float(row["step"])] = float(value)
-    return found
+    numbers = [(float(row["step"]), _numbers_in(row.get(section))) for row in rows]
+    return {step: each[metric] for step, each in numbers if metric in each}
 
 
 def _optional(values: Any) -> tuple[float | None, ...]:

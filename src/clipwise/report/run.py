@@ -127,16 +127,22 @@ class Run:
         if set(body) != expected:
             wrong = sorted(set(body) ^ expected)
             raise DataError(f"{path / 'result.json'} has missing or unknown fields: {', '.join(wrong)}.")
-        values = {name: body[name] for name in _IN_RESULT}
-        return cls(
-            **values,
-            test=_result(body["task"], body["test"]),
-            recalibrated={name: _result("classification", item) for name, item in body["recalibrated"].items()},
-            curves=_rows(path / "metrics.jsonl"),
-            ledger=Ledger.load(path / "ledger.json") if (path / "ledger.json").exists() else None,
-            warnings=tuple(body["warnings"]),
-            config=_read(path / "config.toml") if (path / "config.toml").exists() else None,
-        )
+        curves = _rows(path / "metrics.jsonl")
+        ledger = Ledger.load(path / "ledger.json") if (path / "ledger.json").exists() else None
+        config = _read(path / "config.toml") if (path / "config.toml").exists() else None
+        try:
+            judged = {name: _result("classification", item) for name, item in body["recalibrated"].items()}
+            return cls(
+                **{name: body[name] for name in _IN_RESULT},
+                test=_result(body["task"], body["test"]),
+                recalibrated=judged,
+                curves=curves,
+                ledger=ledger,
+                warnings=tuple(body["warnings"]),
+                config=config,
+            )
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise DataError(f"{path / 'result.json'} has a field that is not as it was written: {error}.") from error
 
 
 def is_run(folder: str | os.PathLike[str]) -> bool:

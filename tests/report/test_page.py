@@ -1,0 +1,210 @@
+"""The page as text: what stands on it, what is escaped, and what a publishable one must not hold anywhere."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from clipwise import report
+from clipwise.errors import DataError
+from clipwise.report import Run
+from tests.report.samples import comparison, judged, made_run, regression_run
+
+UNCOVERED = "Not covered by epsilon: do not publish"
+HOSTILE = "<script>window.hacked = 1</script> $\\frac{$ & \"R' _x"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return report.write(comparison(seeds=2), tmp_path_factory.mktemp("page")).parent
+
+
+@pytest.fixture(scope="module")
+def page(folder: Path) -> str:
+    return (folder / "report.html").read_text(encoding="utf-8")
+
+
+@pytest.fixture(autouse=True)
+def one_number_of_bins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages of single tests need no choice of bins, which would take most of their time."""
+    monkeypatch.setattr("clipwise.report.figures.BIN_CHOICES", (15,))
+
+
+def embedded(page: str) -> dict[str, object]:
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, flags=re.DOTALL)
+    assert found
+    return dict(json.loads(found[1]))
+
+
+def test_everything_is_beside_the_page(folder: Path) -> None:
+    assert sorted(path.name for path in folder.iterdir()) == ["card.md", "figures", "report.html", "result.json"]
+    names = {path.stem for path in (folder / "figures").iterdir()}
+    assert {"reliability", "confidence", "true-class", "clipping-norm", "training", "privacy"} < names
+    for name in names:
+        assert (folder / "figures" / f"{name}.svg").read_text().startswith("<svg")
+        json.loads((folder / "figures" / f"{name}.json").read_text())
+
+
+def test_sections_and_headline_numbers(page: str) -> None:
+    for text in ("Results on held-out data", "Privacy", "Figures", "How it was made", UNCOVERED):
+        assert f"<h2>{text}</h2>" in page
+    arms = report.arms_of(comparison(seeds=2))
+    for arm in arms:
+        assert f"{100 * arm.estimates['ece'].mean:.2f}\u00a0%" in page
+    for kind in ("numerically exact", "upper bound", "approximation"):
+        assert f">{kind}</span>" in page
+    assert "1.563" in page and "This page rests on 4 private runs" in page
+    assert "Poisson: each of 60,000 records" in page and "clipwise train config.toml --seed 1" in page
+
+
+def test_nothing_is_fetched(page: str) -> None:
+    assert not re.search(r"""(?:src|href)\s*=\s*["'](?!#)""", page)
+    assert "default-src 'none'" in page
+    assert not re.findall(r"@import|url\((?!#)", page)
+
+
+def test_embedded_data_and_result_file_are_the_same(page: str, folder: Path) -> None:
+    data = embedded(page)
+    assert data == json.loads((folder / "result.json").read_text())
+    first = data["arms"][0]  # type: ignore[index]
+    assert first["name"] == "not private" and len(first["runs"]) == 2
+    assert "private-training" in data["not_covered_by_epsilon"]["figures"]  # type: ignore[index]
+
+
+def test_figures_are_drawn_from_the_saved_values(folder: Path) -> None:
+    values = json.loads((folder / "figures" / "reliability.json").read_text())
+    arm = report.arms_of(comparison(seeds=2))[1]
+    assert values["R = 1"]["ece"] == pytest.approx(arm.estimates["ece"].mean)
+    assert f"ECE {100 * values['R = 1']['ece']:.1f} %" in (folder / "figures" / "reliability.svg").read_text()
+
+
+def test_ids_are_given_once(page: str) -> None:
+    ids = re.findall(r'\bid="([^"]*)"', page)
+    assert len(ids) == len(set(ids))
+    assert set(re.findall(r"url\(#([^)]*)\)", page)) <= set(ids)
+
+
+def test_words_of_the_user_are_escaped_everywhere(tmp_path: Path) -> None:
+    private = {HOSTILE: 1.0, "layers": {HOSTILE: {"norm_median": 1.0}}}
+    runs = [
+        made_run(
+            f"{HOSTILE} {norm:g}",
+            norm,
+            warnings=(HOSTILE,),
+            config=HOSTILE,
+            provenance={"command": HOSTILE, "model": HOSTILE, "data": {"name": HOSTILE, "fingerprint": HOSTILE}},
+            recalibrated={HOSTILE: judged(0, 1.0)},
+            curves=({"step": 1, "test": {"ece": 0.1}, "private": private},),
+        )
+        for norm in (1.0, 10.0)
+    ]
+    page = report.write(runs, tmp_path).read_text(encoding="utf-8")
+    assert "<script>window" not in page
+    assert html.escape(HOSTILE, quote=False).split("$")[0] in page
+    assert str(embedded(page)["arms"][0]["name"]).startswith(HOSTILE)  # type: ignore[index]
+    assert "<script>" not in (tmp_path / "card.md").read_text(encoding="utf-8")
+
+
+SECRETS = ("31415926", "fraction_clipped", "987654321", "5ec2e7", "config.toml", UNCOVERED, "0.27182818")
+
+
+def secretive(name: str = "R = 1", clip_norm: float | None = 1.0) -> Run:
+    private = {"loss": 31415926.0, "fraction_clipped": 0.27182818, "batch_size": 31415926}
+    layers = {"hidden": {"fraction_clipped": 0.27182818, "norm_median": 31415926.0}}
+    rows = tuple({"step": s, "test": {"accuracy": 0.5}, "private": {**private, "layers": layers}} for s in (1, 2))
+    return made_run(name, clip_norm, curves=rows, seed=987_654_321)
+
+
+def test_the_full_page_holds_what_is_not_covered(tmp_path: Path) -> None:
+    everything = report.write(secretive(), tmp_path).read_text(encoding="utf-8")
+    for secret in SECRETS:
+        assert secret in everything
+
+
+def test_a_publishable_page_holds_nothing_that_is_not_covered(tmp_path: Path) -> None:
+    report.write([secretive(), secretive("R = 10", 10.0)], tmp_path, publishable=True)
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert {path.name for path in files} >= {"report.html", "result.json", "card.md", "reliability.svg"}
+    for path in files:
+        text = path.read_text(encoding="utf-8")
+        for secret in SECRETS:
+            assert secret not in text, f"{path.name} tells {secret}"
+    assert "1.563" in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
+def test_a_publishable_page_has_no_run_without_privacy(tmp_path: Path) -> None:
+    page = report.write([made_run(), made_run("open", None)], tmp_path, publishable=True).read_text(encoding="utf-8")
+    assert "Left out because no epsilon holds for it: <strong>open</strong>" in page
+    assert [arm["name"] for arm in embedded(page)["arms"]] == ["R = 1"]  # type: ignore[union-attr, index]
+    with pytest.raises(DataError, match="none of these runs is private"):
+        report.write(made_run(clip_norm=None), tmp_path, publishable=True)
+
+
+def test_the_card_is_short_and_tells_nothing_private() -> None:
+    card = report.card(secretive())
+    assert len(card.splitlines()) < 60
+    for secret in SECRETS:
+        assert secret not in card
+    for text in ("1.563", "numerically exact", "approximation", "| ECE |", "Abadi, R = 1", "Poisson", "held-out"):
+        assert text in card
+    assert "Not private" in report.card(made_run(clip_norm=None))
+
+
+def test_a_card_of_several_seeds_says_so() -> None:
+    card = report.card([made_run(seed=seed) for seed in range(3)])
+    assert "each of 3 runs alone" in card and "| metric | mean |" in card
+    with pytest.raises(ValueError):
+        report.card(comparison(seeds=1))
+
+
+def test_a_runs_own_result_is_never_replaced(tmp_path: Path) -> None:
+    run = made_run()
+    run.save(tmp_path)
+    report.write(run, tmp_path)
+    again = Run.load(tmp_path)
+    assert again.test == run.test and again.name == run.name
+
+
+def test_a_run_with_little_in_it_still_makes_a_page(tmp_path: Path) -> None:
+    bare = Run(name="bare", task="classification", test=judged(0, 1.0), plan={})
+    page = report.write(bare, tmp_path).read_text(encoding="utf-8")
+    assert "Nothing on this page is private." in page and "bare: accuracy" in page
+
+
+def test_other_numbers_of_bins_are_drawn_as_they_are(tmp_path: Path) -> None:
+    from clipwise.calibration import evaluate
+    from tests.report.samples import scores
+
+    logits, labels = scores(0, 1.2)
+    run = made_run(test=evaluate(logits=logits, labels=labels, bins=7))
+    page = report.write(run, tmp_path).read_text(encoding="utf-8")
+    assert set(re.findall(r'data-bins="(\d+)"', page)) == {"7"}
+
+
+def test_recalibration_is_shown_beside_the_model_as_trained(tmp_path: Path) -> None:
+    run = made_run(recalibrated={"temperature": judged(0, 1.0)})
+    page = report.write(run, tmp_path).read_text(encoding="utf-8")
+    assert "After recalibration" in page and ">as trained<" in page and ">temperature<" in page
+
+
+def test_a_grid_has_a_heat_map(tmp_path: Path) -> None:
+    grid = [made_run(f"{r:g} {lr:g}", r, 1.2, learning_rate=lr, curves=()) for r in (1.0, 10.0) for lr in (0.1, 1.0)]
+    report.write(grid, tmp_path)
+    assert len(json.loads((tmp_path / "figures" / "heat-map.json").read_text())) == 4
+
+
+def test_regression_has_its_own_page(tmp_path: Path) -> None:
+    page = report.write([regression_run(), regression_run("R = 10", 0.95)], tmp_path).read_text(encoding="utf-8")
+    assert "Do the intervals hold the truth?" in page and "Coverage of 90 %" in page and "RMSE" in page
+
+
+def test_infinite_numbers_are_strict_json(tmp_path: Path) -> None:
+    run = made_run()
+    report.write(replace(run, test=replace(run.test, nll=float("inf"))), tmp_path)
+    json.loads((tmp_path / "result.json").read_text(), parse_constant=lambda name: pytest.fail(name))
+    assert "infinite" in (tmp_path / "report.html").read_text(encoding="utf-8")

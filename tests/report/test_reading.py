@@ -1,0 +1,102 @@
+"""The first words of a page follow the numbers, whichever way they go."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from clipwise.report import Estimate, Run, arms_of
+from clipwise.report.reading import difference, read
+from clipwise.report.warnings import together, warnings_of
+from tests.report.samples import DELTA, comparison, ledger, made_run, regression_run
+
+
+def pair(small: float, large: float, seeds: int = 3, **changes: object) -> list[Run]:
+    return [
+        made_run(f"R = {norm:g}", norm, sharpness, seed, **changes)
+        for norm, sharpness in ((1.0, small), (10.0, large))
+        for seed in range(seeds)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("small", "large", "title", "verdict"),
+    [
+        (2.0, 1.0, "R = 10 gives more trustworthy probabilities than R = 1", "The larger clipping norm is better"),
+        (1.0, 2.0, "R = 1 gives more trustworthy probabilities than R = 10", "The smaller clipping norm is better"),
+        (1.2, 1.2, "cannot be told apart", "too close to call"),
+    ],
+)
+def test_the_verdict_follows_the_numbers(small: float, large: float, title: str, verdict: str) -> None:
+    reading = read(arms_of(pair(small, large)))
+    assert title in reading.title
+    assert verdict in reading.verdict
+
+
+def test_both_epsilon_and_what_r_is_are_told() -> None:
+    reading = read(arms_of(comparison()))
+    text = " ".join(reading.paragraphs)
+    assert "Both private models have the same privacy: epsilon = 1.563 at delta 1e-05" in text
+    assert "does not depend on R" in text and "nine in ten are right" in text
+    assert "learning rate 1 to 0.1" in reading.verdict
+
+
+def test_mistakes_are_counted_from_accuracy_and_confidence() -> None:
+    run = made_run()
+    (_, line), *_ = read(arms_of([replace(run, test=replace(run.test, accuracy=0.94, confidence=0.973))])).lines
+    assert "right 94.0 % of the time, 97.3 % sure on average: over-confident by 3.3 points" in line
+    assert "expects 27 mistakes and makes 60" in line
+    (_, modest), *_ = read(arms_of([replace(run, test=replace(run.test, accuracy=0.9, confidence=0.85))])).lines
+    assert "under-confident by 5.0 points" in modest
+
+
+def test_one_run_each_without_intervals_is_no_proof() -> None:
+    assert "not known how much of this is chance" in read(arms_of(pair(2.0, 1.0, seeds=1))).verdict
+    assert "from one run each" in read(arms_of(pair(2.0, 1.0, seeds=1, resamples=100))).verdict
+
+
+def test_unequal_privacy_is_said_and_not_compared() -> None:
+    cheap = ledger(2.2)
+    small, large = pair(2.0, 1.0, seeds=1)
+    panel = {"exact": cheap.guarantee(DELTA).as_dict()}
+    reading = read(arms_of([small, replace(large, ledger=cheap, guarantees=panel)]))
+    assert not reading.verdict and "do not have the same privacy" in reading.paragraphs[1]
+
+
+def test_a_single_run_and_none_private() -> None:
+    assert read(arms_of([made_run("mine")])).title == "mine: accuracy, calibration and privacy"
+    assert "no epsilon holds" in read(arms_of([made_run(clip_norm=None)])).paragraphs[1]
+
+
+def test_regression_is_read_by_its_coverage() -> None:
+    reading = read(arms_of([regression_run(width=0.9)]))
+    assert "81.0 % of its 90 %" in reading.lines[0][1]
+
+
+def test_a_difference_of_equal_seeds_is_exact() -> None:
+    same = Estimate.over_seeds([0.5, 0.5])
+    assert difference(same, Estimate.over_seeds([0.75, 0.75])).low == 0.25
+    assert not difference(same, same).is_clear
+
+
+def test_all_runs_of_a_page_are_charged_together() -> None:
+    joint = together(arms_of(comparison(seeds=5)))
+    assert joint is not None
+    count, guarantee = joint
+    assert count == 10 and guarantee.epsilon == pytest.approx(5.443, abs=1e-3)
+    assert together(arms_of([made_run()])) is None
+
+
+def test_warnings_name_their_arms_once() -> None:
+    warned = warnings_of(arms_of(comparison()))
+    by_text = {each.text.split(".")[0].split(":")[0]: each.arms for each in warned}
+    assert by_text["Trained without noise"] == ("not private",)
+    assert by_text["Trained with a fixed seed"] == ("R = 1", "R = 10")
+    assert any("This page rests on 6 private runs" in each.text for each in warned)
+
+
+def test_a_delta_that_is_too_large_is_warned_of() -> None:
+    panel = {"exact": ledger().guarantee(1e-3).as_dict()}
+    warned = warnings_of(arms_of([made_run(guarantees=panel, delta=1e-3)]))
+    assert any("over 1/60000" in each.text for each in warned)
