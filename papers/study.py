@@ -55,7 +55,6 @@ class Job:
     seed: int
     settings: tuple[str, ...]
     output: Path
-    threads: int
 
     @property
     def finished(self) -> bool:
@@ -72,7 +71,7 @@ def carry_out(job: Job) -> Job:
     from clipwise.training.config import Config
     from clipwise.training.train import train
 
-    torch.set_num_threads(job.threads)
+    torch.set_num_threads(1)  # runs are done side by side instead
     config = Config.load(job.config, job.overrides())
     train(config, output=job.output, resume=(job.output / "config.toml").is_file(), page=False)
     return job
@@ -85,7 +84,7 @@ def parse(study: Study, arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=None, help=f"runs of each arm (default {study.seeds})")
     parser.add_argument("--only", nargs="+", metavar="ARM", help="only these arms")
     parser.add_argument("--resume", action="store_true", help="go on with an unfinished set; finished runs are kept")
-    parser.add_argument("--jobs", type=int, default=1, help="runs at the same time (default 1)")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="runs at a time (default: all cores)")
     parser.add_argument("--draw", action="store_true", help="train nothing: tables and figures of the runs there are")
     return parser.parse_args(arguments)
 
@@ -97,11 +96,10 @@ def jobs(study: Study, root: Path, args: argparse.Namespace) -> list[Job]:
     if unknown:
         raise SystemExit(f"no arm is called {unknown[0]!r}; there are {', '.join(map(repr, known))}.")
     seeds = args.seeds or (1 if args.quick else study.seeds)
-    threads = max(1, (os.cpu_count() or 1) // args.jobs)
     settings = study.quick if args.quick else ()
     chosen = [known[name] for name in args.only] if args.only else study.variants
     return [
-        Job(study.folder / "config.toml", variant, seed, settings, root / f"{_slug(variant.name)}-{seed}", threads)
+        Job(study.folder / "config.toml", variant, seed, settings, root / f"{_slug(variant.name)}-{seed}")
         for seed in range(seeds)
         for variant in chosen
     ]

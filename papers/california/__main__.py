@@ -1,0 +1,26 @@
+"""California Housing with DP-Adam, section 5.5: `clipwise reproduce california`.
+
+The paper's claim: training with a large R is as good as with a small one. Adam divides by the size of the gradients,
+so the learning rate stays the same for every R.
+"""
+
+from functools import partial
+from pathlib import Path
+
+from papers.regression import write
+from papers.study import Study, Variant, main
+
+STUDY = Study(
+    folder=Path(__file__).parent,
+    variants=(
+        Variant("R = 1"),
+        Variant("R = 10", ("clip.R=10.0",)),
+        Variant("R = 100", ("clip.R=100.0",)),
+        Variant("not private", ("privacy={private=false}", "clip={rule='NoClip'}")),
+    ),
+    seeds=30,
+    quick=("steps=40", "evaluation.every=10"),
+)
+
+if __name__ == "__main__":
+    main(STUDY, partial(write, "California Housing, DP-Adam"))

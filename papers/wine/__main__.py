@@ -1,0 +1,25 @@
+"""Wine Quality with full-batch DP-GD, section 5.5: `clipwise reproduce wine`.
+
+The paper's claim: training with a large R is as good as with a small one, and its loss falls monotonically.
+"""
+
+from functools import partial
+from pathlib import Path
+
+from papers.regression import write
+from papers.study import Study, Variant, main
+
+STUDY = Study(
+    folder=Path(__file__).parent,
+    variants=(
+        Variant("R = 2"),
+        Variant("R = 20", ("clip.R=20.0",)),
+        Variant("R = 200", ("clip.R=200.0",)),
+        Variant("not private", ("privacy={private=false}", "clip={rule='NoClip'}", "optimizer.learning_rate=0.001")),
+    ),
+    seeds=30,
+    quick=("steps=40", "evaluation.every=10"),
+)
+
+if __name__ == "__main__":
+    main(STUDY, partial(write, "Wine Quality, full batch"))
