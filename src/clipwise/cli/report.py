@@ -68,10 +68,10 @@ def _place(folders: Sequence[Path], args: argparse.Namespace) -> Path:
 
 
 def _rows(arms: Sequence[Arm]) -> tuple[list[str], list[list[str]]]:
-    from clipwise.report.content import HEADLINE
+    from clipwise.report.content import headline
     from clipwise.report.wording import LABELS, epsilon_text, value_text
 
-    shown = [name for name in HEADLINE if name in arms[0].estimates] or list(arms[0].estimates)
+    shown = headline(arms[0])
     rows = []
     for arm in arms:
         epsilon = epsilon_text(arm.first.guarantees) if arm.first.is_private else "not private"

@@ -16,7 +16,7 @@ from clipwise.errors import DataError
 from clipwise.report.describe import clip_norm
 from clipwise.report.run import Run
 
-__all__ = ["Arm", "Curve", "Estimate", "Point", "arms_of"]
+__all__ = ["Arm", "Curve", "Estimate", "Point", "arms_of", "bounds_of"]
 
 LEVEL = 0.95
 
@@ -36,8 +36,8 @@ class Estimate:
     seeds: int = 1
 
     @classmethod
-    def over_seeds(cls, values: Sequence[float]) -> Estimate:
-        """The mean with Student's interval.
+    def over_seeds(cls, values: Sequence[float], bounds: tuple[float, float] = (-math.inf, math.inf)) -> Estimate:
+        """The mean with Student's interval, as far as it lies within the metric's `bounds`.
 
         >>> Estimate.over_seeds([0.90, 0.92, 0.94]).deviation
         0.02
@@ -47,7 +47,7 @@ class Estimate:
             return cls(mean, seeds=count)
         deviation = float(np.std(values, ddof=1))
         half = float(stats.t.ppf(0.5 + LEVEL / 2, count - 1)) * deviation / math.sqrt(count)
-        return cls(mean, round(deviation, 15), mean - half, mean + half, count)
+        return cls(mean, round(deviation, 15), max(bounds[0], mean - half), min(bounds[1], mean + half), count)
 
     def to_dict(self) -> dict[str, Any]:
         """The estimate as a JSON object."""
@@ -119,7 +119,7 @@ class Arm:
         numbers = [_numbers(result) for result in results]
         names = [name for name in numbers[0] if all(name in each for each in numbers)]
         if len(results) > 1:
-            return {name: Estimate.over_seeds([each[name] for each in numbers]) for name in names}
+            return {name: Estimate.over_seeds([each[name] for each in numbers], bounds_of(name)) for name in names}
         intervals = results[0].intervals or {}
         return {name: Estimate(numbers[0][name], None, *intervals.get(name, (None, None))) for name in names}
 
@@ -189,6 +189,13 @@ def _numbers(result: CalibrationResult | RegressionResult) -> dict[str, float]:
     named = {"mse": result.mse, "rmse": result.rmse, "r2": result.r2, "nll": result.nll}
     named.update({f"coverage {level:g}": share for level, share in result.coverage.items()})
     return {name: value for name, value in named.items() if value is not None}
+
+
+def bounds_of(metric: str) -> tuple[float, float]:
+    """Where a metric can lie at all."""
+    if metric.startswith(("debiased_", "r2")):
+        return -math.inf, math.inf
+    return 0.0, math.inf if metric in ("nll", "brier", "mse", "rmse") else 1.0
 
 
 def _epsilon(run: Run) -> float | None:

@@ -8,15 +8,13 @@ from typing import Any
 
 import clipwise
 from clipwise.report.arms import Arm, arms_of
-from clipwise.report.content import HEADLINE
+from clipwise.report.content import headline
 from clipwise.report.describe import plan_rows
 from clipwise.report.run import Run
 from clipwise.report.warnings import HELD_OUT
 from clipwise.report.wording import LABELS, interval_text, value_text
 
 __all__ = ["card"]
-
-_SHOWN = (*HEADLINE, "rmse", "r2")
 
 
 def card(runs: Run | Iterable[Run]) -> str:
@@ -54,8 +52,7 @@ def _privacy(run: Run) -> list[str]:
 def _quality(arm: Arm) -> list[str]:
     several = len(arm.runs) > 1
     rows = [f"| metric | {'mean' if several else 'value'} | 95 % interval |", "| --- | ---: | ---: |"]
-    shown = [name for name in arm.estimates if name in _SHOWN or name.startswith("coverage ")]
-    for name in shown:
+    for name in headline(arm):
         estimate = arm.estimates[name]
         interval = interval_text(name, estimate) or "–"
         rows.append(f"| {LABELS.get(name, name)} | {value_text(name, estimate)} | {interval} |")

@@ -13,9 +13,9 @@ from clipwise.report.run import COMPARISON, FINGERPRINT, Run
 from clipwise.report.warnings import together, warnings_of
 from clipwise.report.wording import LABELS, epsilon_text, interval_text, value_text
 
-__all__ = ["arm_row", "content", "result"]
+__all__ = ["arm_row", "content", "headline", "result"]
 
-HEADLINE = ("accuracy", "confidence", "ece", "mce", "nll")
+_HEADLINE = ("accuracy", "confidence", "ece", "mce", "nll")
 _READING = {
     "numerically exact": "the tight value, rounded up",
     "upper bound": "never below the true value",
@@ -41,24 +41,34 @@ def result(arms: Sequence[Arm], figures: Mapping[str, Any]) -> dict[str, Any]:
 
 def content(arms: Sequence[Arm]) -> dict[str, Any]:
     """Everything the template prints, but for the figures."""
-    names = list(arms[0].estimates)
-    headline = [name for name in HEADLINE if name in names] or names
-    rest = [name for name in names if name not in headline]
-    seeds = sorted({len(arm.runs) for arm in arms})
+    shown = headline(arms[0])
+    rest = [name for name in arms[0].estimates if name not in shown]
     return {
         "reading": read(arms),
         "arms": [arm_row(place, arm) for place, arm in enumerate(arms)],
         "mistakes": _mistakes(arms),
-        "headline": _table(arms, headline),
+        "headline": _table(arms, shown),
         "more": _table(arms, rest) if rest else None,
         "interval": _interval_note(arms),
         "recalibrated": _recalibrated(arms),
         "privacy": _privacy(arms),
         "warnings": warnings_of(arms),
-        "seeds": "one run each" if seeds == [1] else f"{' or '.join(map(str, seeds))} seeds each",
+        "seeds": _seeds(arms),
         "task": arms[0].first.task,
         "made": _made(arms),
     }
+
+
+def headline(arm: Arm) -> list[str]:
+    """The metrics that come first: the paper's for classes, all for regression."""
+    classes = arm.first.task == "classification"
+    return [name for name in (_HEADLINE if classes else arm.estimates) if name in arm.estimates]
+
+
+def _seeds(arms: Sequence[Arm]) -> str:
+    counts = sorted({len(arm.runs) for arm in arms})
+    each = "" if len(arms) == 1 else " each"
+    return f"one run{each}" if counts == [1] else f"{' or '.join(map(str, counts))} seeds{each}"
 
 
 def arm_row(place: int, arm: Arm) -> dict[str, Any]:

@@ -160,7 +160,7 @@ def _verdict(small: Arm, large: Arm) -> tuple[str, str]:
     if ece.low is None:
         return (
             f"Same privacy, two clipping norms: {norms.replace(' to ', ' and ')}",
-            f"{found} With one run each and no intervals, it is not known how much of this is chance.",
+            f"{found} Without intervals for both, it is not known how much of this is chance.",
         )
     about = f" The 95 % intervals are {ece.basis}; they hold for this data, model and learning rates."
     if not ece.is_clear:
