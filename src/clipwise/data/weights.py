@@ -67,8 +67,9 @@ def _local(folder: Path) -> Weights:
 def efficientnet_lite0(progress: Progress | None = None) -> nn.Module:
     """EfficientNet-Lite0 with its ImageNet weights (4.65 million, 1,000 classes), in evaluation mode.
 
-    Keep it there: in training mode its batch norms would mix samples, and `Private` refuses them. It expects images of
-    three channels, standardised like ImageNet's; `model.extract_features(x)` has shape (B, 1280, h/32, w/32).
+    Keep it there: in training mode its batch norms would mix samples, and `Private` refuses them. It was trained on
+    images scaled as `(255 * x - 127) / 128` for x in [0, 1], and not by ImageNet's mean and deviation: give it those.
+    `model.extract_features(x)` has shape (B, 1280, h/32, w/32).
     """
     try:
         from efficientnet_lite_pytorch import EfficientNet
