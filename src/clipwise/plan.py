@@ -9,9 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from clipwise import clipping
-from clipwise.accounting import GaussianSteps
-from clipwise.accounting import epsilon as spent_epsilon
-from clipwise.accounting import noise_multiplier as noise_for
+from clipwise.accounting import Event, GaussianSteps, account, noise_scale
 from clipwise.accounting.accountant import Accountant, Relation
 from clipwise.clipping import Clip, Flat, Groupwise, Layerwise, MixUp, Rule, as_clip, is_private
 from clipwise.errors import InvalidPlan
@@ -103,15 +101,14 @@ class Plan:
         """
         if self.noise_multiplier == 0 or not self.is_private:
             raise InvalidPlan(f"there is no noise that makes {self.clip!r} with {self.noise_multiplier!r} private.")
-        noise = noise_for(epsilon, delta, self.sampling, self.steps, accountant=accountant, relation=relation)
-        return replace(self, noise_multiplier=noise)
+        shape = replace(self, noise_multiplier=1.0).events()
+        return replace(self, noise_multiplier=noise_scale(shape, epsilon, delta, accountant, relation))
 
     def epsilon(self, delta: float, accountant: Accountant = "exact", relation: Relation = "add_remove") -> float:
         """The epsilon that the whole run will have spent at this `delta`."""
-        noise = self._noise()
-        return spent_epsilon(noise, self.sampling, self.steps, delta, accountant=accountant, relation=relation)
+        return account(self.events(), delta, accountant, relation).epsilon
 
-    def events(self) -> tuple[GaussianSteps, ...]:
+    def events(self) -> tuple[Event, ...]:
         """What the whole run will have put on its ledger."""
         return (GaussianSteps(self.sampling, self._noise(), self.steps),)
 

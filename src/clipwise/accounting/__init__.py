@@ -4,7 +4,7 @@ from clipwise.accounting.accountant import Accountant, Relation, account, accoun
 from clipwise.accounting.calibrate import free_cap, max_batch_size, max_steps, noise_multiplier, noise_scale
 from clipwise.accounting.curves import PrivacyCurve, privacy_curve, tight_mu
 from clipwise.accounting.edgeworth import saddle_interval
-from clipwise.accounting.events import Event, FederatedRounds, GaussianSteps, PrivateCalibration
+from clipwise.accounting.events import Event, FederatedRounds, GaussianSteps, PrivateCalibration, ProjectedSteps
 from clipwise.accounting.functions import delta, epsilon
 from clipwise.accounting.guarantee import Guarantee
 from clipwise.accounting.ledger import Ledger
@@ -19,6 +19,7 @@ __all__ = [
     "Ledger",
     "PrivacyCurve",
     "PrivateCalibration",
+    "ProjectedSteps",
     "Relation",
     "account",
     "account_delta",

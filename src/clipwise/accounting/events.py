@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from clipwise.errors import AccountingError, ClipwiseError, LedgerError
 from clipwise.sampling import FixedSize, FullBatch, Poisson, Sampling, Shuffled
 
-__all__ = ["Event", "FederatedRounds", "GaussianSteps", "PrivateCalibration", "decode", "encode"]
+__all__ = ["Event", "FederatedRounds", "GaussianSteps", "PrivateCalibration", "ProjectedSteps", "decode", "encode"]
 
 _SAMPLINGS: dict[str, type[Any]] = {
     "poisson": Poisson,
@@ -89,6 +89,53 @@ class GaussianSteps:
             and (self.sampling is other.sampling or self.sampling == other.sampling)
             and self.reason == other.reason
         )
+
+
+@dataclass(frozen=True)
+class ProjectedSteps:
+    """Steps whose norms were only estimated, each from `projections` fresh random ones (DP-SGD-JL).
+
+    An estimate that is too small lets a sample contribute more than the sensitivity that `noise_multiplier` refers to,
+    so such steps are never accounted like exact ones: `clipwise.accounting.projected` says how.
+
+    >>> from clipwise.sampling import Poisson
+    >>> ProjectedSteps(Poisson(60_000, 256), noise_multiplier=1.1, projections=64, steps=10).count
+    10
+    """
+
+    sampling: Sampling
+    noise_multiplier: float
+    projections: int
+    steps: int = 1
+    reason: str = "training"
+
+    def __post_init__(self) -> None:
+        _check_sampling(self.sampling)
+        _check_noise(self.noise_multiplier)
+        _check_count("projections", self.projections)
+        _check_count("steps", self.steps)
+        if isinstance(self.sampling, Poisson) and self.sampling.max_batch_size is not None:
+            raise AccountingError(
+                "estimated norms have no proof for batches that are cut: leave max_batch_size out, or use exact norms."
+            )
+
+    @property
+    def count(self) -> int:
+        """How often the mechanism ran."""
+        return self.steps
+
+    @property
+    def unit(self) -> str:
+        """Whose privacy is protected."""
+        return "example"
+
+    def repeated(self, count: int) -> ProjectedSteps:
+        """The same steps, `count` of them."""
+        return ProjectedSteps(self.sampling, self.noise_multiplier, self.projections, count, self.reason)
+
+    def same_mechanism(self, other: object) -> bool:
+        """Whether `other` differs at most in its number of steps."""
+        return type(other) is ProjectedSteps and self.repeated(1) == other.repeated(1)
 
 
 @dataclass(frozen=True)
@@ -169,10 +216,11 @@ class PrivateCalibration:
         return type(other) is PrivateCalibration and self.repeated(1) == other.repeated(1)
 
 
-Event: TypeAlias = GaussianSteps | FederatedRounds | PrivateCalibration
+Event: TypeAlias = GaussianSteps | ProjectedSteps | FederatedRounds | PrivateCalibration
 
 _KINDS: dict[str, type[Any]] = {
     "gaussian_steps": GaussianSteps,
+    "projected_steps": ProjectedSteps,
     "federated_rounds": FederatedRounds,
     "private_calibration": PrivateCalibration,
 }

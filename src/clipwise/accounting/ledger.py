@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from clipwise.accounting.accountant import Accountant, Relation, account, account_delta
-from clipwise.accounting.events import Event, FederatedRounds, GaussianSteps, PrivateCalibration, decode, encode
+from clipwise.accounting.events import Event, PrivateCalibration, decode, encode
 from clipwise.accounting.guarantee import Guarantee
 from clipwise.errors import LedgerError
 from clipwise.files import replacing
@@ -28,7 +28,7 @@ class Ledger:
     Guarantees: a step that was recorded is in every later answer and every later file; a file that was edited, cut
     or written by a newer version is refused and left as it is.
 
-    >>> from clipwise.sampling import Poisson
+    >>> from clipwise import GaussianSteps, Poisson
     >>> ledger = Ledger()
     >>> for _ in range(3):
     ...     ledger.record(GaussianSteps(Poisson(60_000, 256), noise_multiplier=1.1))
@@ -48,7 +48,7 @@ class Ledger:
         if self._mechanisms and self._mechanisms[-1].same_mechanism(event):
             self._counts[-1] += event.count
             return
-        if not isinstance(event, (GaussianSteps, FederatedRounds, PrivateCalibration)):
+        if not isinstance(event, Event):
             raise LedgerError(f"Only events can go on a ledger, got {event!r}.")
         self._mechanisms.append(event)
         self._counts.append(event.count)

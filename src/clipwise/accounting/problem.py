@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from clipwise.accounting.events import Event, PrivateCalibration
+from clipwise.accounting.events import Event, PrivateCalibration, ProjectedSteps
 from clipwise.accounting.laws import Composition, Law, fixed_size, gaussian, poisson, truncated_poisson
 from clipwise.errors import AccountingError
 from clipwise.sampling import FixedSize, FullBatch, Poisson, Sampling, Shuffled
@@ -73,6 +73,11 @@ def pose(events: Iterable[Event], relation: Relation = "add_remove", group: int 
         raise AccountingError(
             "The ledger mixes events that protect examples with events that protect clients; one epsilon cannot "
             "state both. Keep two ledgers."
+        )
+    if any(isinstance(event, ProjectedSteps) for event in events):
+        raise AccountingError(
+            "Steps with estimated norms have no pair of distributions of their own; ask for an epsilon at a delta, or "
+            "the other way round."
         )
     schemes = [_sampling(event) for event in events]
     relation, warnings = _meaningful_relation(schemes, relation)

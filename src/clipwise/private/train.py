@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -13,10 +14,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
-from clipwise.accounting import GaussianSteps, Ledger
+from clipwise.accounting import Event, Ledger
 from clipwise.accounting.accountant import Accountant, Relation
 from clipwise.clipping import Style, is_private
-from clipwise.engine import Clipper, check_model
+from clipwise.engine import Clipped, Clipper, check_model
 from clipwise.errors import BudgetSpent, CheckpointError, InvalidLosses, InvalidPlan, InvalidSampling
 from clipwise.noise import Entropy, GaussianNoise, Normals
 from clipwise.plan import Plan
@@ -78,7 +79,7 @@ class Private:
         self._entropy = Entropy(seed)
         self._draws = Draws(plan.sampling, self._entropy)
         self._source = noise
-        self._event = GaussianSteps(plan.sampling, plan.noise_multiplier)
+        self._event: Event = plan.events()[0].repeated(1)
         self._ledger = Ledger()
         self._done = 0
         self._bind()
@@ -103,7 +104,8 @@ class Private:
 
     def _bind(self) -> None:
         self._fit = Fit.of(self._model, self._optimizer)
-        self._clip = Clipper(dict(zip(self._fit.names, self._fit.tensors, strict=True)))
+        named = dict(zip(self._fit.names, self._fit.tensors, strict=True))
+        self._clip: Callable[[Tensor, Style], Clipped[Any]] = Clipper(named)
         self._wide = [_sum_dtype(p) for p in self._fit.tensors]
         self._narrow = any(p.dtype != d for p, d in zip(self._fit.tensors, self._wide, strict=True))
         self._noise = GaussianNoise(self._fit.tensors, self._wide, self._entropy, self._source)
@@ -420,8 +422,7 @@ class Private:
     def _charge_interrupted(self, begun: int) -> None:
         lost = begun - self._done
         if lost > 0:
-            event = GaussianSteps(self._event.sampling, self._event.noise_multiplier, lost, "interrupted")
-            self._ledger.record(event)
+            self._ledger.record(replace(self._event.repeated(lost), reason="interrupted"))
             self._done = begun
 
     def __getstate__(self) -> NoReturn:
