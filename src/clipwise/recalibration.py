@@ -81,7 +81,7 @@ class PrivateTemperatureScaling:
 
     def __post_init__(self) -> None:
         limited(self.low, self.high)
-        if not self.event.noise_multiplier > 0:
+        if not PrivateCalibration(self.noise_multiplier, disjoint=self.disjoint).noise_multiplier > 0:
             raise InvalidPlan("noise_multiplier must be positive; on public data use TemperatureScaling instead.")
 
     @classmethod

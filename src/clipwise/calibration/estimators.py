@@ -27,7 +27,8 @@ def binned_errors(moments: Floats) -> dict[str, Floats]:
       its bias, as in the code of Kumar, Liang & Ma, with the expectation in closed form. Some bias it cannot see: of
       a perfectly calibrated model it removes about 40 %.
 
-    A bin with a single sample has no standard error and is left uncorrected. Both are cut at 0.
+    A bin with a single sample has no standard error: it counts as 0 in the RMS error, as with Kumar, Liang & Ma, and is
+    left uncorrected in the other. Both are cut at 0.
     """
     count, gap = moments[..., COUNT], moments[..., CONFIDENCE] - moments[..., CORRECT]
     total = count.sum(axis=-1)
@@ -46,7 +47,7 @@ def binned_errors(moments: Floats) -> dict[str, Floats]:
         "mce": mean.max(axis=-1),
         "rmsce": np.sqrt(squared.sum(axis=-1)),
         "debiased_ece": np.maximum(2 * ece - (share * folded).sum(axis=-1), 0.0),
-        "debiased_rmsce": np.sqrt(np.maximum((squared - share * variance).sum(axis=-1), 0.0)),
+        "debiased_rmsce": np.sqrt(np.maximum(np.where(count > 1, squared - share * variance, 0.0).sum(axis=-1), 0.0)),
     }
 
 
@@ -74,10 +75,13 @@ def normal_gaps(variance: Floats, random: np.random.Generator, resamples: int) -
 def adaptive_edges(confidence: Floats, bins: int) -> Floats:
     """Edges of bins that hold (nearly) the same number of samples each; equal confidences stay together.
 
-    The quantiles are those of scikit-learn's `calibration_curve(strategy="quantile")`.
+    The quantiles are those of scikit-learn's `calibration_curve(strategy="quantile")`, at places (n - 1) m/M in the
+    sorted confidences, here in integers, so that rounding does not move a sample that lies on one.
 
     >>> adaptive_edges(np.array([0.5, 0.6, 0.7, 0.8, 0.9]), 2).tolist()
     [0.0, 0.7, 1.0]
     """
-    inner = np.quantile(confidence, np.linspace(0.0, 1.0, bins + 1)[1:-1])
+    place, rest = np.divmod((len(confidence) - 1) * np.arange(1, bins), bins)
+    ordered = np.partition(confidence, np.unique(np.concatenate([place, place + (rest > 0)])))
+    inner = ordered[place] + (ordered[place + (rest > 0)] - ordered[place]) * (rest / bins)
     return np.concatenate([[0.0], inner, [1.0]])

@@ -171,17 +171,16 @@ class _Sums:
 
     @classmethod
     def of(cls, top: TopSums, by_class: ClassSums, kept: Kept, bins: int) -> _Sums:
-        groups = min(kept.seen, len(top.totals))
-        edges, adaptive = kept.moments(bins, groups)
-        class_groups = min(groups, by_class.groups)
+        edges, adaptive = kept.moments(bins, len(top.totals))
+        used, class_used = top.totals[:, 0] > 0, by_class.counts > 0
         return cls(
-            totals=top.totals[:groups],
-            moments=top.moments[:groups],
-            cells=top.group_cells[:groups],
+            totals=top.totals[used],
+            moments=top.moments[used],
+            cells=top.group_cells[used],
             adaptive_edges=edges,
-            adaptive=adaptive,
-            class_counts=by_class.counts[:class_groups],
-            class_gaps=by_class.gaps()[:class_groups],
+            adaptive=adaptive[used],
+            class_counts=by_class.counts[class_used],
+            class_gaps=by_class.gaps()[class_used],
             class_chance=by_class.chance(),
             classes=by_class.classes,
         )
@@ -205,7 +204,8 @@ def _coarse_smooth(sums: _Sums, weight_RG: Floats) -> Floats:
 
 def _metrics(sums: _Sums, weight_RG: Floats, class_weight_RG: Floats) -> dict[str, Floats]:
     """Every metric but the smooth ECE, for each row of weights."""
-    totals = weight_RG @ sums.totals
+    with np.errstate(invalid="ignore"):  # an infinite loss that is not drawn is 0 * inf; `pivotal` sees it
+        totals = weight_RG @ sums.totals
     found = {name: totals[:, column] / totals[:, 0] for column, name in enumerate(COLUMNS)}
 
     def binned(moments_GM4: Floats) -> dict[str, Floats]:

@@ -93,9 +93,9 @@ def _intervals(
     names: Sequence[str], values_BX: Floats, whole: dict[str, float], resamples: int, level: float, seed: int
 ) -> dict[str, tuple[float, float]]:
     group_B = Groups(seed).take(len(values_BX))
-    groups = min(len(values_BX), GROUPS)
-    sums_GX = np.stack([np.bincount(group_B, weights=column, minlength=groups) for column in values_BX.T], axis=1)
-    replicates = _metrics(names, weights(groups, resamples, seed) @ sums_GX)
+    sums_GX = np.stack([np.bincount(group_B, weights=column, minlength=GROUPS) for column in values_BX.T], axis=1)
+    sums_GX = sums_GX[sums_GX[:, 0] > 0]
+    replicates = _metrics(names, weights(len(sums_GX), resamples, seed) @ sums_GX)
     return {
         name: pivotal(value, value, replicates[name], level, _LIMITS.get(name, (0.0, 1.0)))
         for name, value in whole.items()

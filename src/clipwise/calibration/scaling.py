@@ -57,8 +57,11 @@ def _like(logits: Scores, probabilities: Tensor) -> Scores:
     return probabilities.numpy().astype(dtype)
 
 
-def _predict(logits: Scores, map_: Callable[[Tensor], Tensor]) -> Scores:
-    return _like(logits, map_(_finite(matrix("logits", logits))))
+def _predict(logits: Scores, map_: Callable[[Tensor], Tensor], classes: int | None = None) -> Scores:
+    z_BK = _finite(matrix("logits", logits))
+    if classes is not None and z_BK.shape[1] != classes:
+        raise DataError(f"The map was fitted on {classes} classes, the logits have {z_BK.shape[1]}.")
+    return _like(logits, map_(z_BK))
 
 
 @dataclass(frozen=True)
@@ -135,7 +138,7 @@ class Vector:
     def predict(self, logits: Scores) -> Scores:
         """Probabilities, as a tensor or an array like `logits`."""
         scale, shift = (torch.tensor(values, dtype=torch.float64) for values in (self.scale, self.shift))
-        return _predict(logits, lambda z: torch.softmax(z * scale + shift, dim=1))
+        return _predict(logits, lambda z: torch.softmax(z * scale + shift, dim=1), len(self.scale))
 
 
 @dataclass(frozen=True)
@@ -182,11 +185,9 @@ class Isotonic:
 
     def predict(self, logits: Scores) -> Scores:
         """Probabilities, as a tensor or an array like `logits`."""
-        return _predict(logits, self._map)
+        return _predict(logits, self._map, len(self.knots))
 
     def _map(self, z_BK: Tensor) -> Tensor:
-        if z_BK.shape[1] != len(self.knots):
-            raise DataError(f"The map was fitted on {len(self.knots)} classes, the logits have {z_BK.shape[1]}.")
         probability = torch.softmax(z_BK, dim=1).numpy()
         mapped = np.stack([np.interp(p, *knots) for p, knots in zip(probability.T, self.knots, strict=True)], axis=1)
         total = mapped.sum(axis=1, keepdims=True)
