@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from clipwise.accounting import Event, Guarantee, account
 from clipwise.training.config import Config
 from clipwise.training.toml import Source
 
@@ -37,3 +38,7 @@ resamples = 0
 
 def config(*overrides: str, text: str = TINY) -> Config:
     return Config.of(Source.parse(text, "tiny.toml", overrides))
+
+
+def exact_panel(events: tuple[Event, ...], delta: float) -> dict[str, Guarantee]:
+    return {"exact": account(events, delta)}

@@ -67,6 +67,10 @@ def run(args: argparse.Namespace) -> int:
         made, folder = train(
             config, output=args.output, resume=args.resume, force=args.force, command=_command(), watch=bar
         )
+    except KeyboardInterrupt:
+        bar.close()
+        print("clipwise: --resume goes on from the last checkpoint", file=sys.stderr)
+        raise
     finally:
         bar.close()
     if args.json:

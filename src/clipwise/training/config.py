@@ -147,7 +147,7 @@ class Recalibration:
         return tuple(method for method in self.methods if method in PRIVATE_METHODS)
 
     @classmethod
-    def read(cls, table: Table) -> Recalibration:
+    def read(cls, table: Table, privacy: Privacy) -> Recalibration:
         """Read the table; without one there is no recalibration."""
         methods = table.texts("methods", ())
         for method in methods:
@@ -170,6 +170,8 @@ class Recalibration:
             table.fail(None, f"{made.private[0]} needs a noise_multiplier, the noise of its release.")
         if not made.private and (made.noise_multiplier is not None or made.private_share is not None):
             table.fail(None, f"noise_multiplier and private_share are for {', '.join(PRIVATE_METHODS)} only.")
+        if made.private and not privacy.is_private:
+            table.fail("methods", f"{made.private[0]} makes no sense in a run that is not private; use temperature.")
         if not made.public and "share" in table:
             table.fail("share", f"is for {', '.join(PUBLIC_METHODS)} only.")
         return made
@@ -237,7 +239,7 @@ class Config:
             optimizer=read_optimizer(root.table("optimizer")),
             privacy=privacy,
             evaluation=Evaluation.read(root.table("evaluation")),
-            recalibration=Recalibration.read(root.table("recalibration")),
+            recalibration=Recalibration.read(root.table("recalibration"), privacy),
             text=source.effective(),
         )
         model.close()

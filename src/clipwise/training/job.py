@@ -10,15 +10,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
-from clipwise.accounting import Event, GaussianSteps, PrivateCalibration, noise_scale
+from clipwise.accounting import GaussianSteps, noise_scale
 from clipwise.data import DataSet
 from clipwise.errors import InvalidConfig
 from clipwise.plan import Plan
+from clipwise.recalibration import PrivateTemperatureScaling
 from clipwise.training.config import Config, default_delta
 from clipwise.training.datasets import Records
 from clipwise.training.models import freeze
 
-__all__ = ["Job", "prepare"]
+__all__ = ["Job", "prepare", "private_scaling"]
 
 SPLIT_SEED = 20
 
@@ -135,12 +136,12 @@ def _split(part: TensorDataset, share: float | None) -> tuple[Records, Records |
     return Records(*(t[stay] for t in part.tensors)), Records(*(t[aside] for t in part.tensors))
 
 
-def calibration_event(config: Config) -> PrivateCalibration | None:
-    """What recalibration on private records will put on the ledger."""
+def private_scaling(config: Config) -> PrivateTemperatureScaling | None:
+    """Recalibration on private records, with the event that it will put on the ledger; None without."""
     choice = config.recalibration
-    if not choice.private or choice.noise_multiplier is None:
+    if choice.noise_multiplier is None:
         return None
-    return PrivateCalibration(choice.noise_multiplier, disjoint=choice.private_share is not None)
+    return PrivateTemperatureScaling(choice.noise_multiplier, choice.private_share is not None, seed=config.seed)
 
 
 def _plan(config: Config, sample_size: int, delta: float | None) -> Plan:
@@ -148,8 +149,8 @@ def _plan(config: Config, sample_size: int, delta: float | None) -> Plan:
     plan = Plan(sampling, config.batches.count(sampling), config.clip, config.privacy.noise_multiplier)
     if config.privacy.epsilon is None or delta is None:
         return plan
-    event = calibration_event(config)
-    fixed: tuple[Event, ...] = () if event is None else (event,)
+    scaling = private_scaling(config)
+    fixed = () if scaling is None else (scaling.event,)
     steps = GaussianSteps(sampling, 1.0, plan.steps)
     return replace(plan, noise_multiplier=noise_scale((steps,), config.privacy.epsilon, delta, fixed=fixed))
 

@@ -84,7 +84,7 @@ def _check_extras() -> None:
 def _run(job: Job, folder: Folder, ledger: Ledger, origin: Mapping[str, Any]) -> Run:
     """Everything that is to be kept of a run that has been trained."""
     test = evaluate(job, job.config.evaluation.resamples)
-    recalibrated = recalibrate(job, ledger)
+    recalibrated, problems = recalibrate(job, ledger)
     private = job.delta is not None
     return Run(
         name=job.config.name,
@@ -98,7 +98,7 @@ def _run(job: Job, folder: Folder, ledger: Ledger, origin: Mapping[str, Any]) ->
         delta=job.delta,
         guarantees={} if job.delta is None else _guarantees(ledger.events, job.delta),
         provenance={**origin, **_provenance(job, folder)},
-        warnings=job.warnings,
+        warnings=(*job.warnings, *problems),
         config=job.config.text,
     )
 

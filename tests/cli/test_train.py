@@ -1,0 +1,136 @@
+"""`clipwise train`: exit codes, what it prints, and the bar that a terminal shows."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from clipwise.cli.main import main
+from clipwise.cli.progress import Bar
+from clipwise.training import train as train_module
+from clipwise.training.watch import Progress
+from tests.training.common import TINY, exact_panel
+
+
+@pytest.fixture
+def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(train_module, "panel_of", exact_panel)
+    Path("tiny.toml").write_text(TINY)
+    return "tiny.toml"
+
+
+def test_a_run_is_printed_and_reported(tiny: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", tiny, "--set", "evaluation.resamples=100"]) == 0
+    shown = capsys.readouterr()
+    for text in (
+        "12 steps on 1,297 records of digits",
+        "accuracy",
+        "ECE",
+        "-differential privacy by the exact",
+        " to ",
+    ):
+        assert text in shown.out
+    assert "report: runs/tiny/report.html" in shown.out.replace("\\", "/")
+    assert Path("runs/tiny/report.html").stat().st_size > 10_000 and "tiny" in Path("runs/tiny/card.md").read_text()
+    lines = shown.err.splitlines()
+    assert 0 < len(lines) <= 4 and all("steps/s" in line and "epsilon" in line for line in lines)
+
+
+def test_the_result_as_json(tiny: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", tiny, "--json", "--output", "elsewhere", "--set", "privacy.delta=0.01"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["folder"] == "elsewhere" and result["steps"] == 12 and result["seed"] == 3
+    assert 0 < result["test"]["accuracy"]["value"] <= 1 and result["test"]["ece"]["interval"] is None
+    assert result["guarantees"]["exact"]["epsilon"] > 0
+    assert any("delta = 0.01 is over 1/n" in warning for warning in result["warnings"])
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--set", "clip.r=2"], "--set clip.r=2: clip.r: [clip] has no such key; did you mean 'R'?"),
+        (["--resume"], "holds no checkpoint to resume from"),
+        (["--set", "data.source=nowhere.csv"], "nowhere.csv"),
+        (["--output", "tiny.toml"], "cannot be the folder of a run"),
+    ],
+)
+def test_mistakes_are_one_line_and_2(
+    tiny: str, argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", tiny, *argv]) == 2
+    shown = capsys.readouterr().err
+    assert message in shown and shown.startswith("clipwise: error: ") and shown.count("\n") == 1
+    assert not Path("runs").exists()
+
+
+def test_an_unknown_key_is_named_with_its_line(tiny: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path(tiny).write_text(TINY.replace("seed", "sede"))
+    assert main(["train", tiny]) == 2
+    expected = "tiny.toml, line 3: sede: the configuration has no such key; did you mean 'seed'?"
+    assert expected in capsys.readouterr().err
+
+
+def test_ctrl_c_says_how_to_go_on(
+    tiny: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(self: Bar, progress: Progress) -> None:
+        if progress.step == 6:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Bar, "__call__", interrupt)
+        assert main(["train", tiny]) == 130
+    assert "--resume goes on" in capsys.readouterr().err
+    assert main(["train", tiny]) == 2
+    assert main(["train", tiny, "--resume", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["guarantees"]["exact"]["epsilon"] > 0
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def progress(step: int, steps: int = 100, epsilon: float | None = 1.2341) -> Progress:
+    test = {"accuracy": 0.9, "nll": 0.3, "ece": 0.031} if step % 10 == 0 else None
+    return Progress(step, steps, 0, lambda: epsilon, test)
+
+
+def test_the_bar_of_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("clipwise.cli.progress.time.monotonic", lambda: now[0])
+    monkeypatch.setenv("COLUMNS", "160")
+    terminal = Terminal()
+    bar = Bar("run", terminal)
+    for step in (1, 10, 50):
+        now[0] = float(step)
+        bar(progress(step))
+    last = terminal.getvalue().split("\r")[-1]
+    assert "run [##########..........]  50/100  1 steps/s  0:50 left  " in last
+    assert "epsilon 1.235" in last and last.endswith("accuracy 90.0 %  ECE 3.1 %")  # rounded up
+    bar.close()
+    assert terminal.getvalue().endswith("\r\033[K")
+
+
+def test_the_bar_fits_a_narrow_terminal_and_knows_runs_without_privacy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    terminal = Terminal()
+    Bar("run", terminal)(progress(50, epsilon=None))
+    (line,) = terminal.getvalue().split("\r\033[K")[1:]
+    assert len(line) < 40
+    monkeypatch.setenv("COLUMNS", "160")
+    Bar("run", terminal)(progress(50, epsilon=None))
+    assert "not private" in terminal.getvalue()
+
+
+def test_a_file_gets_a_few_lines() -> None:
+    stream = io.StringIO()
+    bar = Bar("run", stream)
+    for step in range(1, 1001):
+        bar(progress(step, 1000))
+    bar.close()
+    assert len(stream.getvalue().splitlines()) == 4 and "\r" not in stream.getvalue()

@@ -1,0 +1,97 @@
+"""A run that is killed at any moment goes on with --resume, and its budget is never under-counted."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from clipwise.errors import CheckpointError, DataError, InvalidConfig
+from clipwise.training.train import train
+from clipwise.training.watch import Progress
+
+from .common import config
+
+ROOT = Path(__file__).parents[2]
+STEPS = 40
+
+
+pytestmark = pytest.mark.usefixtures("exact_only")
+
+
+def killed_run(folder: Path, seeded: str) -> dict[str, Any]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "tests.training.crash_runs", str(folder), seeded]
+    run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=400, check=False)
+    assert run.returncode == 0, run.stderr
+    found: dict[str, Any] = json.loads(run.stdout)
+    return found
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and SIGKILL")
+def test_a_seeded_run_survives_kills_bit_for_bit(tmp_path: Path) -> None:
+    found = killed_run(tmp_path, "seeded")
+    assert found["killed"] >= 7
+    assert found["events"] == [[["training", STEPS]]] * 2
+    assert found["steps"][0] == found["steps"][1] == list(range(5, STEPS + 1, 5))
+    assert found["rows"][0] == found["rows"][1]
+    whole, crashed = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "crashed"))
+    assert all(torch.equal(whole[name], crashed[name]) for name in whole)
+    assert "checkpoint" not in found["files"] and not any(name.startswith(".") for name in found["files"])
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and SIGKILL")
+def test_an_unseeded_run_pays_for_every_step_that_it_began(tmp_path: Path) -> None:
+    found = killed_run(tmp_path, "unseeded")
+    assert found["killed"] >= 7
+    charged = dict.fromkeys(("training", "interrupted"), 0)
+    for reason, count in found["events"][1]:
+        charged[reason] += count
+    assert sum(charged.values()) == STEPS and charged["interrupted"] > 0
+    assert len(found["seen"]) == len(set(found["seen"])) <= STEPS, "no step is released twice"
+
+
+def interrupted(folder: Path) -> None:
+    """Begin a run, and stop it by Ctrl-C after step 5; the last checkpoint is of step 4."""
+
+    def stop(progress: Progress) -> None:
+        if progress.step == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(config(), output=folder, page=False, watch=stop)
+
+
+def test_an_interrupted_run_is_resumed_only_as_it_was_begun(tmp_path: Path) -> None:
+    interrupted(tmp_path / "run")
+    with pytest.raises(DataError, match=r"holds an interrupted run\. Use --resume"):
+        train(config(), output=tmp_path / "run")
+    with pytest.raises(InvalidConfig, match=r"another configuration \(clip.R, model.activation differ\)"):
+        train(config("clip.R=2", "model.activation=relu"), output=tmp_path / "run", resume=True)
+    steps: list[tuple[int, int]] = []
+    run, _ = train(
+        config(), output=tmp_path / "run", resume=True, page=False, watch=lambda p: steps.append((p.first, p.step))
+    )
+    assert steps[0] == (4, 5) and [row["step"] for row in run.curves] == [4, 8, 12]
+    assert run.provenance["seconds"] > 0
+
+
+def test_other_data_than_those_of_the_beginning_are_refused(tmp_path: Path) -> None:
+    interrupted(tmp_path / "run")
+    changed = config().data.load()
+    changed.train.tensors[0][0] += 1.0
+    with pytest.raises(CheckpointError, match="another data set"):
+        train(config(), output=tmp_path / "run", resume=True, data=changed)
+
+
+def test_force_begins_anew(tmp_path: Path) -> None:
+    interrupted(tmp_path / "run")
+    run, folder = train(config("clip.R=2"), output=tmp_path / "run", force=True, page=False)
+    assert run.ledger is not None and run.ledger.steps == 12 and not (folder / "checkpoint").exists()
