@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "clipwise"
 MODULES = sorted(SOURCE.rglob("*.py"))
 MODULE_NAMES = sorted(m.name for m in pkgutil.walk_packages(clipwise.__path__, "clipwise.") if "__main__" not in m.name)
-OPTIONAL = ("dp_accounting", "matplotlib", "opacus", "peft", "sklearn", "transformers")
+OPTIONAL = ("dp_accounting", "flwr", "matplotlib", "opacus", "peft", "ray", "sklearn", "transformers")
 
 
 def relative(path: Path) -> str:

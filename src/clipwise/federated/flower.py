@@ -1,0 +1,202 @@
+"""The same rounds on Flower: a strategy for your ServerApp, and one call for your ClientApp. Needs the extra `flower`.
+
+A Flower node is a user here: what is protected is everything that one node holds. Flower's usage reports (and those
+of Ray, which runs its simulations) are off unless the environment says otherwise when this module is imported first.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, TypeVar
+
+from torch import nn
+from torch.utils.data import Dataset
+
+from clipwise.accounting import Ledger
+from clipwise.accounting.accountant import Accountant, Relation
+from clipwise.clipping import Style
+from clipwise.errors import DataError, InvalidPlan, InvalidSampling, MissingExtra
+from clipwise.federated.local import Task, Work
+from clipwise.federated.plan import FederatedPlan
+from clipwise.federated.server import Failure, Server
+from clipwise.federated.updates import Reply
+from clipwise.noise import Normals
+from clipwise.plan import Plan
+from clipwise.sampling import FullBatch
+
+os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")  # read by Flower when it is imported
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+try:
+    from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+    from flwr.serverapp import Grid
+    from flwr.serverapp.strategy import FedAvg
+    from flwr.serverapp.strategy.strategy_utils import sample_nodes
+except ImportError as error:
+    raise MissingExtra("clipwise.federated.flower needs Flower: pip install 'clipwise[flower]'.") from error
+
+__all__ = ["DPFedAvg", "answer"]
+
+_Record = TypeVar("_Record")
+
+_LOG = logging.getLogger("clipwise.federated")
+_ROUND, _STYLE, _ASKS = "server-round", "clipwise-style", "clipwise-asks-within"  # in the configuration
+_WEIGHT, _WITHIN = "num-examples", "within"  # in the metrics
+
+
+class DPFedAvg(FedAvg):
+    """DP-FedAvg or DP-FedSGD as a Flower strategy; which of the two is the clients' work.
+
+    `model` says which arrays are learnt (its trainable parameters); others, such as buffers, stay as they are sent in.
+    A round begins when `min_available_nodes` nodes are connected (all users of the plan unless given). The strategy
+    takes no part of Flower's sampling: every connected node is selected by an own coin, perhaps none is, and then the
+    round is noise alone. What clients measure (losses, accuracies) is not covered by epsilon, so it is dropped, and
+    clients are not asked to evaluate: give `start` an `evaluate_fn` with public data.
+
+    Guarantees: those of `clipwise.federated.Server`, whatever nodes send.
+    """
+
+    def __init__(
+        self,
+        plan: FederatedPlan,
+        model: nn.Module,
+        *,
+        seed: int | None = None,
+        noise: Normals | None = None,
+        ledger: Ledger | None = None,
+        min_available_nodes: int | None = None,
+        fraction_train: float | None = None,
+    ) -> None:
+        if fraction_train is not None:
+            raise InvalidSampling(
+                f"fraction_train={fraction_train!r} takes a fixed number of nodes, which cannot be accounted as "
+                "independent selection. Say it in the plan: sampling=Poisson(users, expected users per round)."
+            )
+        self.server = Server(plan, model, seed=seed, noise=noise, ledger=ledger)
+        super().__init__(
+            fraction_evaluate=0.0,
+            min_available_nodes=plan.users if min_available_nodes is None else min_available_nodes,
+            weighted_by_key=_WEIGHT,
+        )
+        first_name = {id(p): name for name, p in model.named_parameters()}
+        # Tied weights have several names in the arrays, and one update.
+        self._names = {
+            name: first_name[id(value)]
+            for name, value in model.state_dict(keep_vars=True).items()
+            if first_name.get(id(value)) in self.server.parameters
+        }
+        self._arrays: ArrayRecord | None = None
+
+    @property
+    def ledger(self) -> Ledger:
+        """Everything that was released, as facts."""
+        return self.server.ledger
+
+    def epsilon(self, delta: float, accountant: Accountant = "exact", relation: Relation = "add_remove") -> float:
+        """The epsilon spent so far at this `delta`, for everything of one node."""
+        return self.server.epsilon(delta, accountant, relation)
+
+    def summary(self) -> None:
+        """Log the plan where Flower logs its sampling."""
+        _LOG.info("%r", self.server.plan)
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Select nodes, each by an own coin, and tell them the weights and how to clip."""
+        missing = sorted(set(self._names) - set(arrays))
+        if missing:
+            raise InvalidPlan(f"the arrays lack parameters of the model: {missing[:5]}. Send model.state_dict().")
+        _, nodes = sample_nodes(grid, self.min_available_nodes, 0)  # draws nobody; waits for nodes to connect
+        if len(nodes) > self.server.plan.users:
+            _LOG.warning("%d nodes are connected, the plan counts on %d users", len(nodes), self.server.plan.users)
+        opened = self.server.open(sorted(nodes))
+        self._arrays = arrays
+        told = ConfigRecord({**config, _ROUND: server_round, _STYLE: _encode(opened.style), _ASKS: opened.asks_within})
+        record = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: told})
+        return self._construct_messages(record, list(opened.selected), MessageType.TRAIN)
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Add the noisy mean update to the arrays of the round. Metrics of clients are dropped."""
+        update = self.server.close(self._read(replies))
+        assert self._arrays is not None
+        state = self._arrays.to_torch_state_dict()
+        for name, first in self._names.items():
+            state[name] = state[name] + update[first].to(state[name])
+        self._arrays = None
+        return ArrayRecord(state), None
+
+    def _read(self, replies: Iterable[Message]) -> Iterator[tuple[int, Reply | Failure]]:
+        for message in replies:
+            node = message.metadata.src_node_id
+            if message.has_error():
+                lines = str(message.error.reason).strip().splitlines() or ["no reason given"]
+                yield node, Failure(f"Flower reports an error: {lines[-1][:200]}")
+                continue
+            try:
+                reply = _unpack(message.content)
+            except Exception as problem:  # a client can send anything; none of it may stop the round
+                yield node, Failure(f"its message cannot be read: {problem!r}")
+                continue
+            yield node, reply
+
+
+def answer(
+    message: Message, model: nn.Module, dataset: Dataset[Any], work: Work, *, user: int | None = None
+) -> Message:
+    """Do the work that a message of `DPFedAvg` asks for, in a function under `@app.train()` of your ClientApp.
+
+    `model` is changed; it needs the same architecture as the server's. `user` is a number of the node, which makes
+    seeded work differ between nodes (by default the number that Flower gave it).
+
+    ```python
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        return answer(message, make_model(), my_examples(context), LocalTraining(loss_fn, optimizer))
+    ```
+    """
+    arrays = _only(message.content.array_records, "ArrayRecord")
+    config: dict[str, Any] = dict(_only(message.content.config_records, "ConfigRecord"))
+    if _STYLE not in config:
+        raise InvalidPlan("the message does not say how to clip: the server's strategy must be clipwise's DPFedAvg.")
+    task = Task(
+        number=config[_ROUND] - 1,
+        user=message.metadata.dst_node_id if user is None else user,
+        weights=arrays.to_torch_state_dict(),
+        style=_decode(config[_STYLE]),
+        asks_within=config[_ASKS],
+    )
+    return Message(_pack(work(model, dataset, task)), reply_to=message)
+
+
+def _pack(reply: Reply) -> RecordDict:
+    metrics = MetricRecord({_WEIGHT: reply.weight})
+    if reply.within is not None:
+        metrics[_WITHIN] = int(reply.within)
+    return RecordDict({"arrays": ArrayRecord(dict(reply.update)), "metrics": metrics})
+
+
+def _unpack(content: RecordDict) -> Reply:
+    metrics: dict[str, Any] = dict(_only(content.metric_records, "MetricRecord"))
+    update = _only(content.array_records, "ArrayRecord").to_torch_state_dict()
+    within = metrics.get(_WITHIN)
+    return Reply(update, metrics[_WEIGHT], None if within is None else within > 0)
+
+
+def _only(records: Mapping[str, _Record], kind: str) -> _Record:
+    if len(records) != 1:
+        raise DataError(f"expected one {kind} in the message, got {len(records)}.")
+    return next(iter(records.values()))
+
+
+def _encode(style: Style) -> str:
+    """A style as text, by way of a plan, which knows how to write one down."""
+    return json.dumps(Plan(sampling=FullBatch(1), steps=1, clip=style, noise_multiplier=0.0).to_dict())
+
+
+def _decode(text: str) -> Style:
+    return Plan.from_dict(json.loads(text)).style(0)

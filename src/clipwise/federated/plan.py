@@ -1,0 +1,117 @@
+"""The plan of a federated run: who takes part, how updates are bounded, how much noise, for how many rounds."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from clipwise.accounting import FederatedRounds, account, noise_scale
+from clipwise.accounting.accountant import Accountant, Relation
+from clipwise.clipping import Clip, Rule, Style
+from clipwise.errors import InvalidPlan, InvalidSampling
+from clipwise.federated.adaptive import AdaptiveClip
+from clipwise.plan import Plan
+from clipwise.sampling import FullBatch, Poisson
+
+__all__ = ["FederatedPlan"]
+
+
+@dataclass(frozen=True)
+class FederatedPlan:
+    """How rounds select users, bound their updates and add noise. What is protected is everything of one user.
+
+    `sampling` counts users: `Poisson(users, expected per round)`, or `FullBatch(users)` for all in every round. `clip`
+    bounds the norm of a user's update: `Abadi(R)` is the paper's FlatClip, `GlobalScaled(R, Z)` its GlobalClip;
+    styles, schedules over rounds and `AdaptiveClip` are possible as well. A user's weight is the number of its
+    examples, but at most `weight_cap`: with the default of 1 all users weigh the same. `total_weight` is the
+    paper's W, a number that is public and fixed (`users * weight_cap` unless given).
+
+    Guarantees: the noise on the weighted sum has `noise_multiplier` times `weight_cap * R`, which is the most that
+    one user can move it, so privacy depends on `sampling`, `rounds` and `noise_multiplier` alone.
+
+    >>> from clipwise import Abadi, Poisson
+    >>> plan = FederatedPlan(sampling=Poisson(1_000, 50), rounds=100, clip=Abadi(0.5), noise_multiplier=1.0)
+    >>> plan.rate, plan.denominator, 2 < plan.epsilon(delta=1e-4) < 6
+    (0.05, 50.0, True)
+    """
+
+    sampling: Poisson | FullBatch
+    rounds: int
+    clip: Clip | Rule | AdaptiveClip
+    noise_multiplier: float | None = None
+    weight_cap: float = 1.0
+    total_weight: float | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.sampling, (Poisson, FullBatch)) or getattr(self.sampling, "max_batch_size", None):
+            raise InvalidSampling(
+                f"federated rounds need sampling=Poisson(users, expected users per round), every user by an own "
+                f"independent coin, or FullBatch(users); got {self.sampling!r}. A fixed fraction or number of users, "
+                "such as Flower's fraction_train, is another mechanism and would be accounted wrongly."
+            )
+        if not isinstance(self.rounds, int) or isinstance(self.rounds, bool) or self.rounds < 1:
+            raise InvalidPlan(f"rounds must be a positive integer, got {self.rounds!r}.")
+        for name, value in (("weight_cap", self.weight_cap), ("total_weight", self.total_weight)):
+            number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if value is not None and not (number and 0 < value < math.inf):
+                raise InvalidPlan(f"{name} must be a positive finite number, got {value!r}.")
+        core = self._core()  # clipping and noise are checked as in any plan
+        if not isinstance(self.clip, AdaptiveClip):
+            object.__setattr__(self, "clip", core.clip)
+
+    def _core(self) -> Plan:
+        clip = self.clip.style(self.clip.R) if isinstance(self.clip, AdaptiveClip) else self.clip
+        return Plan(sampling=self.sampling, steps=self.rounds, clip=clip, noise_multiplier=self.noise_multiplier)
+
+    @property
+    def users(self) -> int:
+        """How many users there are."""
+        return self.sampling.sample_size
+
+    @property
+    def rate(self) -> float:
+        """The probability q with which a user takes part in a round."""
+        return self.sampling.rate if isinstance(self.sampling, Poisson) else 1.0
+
+    @property
+    def denominator(self) -> float:
+        """q * W: the public number that every noisy sum is divided by."""
+        return self.rate * (self.users * self.weight_cap if self.total_weight is None else self.total_weight)
+
+    @property
+    def is_private(self) -> bool:
+        """Whether updates are bounded and there will be noise."""
+        return self._core().is_private
+
+    def style(self, number: int, bound: float | None = None) -> Style:
+        """The clipping style of round `number` (from 0); an adaptive norm stands at `bound` (None: at its start)."""
+        if isinstance(self.clip, AdaptiveClip):
+            return self.clip.style(self.clip.R if bound is None else bound)
+        return self._core().style(number)
+
+    def calibrate(
+        self, epsilon: float, delta: float, accountant: Accountant = "exact", relation: Relation = "add_remove"
+    ) -> FederatedPlan:
+        """The same plan with the smallest noise that keeps the whole run within (epsilon, delta) for every user.
+
+        >>> from clipwise import Abadi, Poisson
+        >>> plan = FederatedPlan(sampling=Poisson(1_000, 50), rounds=100, clip=Abadi(0.5))
+        >>> 0.8 < plan.calibrate(epsilon=4.0, delta=1e-4).noise_multiplier < 1.2
+        True
+        """
+        if self.noise_multiplier == 0 or not self.is_private:
+            raise InvalidPlan(f"there is no noise that makes {self.clip!r} with {self.noise_multiplier!r} private.")
+        shape = (FederatedRounds(self.sampling, 1.0, self.rounds),)
+        return replace(self, noise_multiplier=noise_scale(shape, epsilon, delta, accountant, relation))
+
+    def epsilon(self, delta: float, accountant: Accountant = "exact", relation: Relation = "add_remove") -> float:
+        """The epsilon that the whole run will have spent at this `delta`, for every user."""
+        return account(self.events(), delta, accountant, relation).epsilon
+
+    def events(self) -> tuple[FederatedRounds, ...]:
+        """What the whole run will have put on its ledger."""
+        if self.noise_multiplier is None:
+            raise InvalidPlan(
+                "the plan has no noise yet: plan = plan.calibrate(epsilon=..., delta=...), or give noise_multiplier."
+            )
+        return (FederatedRounds(self.sampling, self.noise_multiplier, self.rounds),)

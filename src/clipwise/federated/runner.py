@@ -1,0 +1,81 @@
+"""All users in this process, one after the other: for tests and for studies of a few hundred users."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from clipwise.errors import ClipwiseError, InvalidSampling
+from clipwise.federated.local import Task, Work
+from clipwise.federated.server import Failure, Round, RoundReport, Server
+from clipwise.federated.updates import Reply
+
+__all__ = ["run"]
+
+
+def run(server: Server, model: nn.Module, datasets: Sequence[Dataset[Any]], work: Work) -> Iterator[RoundReport]:
+    """Make the rounds still to be made; `model` has the new weights whenever a round's report comes out.
+
+    `datasets[k]` has the examples of user k. A user whose work raises an exception drops out of the round, which is
+    logged; if not a single user has succeeded so far, it is taken for a mistake in the work and raised.
+
+    >>> import functools
+    >>> from torch.utils.data import TensorDataset
+    >>> from clipwise import Abadi, Poisson
+    >>> from clipwise.federated import FederatedPlan, LocalTraining
+    >>> users = [TensorDataset(torch.randn(5, 2)) for _ in range(10)]
+    >>> plan = FederatedPlan(sampling=Poisson(10, 4), rounds=3, clip=Abadi(1.0), noise_multiplier=1.0)
+    >>> work = LocalTraining(lambda m, batch: m(batch[0])[:, 0].square(), functools.partial(torch.optim.SGD, lr=0.1))
+    >>> model = nn.Linear(2, 1)
+    >>> server = Server(plan, model)
+    >>> [report.number for report in run(server, model, users, work)]
+    [0, 1, 2]
+    >>> server.epsilon(delta=0.01) == plan.epsilon(delta=0.01)
+    True
+    """
+    if len(datasets) != server.plan.users:
+        raise InvalidSampling(f"the plan has {server.plan.users} users, but there are {len(datasets)} data sets.")
+    clients = _Clients(datasets, work, copy.deepcopy(model))
+    while server.rounds_done < server.plan.rounds:
+        opened = server.open(range(len(datasets)))
+        weights = {name: value.detach().clone() for name, value in model.state_dict().items()}
+        _add(model, server.close(clients.replies(opened, weights)))
+        assert server.last is not None
+        yield server.last
+
+
+class _Clients:
+    """The users' work, on one model that serves them all in turn."""
+
+    def __init__(self, datasets: Sequence[Dataset[Any]], work: Work, bench: nn.Module) -> None:
+        self._datasets, self._work, self._bench = datasets, work, bench
+        self._succeeded = False
+
+    def replies(self, opened: Round, weights: dict[str, Tensor]) -> Iterator[tuple[int, Reply | Failure]]:
+        """One reply after the other, so that only one update is held at a time."""
+        failed: Exception | None = None
+        for user in opened.selected:
+            task = Task(opened.number, user, weights, opened.style, opened.asks_within)
+            try:
+                reply = self._work(self._bench, self._datasets[user], task)
+            except Exception as error:
+                failed = error
+                yield user, Failure(f"its work raised {error!r}")
+                continue
+            self._succeeded = True
+            yield user, reply
+        if failed is not None and not self._succeeded:
+            # Still before the round is recorded: nothing was spent on a mistake.
+            raise ClipwiseError(f"the work of every user so far failed, the last one with {failed!r}.") from failed
+
+
+@torch.no_grad()
+def _add(model: nn.Module, update: dict[str, Tensor]) -> None:
+    parameters = dict(model.named_parameters())
+    for name, change in update.items():
+        parameters[name].add_(change.to(parameters[name].dtype))

@@ -1,0 +1,291 @@
+"""The server's side of a round: select users, bound what they send, add up, record, add noise. Both runners use it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from clipwise.accounting import FederatedRounds, Ledger
+from clipwise.accounting.accountant import Accountant, Relation
+from clipwise.clipping import Style
+from clipwise.errors import BudgetSpent, CheckpointError, DataError, InvalidPlan, InvalidSampling
+from clipwise.federated.adaptive import AdaptiveClip
+from clipwise.federated.plan import FederatedPlan
+from clipwise.federated.updates import Reply, admit, groups_of, norms, shorten
+from clipwise.noise import Entropy, GaussianNoise, Normals
+
+__all__ = ["Failure", "Round", "RoundReport", "Server", "select"]
+
+_LOG = logging.getLogger("clipwise.federated")
+_VERSION = 1
+_ROUNDING = 1e-4  # an update longer than the bound by less was clipped in another precision, not by nobody
+
+
+@dataclass(frozen=True)
+class Round:
+    """A round that was opened: its number (from 0), its clipping, and who takes part (perhaps nobody)."""
+
+    number: int
+    style: Style
+    selected: tuple[int, ...]
+    asks_within: bool
+    """Whether users are to say if their update was within the norm, for an adaptive norm."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """In the place of a reply: this user failed, with the reason for the log."""
+
+    reason: str
+
+
+@dataclass
+class _Gathered:
+    """What a round has added up so far."""
+
+    sums: list[Tensor]
+    count: Tensor = field(default_factory=lambda: torch.zeros(1, dtype=torch.float64))
+    used: int = 0
+    shortened: int = 0
+    problems: list[tuple[int, str]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class RoundReport:
+    """What happened in a round, for those who may see the data. **Not covered by epsilon**, but for `bound`."""
+
+    number: int
+    selected: int
+    used: int
+    """Users whose update is in the sum."""
+    shortened: int
+    """Updates that came longer than an honest client sends them."""
+    problems: tuple[tuple[int, str], ...]
+    """User and reason, for everything that was left out."""
+    bound: float | None
+    """The next round's norm, with an adaptive one."""
+
+
+def select(users: Sequence[int], rate: float, entropy: Entropy, number: int) -> tuple[int, ...]:
+    """Each user independently with probability `rate`, in round `number`; perhaps nobody.
+
+    >>> select([3, 5, 8], 1.0, Entropy(), 0), select([3, 5, 8], 1e-9, Entropy(0), 0)
+    ((3, 5, 8), ())
+    """
+    coins = entropy.generator("users", number).random(len(users))
+    return tuple(user for user, coin in zip(users, coins, strict=True) if coin < rate)
+
+
+class Server:
+    """Turns the users' replies of a round into a noisy mean update, and keeps the ledger.
+
+    `open(users)` selects who takes part, `close(replies)` gives the update to add to the model. `model` is only read:
+    its trainable parameters are what is learnt. Without `seed` all randomness is the operating system's; with it the
+    selection and the noise can be repeated, and removed, by whoever knows it. `ledger` continues one that holds
+    earlier releases.
+
+    Guarantees: whatever a user sends, or whether it sends anything, moves the sum by at most `weight_cap` times the
+    sensitivity of the clipping; the noise is `noise_multiplier` times that; the round is on `ledger` before its noise
+    is drawn; after `plan.rounds` rounds nothing more is released.
+
+    >>> from clipwise import Abadi, FullBatch
+    >>> plan = FederatedPlan(sampling=FullBatch(2), rounds=1, clip=Abadi(1.0), noise_multiplier=0.0)
+    >>> server = Server(plan, nn.Linear(1, 1, bias=False))
+    >>> opened = server.open([0, 1])
+    >>> server.close([(0, Reply({"weight": torch.tensor([[0.5]])}, 1)), (1, Failure("switched off"))])
+    {'weight': tensor([[0.2500]])}
+    >>> server.last.used, server.ledger.steps
+    (1, 1)
+    """
+
+    def __init__(
+        self,
+        plan: FederatedPlan,
+        model: nn.Module,
+        *,
+        seed: int | None = None,
+        noise: Normals | None = None,
+        ledger: Ledger | None = None,
+    ) -> None:
+        if not isinstance(plan, FederatedPlan):
+            raise InvalidPlan(f"plan must be a clipwise.federated.FederatedPlan, got {type(plan).__name__}.")
+        if plan.noise_multiplier is None:
+            raise InvalidPlan("the plan has no noise yet: plan.calibrate(epsilon=..., delta=...) gives it some.")
+        self._plan, self._multiplier = plan, float(plan.noise_multiplier)
+        self._entropy = Entropy(seed)
+        self._ledger = Ledger() if ledger is None else ledger
+        self._event = FederatedRounds(plan.sampling, self._multiplier)
+        self._like = _sums_like(model)
+        self._adaptive = plan.clip if isinstance(plan.clip, AdaptiveClip) else None
+        self._bound = None if self._adaptive is None else self._adaptive.R
+        released = [*self._like.values(), *([] if self._adaptive is None else [torch.zeros(1, dtype=torch.float64)])]
+        self._noise = GaussianNoise(released, [t.dtype for t in released], self._entropy, noise)
+        self._done = 0
+        self._opened: Round | None = None
+        self._last: RoundReport | None = None
+
+    @property
+    def plan(self) -> FederatedPlan:
+        """The plan of the run."""
+        return self._plan
+
+    @property
+    def ledger(self) -> Ledger:
+        """Everything that was released, as facts."""
+        return self._ledger
+
+    @property
+    def rounds_done(self) -> int:
+        """Rounds of the plan that are used up."""
+        return self._done
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """Names of the parameters that are learnt."""
+        return tuple(self._like)
+
+    @property
+    def last(self) -> RoundReport | None:
+        """What happened in the last round. **Not covered by epsilon**."""
+        return self._last
+
+    def epsilon(self, delta: float, accountant: Accountant = "exact", relation: Relation = "add_remove") -> float:
+        """The epsilon spent so far at this `delta`, for everything of one user."""
+        return self._ledger.epsilon(delta, accountant, relation)
+
+    def open(self, users: Sequence[int]) -> Round:
+        """Select among the users that are there, each by an own coin. A round that was not closed is forgotten."""
+        if self._done >= self._plan.rounds:
+            raise BudgetSpent(
+                f"all {self._plan.rounds} rounds of the plan are made. More would spend privacy that was not planned: "
+                "make a plan with more rounds before training."
+            )
+        if len(set(users)) != len(users):
+            raise InvalidSampling("a user is listed twice: it would take part more often than the plan says.")
+        chosen = select(users, self._plan.rate, self._entropy, self._done)
+        style = self._plan.style(self._done, self._bound)
+        self._opened = Round(self._done, style, chosen, asks_within=self._bound is not None)
+        return self._opened
+
+    def close(self, replies: Iterable[tuple[int, Reply | Failure]]) -> dict[str, Tensor]:
+        """The noisy mean update of the opened round: sum of capped weight * clipped update, noised, over q * W.
+
+        What cannot be used is left out and logged, and the round goes on: it is never the reason to stop.
+        """
+        opened = self._opened
+        if opened is None:
+            raise InvalidSampling(
+                "no round is open: open(users) selects who takes part, and only a selection by these coins can be "
+                "accounted for."
+            )
+        gathered = self._gather(opened, replies)
+        self._ledger.record(self._event)
+        self._opened, self._done = None, self._done + 1
+        if self._adaptive is None or self._bound is None:
+            mean = self._noised(opened.style, gathered.sums, self._multiplier, [])
+        else:
+            multiplier, count_std = self._adaptive.split(self._multiplier)
+            # One release: the count is one more number of the noisy vector.
+            *mean, count = self._noised(opened.style, [*gathered.sums, gathered.count], multiplier, [count_std])
+            expected = self._plan.rate * self._plan.users
+            self._bound = self._adaptive.move(self._bound, 0.5 + float(count) * self._plan.denominator / expected)
+        problems = tuple(gathered.problems)
+        self._last = RoundReport(
+            opened.number, len(opened.selected), gathered.used, gathered.shortened, problems, self._bound
+        )
+        return dict(zip(self._like, mean, strict=True))
+
+    def _gather(self, opened: Round, replies: Iterable[tuple[int, Reply | Failure]]) -> _Gathered:
+        """Add up what can be used. Each reply is judged by itself, so none can change what another contributes."""
+        gathered = _Gathered([torch.zeros_like(t) for t in self._like.values()])
+        awaited = set(opened.selected)
+        for user, reply in replies:
+            if user not in awaited:
+                gathered.problems.append((user, "not selected in this round, or heard already"))
+                continue
+            awaited.remove(user)
+            try:
+                if isinstance(reply, Failure):
+                    raise DataError(reply.reason)
+                update, weight = admit(reply, self._like, self._plan.weight_cap)
+            except DataError as problem:
+                gathered.problems.append((user, str(problem)))
+                continue
+            gathered.shortened += self._is_too_long(user, update, opened)
+            torch._foreach_add_(gathered.sums, list(shorten(update, opened.style).values()), alpha=weight)
+            if reply.within is not None:
+                gathered.count += 0.5 if reply.within else -0.5
+            gathered.used += 1
+        gathered.problems += [(user, "no reply") for user in sorted(awaited)]
+        for user, reason in gathered.problems:
+            _LOG.warning("round %d goes on without user %s: %s", opened.number, user, reason)
+        return gathered
+
+    def _is_too_long(self, user: int, update: Mapping[str, Tensor], opened: Round) -> bool:
+        for group, norm in norms(update, opened.style).items():
+            allowed = opened.style.rule_of(group).sensitivity
+            if norm > allowed * (1 + _ROUNDING):
+                _LOG.warning(
+                    "round %d: the update of user %s has norm %.3g and was shortened to %.3g; its client does not clip",
+                    *(opened.number, user, norm, allowed),
+                )
+                return True
+        return False
+
+    def _noised(self, style: Style, sums: list[Tensor], multiplier: float, stds: list[float]) -> list[Tensor]:
+        """(sums + noise) / (q W); `stds` are the standard deviations of what comes after the parameters."""
+        scale = 1.0 / self._plan.denominator
+        if not multiplier:
+            return [total * scale for total in sums]
+        groups = groups_of(self._like, style)
+        scales = style.noise_scales(list(groups))
+        unit = multiplier * self._plan.weight_cap
+        std_of = {name: unit * scales[group] for group, names in groups.items() for name in names}
+        return self._noise.scaled(sums, [*(std_of[name] for name in self._like), *stds], scale, self._done)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Rounds made, ledger and adaptive norm, to save beside the model. Never the seed, a sum or a key of noise."""
+        ledger = self._ledger.to_json()
+        return {
+            "version": _VERSION,
+            "plan": repr(self._plan),
+            "rounds": self._done,
+            "bound": self._bound,
+            "ledger": ledger,
+        }
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Go on from `state_dict()`, in a server that has made no round yet, with the same plan (and seed, if any)."""
+        if self._done or saved.get("version") != _VERSION or saved.get("plan") != repr(self._plan):
+            raise CheckpointError(
+                "a saved federated run goes on in a new Server with the same plan: expected "
+                f"{self._plan!r}, got {saved.get('plan')} (version {saved.get('version')!r}) after {self._done} rounds."
+            )
+        self._ledger = Ledger.from_json(saved["ledger"])
+        self._done, self._bound, self._opened = saved["rounds"], saved["bound"], None
+
+
+def _sums_like(model: nn.Module) -> dict[str, Tensor]:
+    """An empty sum for each trainable parameter, in at least float32."""
+    if not isinstance(model, nn.Module):
+        raise InvalidPlan(f"model must be a torch.nn.Module, got {type(model).__name__}.")
+    for name, module in model.named_modules():
+        if isinstance(module, _BatchNorm) and module.training and module.track_running_stats:
+            raise InvalidPlan(
+                f"{name!r} ({type(module).__name__}) gathers statistics of the users' inputs in its buffers, which are "
+                "neither clipped nor sent. Use GroupNorm or LayerNorm, or put it in eval mode."
+            )
+    like = {
+        name: torch.zeros_like(p, dtype=torch.float32 if p.dtype.itemsize < 4 else p.dtype).detach()
+        for name, p in model.named_parameters()
+        if p.requires_grad
+    }
+    if not like:
+        raise InvalidPlan("the model has no trainable parameter.")
+    return like

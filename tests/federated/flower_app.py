@@ -1,0 +1,112 @@
+"""A small Flower app, run by test_flower.py in a process of its own: `python -m tests.federated.flower_app NODES`.
+
+Prints one JSON line with what the test asserts. Some nodes misbehave; node k has examples of the regression y = 2x + 1.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+
+import torch
+from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+from flwr.simulation import run_simulation
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+import clipwise as cw
+from clipwise.federated import AdaptiveClip, FederatedPlan, LocalTraining
+from clipwise.federated.flower import DPFedAvg, answer
+
+NODES = int(sys.argv[1]) if len(sys.argv) > 1 else 20
+ROUNDS = 5
+BACKEND = {"client_resources": {"num_cpus": 1}, "init_args": {"num_cpus": 2, "include_dashboard": False}}
+BAD = {0: "raises", 1: "nan", 2: "shape", 3: "huge", 4: "garbage", 5: "weight"}
+
+
+def make_model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Linear(1, 1)
+
+
+def squared_error(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    return (model(batch[0]) - batch[1]).square().squeeze(1)
+
+
+def examples(node: int) -> TensorDataset:
+    x = torch.randn(8, 1, generator=torch.Generator().manual_seed(node))
+    return TensorDataset(x, 2 * x + 1)
+
+
+client = ClientApp()
+
+
+@client.train()
+def train(message: Message, context: Context) -> Message:
+    node = int(context.node_config["partition-id"])
+    how = BAD.get(node)
+    if how == "raises":
+        raise RuntimeError("this node is broken")
+    work = LocalTraining(squared_error, functools.partial(torch.optim.SGD, lr=0.1), seed=1)
+    reply = answer(message, make_model(), examples(node), work, user=node)
+    return reply if how is None else spoil(reply, how)
+
+
+def spoil(reply: Message, how: str) -> Message:
+    arrays = reply.content.array_records["arrays"].to_torch_state_dict()
+    metrics = MetricRecord({"num-examples": 8})
+    if how == "nan":
+        arrays["weight"] = torch.full((1, 1), torch.nan)
+    elif how == "shape":
+        arrays["weight"] = torch.ones(2, 2)
+    elif how == "huge":
+        arrays["weight"] = torch.full((1, 1), 1e30)
+    elif how == "weight":
+        metrics = MetricRecord({"num-examples": -1})
+    record = ArrayRecord(arrays)
+    if how == "garbage":
+        record["weight"] = Array(dtype="float32", shape=(1, 1), stype="numpy.ndarray", data=b"no array")
+    reply.content = RecordDict({"arrays": record, "metrics": metrics})
+    return reply
+
+
+def main() -> None:
+    plan = FederatedPlan(
+        sampling=cw.Poisson(NODES, NODES // 2),
+        rounds=ROUNDS,
+        clip=AdaptiveClip(R=1.0),
+        noise_multiplier=0.5,
+    )
+    model = make_model()
+    strategy = DPFedAvg(plan, model, seed=3)
+    seen: list[dict[str, object]] = []
+    server = ServerApp()
+
+    @server.main()
+    def serve(grid: Grid, context: Context) -> None:
+        def look(number: int, arrays: ArrayRecord) -> MetricRecord | None:
+            report = strategy.server.last
+            if report is not None:
+                problems = sorted(reason for _, reason in report.problems)
+                seen.append({"selected": report.selected, "used": report.used, "problems": problems})
+            return None
+
+        result = strategy.start(grid, ArrayRecord(model.state_dict()), num_rounds=ROUNDS, timeout=120, evaluate_fn=look)
+        model.load_state_dict(result.arrays.to_torch_state_dict())
+
+    run_simulation(server, client, num_supernodes=NODES, backend_config=BACKEND)
+    result = {
+        "rounds": seen,
+        "weights": [float(p) for p in model.parameters()],
+        "epsilon": strategy.epsilon(1e-3),
+        "planned": plan.epsilon(1e-3),
+        "recorded": strategy.ledger.steps,
+    }
+    sys.stdout.write(json.dumps(result) + "\n")
+
+
+if __name__ == "__main__":
+    main()
