@@ -7,17 +7,19 @@ import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import get_args
 
 from clipwise.accounting.contour import NotConverged, exact_delta, exact_epsilon
 from clipwise.accounting.edgeworth import edgeworth_delta, edgeworth_epsilon
 from clipwise.accounting.events import Event
 from clipwise.accounting.gdp import gdp_delta, gdp_epsilon
-from clipwise.accounting.grid import grid_delta, grid_epsilon
+from clipwise.accounting.grid import grid_delta, grid_epsilon, rough_delta, rough_epsilon
 from clipwise.accounting.guarantee import Guarantee, Kind
 from clipwise.accounting.laws import Composition
 from clipwise.accounting.pld import pld_delta, pld_epsilon
 from clipwise.accounting.problem import Accountant, Problem, Relation, check_delta, check_epsilon, pose
+from clipwise.accounting.projected import has_projections, projected_delta, projected_epsilon, records_at_risk
 from clipwise.accounting.rdp import rdp_delta, rdp_epsilon
 from clipwise.accounting.saddle import quick_delta, quick_epsilon
 from clipwise.accounting.shuffle import shuffled_delta, shuffled_epsilon
@@ -51,6 +53,10 @@ def account(
     """
     start = time.perf_counter()
     delta = check_delta(delta)
+    events = tuple(events)
+    if has_projections(events):
+        ask = partial(account, relation=relation, group=group)
+        return projected_epsilon(events, delta, accountant, ask, records_at_risk(events, relation, group))
     problem = _pose(events, relation, group, accountant)
     if not problem.private:
         answer = _Answer(math.inf, "upper bound", accountant, ("Some steps had no noise: nothing is private.",))
@@ -73,6 +79,10 @@ def account_delta(
     """Delta at `epsilon` for everything in `events`; `lower` is in terms of delta here."""
     start = time.perf_counter()
     epsilon = check_epsilon(epsilon)
+    events = tuple(events)
+    if has_projections(events):
+        ask = partial(account_delta, relation=relation, group=group)
+        return projected_delta(events, epsilon, accountant, ask, records_at_risk(events, relation, group))
     problem = _pose(events, relation, group, accountant)
     if not problem.private:
         answer = _Answer(1.0, "upper bound", accountant, ("Some steps had no noise: nothing is private.",))
@@ -119,8 +129,9 @@ def _guarantee(
 class _Question:
     """The accountants' functions for one unknown, epsilon or delta."""
 
-    exact: Callable[[Composition, float], float]
+    exact: Callable[[Composition, float, int], float]
     grid: Callable[[Composition, float], float]
+    rough: Callable[[Composition, float], float]
     quick: Callable[[Composition, float], float]
     rdp: Callable[[Composition, float], float]
     pld: Callable[[Problem, float], float]
@@ -129,9 +140,9 @@ class _Question:
 
 
 _EPSILON = _Question(
-    exact_epsilon, grid_epsilon, quick_epsilon, rdp_epsilon, pld_epsilon, gdp_epsilon, edgeworth_epsilon
+    exact_epsilon, grid_epsilon, rough_epsilon, quick_epsilon, rdp_epsilon, pld_epsilon, gdp_epsilon, edgeworth_epsilon
 )
-_DELTA = _Question(exact_delta, grid_delta, quick_delta, rdp_delta, pld_delta, gdp_delta, edgeworth_delta)
+_DELTA = _Question(exact_delta, grid_delta, rough_delta, quick_delta, rdp_delta, pld_delta, gdp_delta, edgeworth_delta)
 
 
 def _answer(problem: Problem, given: float, accountant: str, ask: _Question) -> _Answer:
@@ -157,7 +168,7 @@ def _exact(problem: Problem, given: float, ask: _Question) -> _Answer:
     for composition in problem.upper:
         if value >= 0.0 and ask.quick(composition, given) <= value:
             continue
-        found, source = _exact_or_bound(composition, given, ask)
+        found, source = _exact_or_bound(composition, given, ask, value)
         if found > value:
             value, sources = found, {source}
     kind: Kind = "upper bound" if problem.lower is not None else "numerically exact"
@@ -168,11 +179,19 @@ def _exact(problem: Problem, given: float, ask: _Question) -> _Answer:
     return _Answer(value, "upper bound", source, (note,))
 
 
-def _exact_or_bound(composition: Composition, given: float, ask: _Question) -> tuple[float, str]:
-    try:
-        return ask.exact(composition, given), "exact"
-    except NotConverged:
-        pass
+def _exact_or_bound(
+    composition: Composition, given: float, ask: _Question, known: float = -math.inf
+) -> tuple[float, str]:
+    """The value, or a bound of it where the contours fail; below `known` the value does not matter."""
+    with contextlib.suppress(NotConverged):
+        return ask.exact(composition, given, 1), "exact"
+    if known >= 0.0:
+        with contextlib.suppress(NotConverged):
+            rough = ask.rough(composition, given)
+            if rough <= known:
+                return rough, "grid"
+    with contextlib.suppress(NotConverged):
+        return ask.exact(composition, given, 3), "exact"
     bounds = [(ask.rdp(composition, given), "rdp"), (ask.quick(composition, given), "rdp")]
     with contextlib.suppress(NotConverged):
         bounds.append((ask.grid(composition, given), "grid"))

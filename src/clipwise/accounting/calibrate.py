@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from clipwise.accounting.accountant import account
 from clipwise.accounting.events import Event, GaussianSteps
-from clipwise.accounting.problem import Accountant, Relation, check_delta
+from clipwise.accounting.problem import Accountant, Relation, check_delta, pose
+from clipwise.accounting.saddle import quick_epsilon
 from clipwise.errors import AccountingError
 from clipwise.sampling import FixedSize, FullBatch, Poisson, Sampling, Shuffled
 
@@ -60,11 +62,21 @@ def noise_scale(
     if not shape or any(event.noise_multiplier <= 0.0 for event in shape):
         raise AccountingError("Noise can be calibrated only for events that have some; got none or noise 0.")
 
-    def spent(scale: float) -> float:
-        scaled = tuple(replace(event, noise_multiplier=scale * event.noise_multiplier) for event in shape)
-        return account((*scaled, *rest), delta, accountant, relation).epsilon
+    def scaled(scale: float) -> tuple[Event, ...]:
+        return (*(replace(event, noise_multiplier=scale * event.noise_multiplier) for event in shape), *rest)
 
-    return _smallest_noise(spent, target)
+    def bound(scale: float) -> float:
+        return max((quick_epsilon(c, delta) for c in pose(scaled(scale), relation).upper), default=math.inf)
+
+    def spent(by: Accountant) -> Callable[[float], float]:
+        return lambda scale: account(scaled(scale), delta, by, relation).epsilon
+
+    start = 1.0
+    with contextlib.suppress(AccountingError):  # not every event has so quick a bound
+        start = _smallest_noise(bound, target, start, tight=0.1)
+    if accountant == "pld":  # each of its answers takes a second, and the exact one is nearly the same
+        start = _smallest_noise(spent("exact"), target, start)
+    return _smallest_noise(spent(accountant), target, start)
 
 
 def max_steps(
@@ -153,8 +165,8 @@ def _check_target(epsilon: object) -> float:
     return float(epsilon)
 
 
-def _smallest_noise(spent: Callable[[float], float], target: float) -> float:
-    """An argument with spent(argument) in (1 - _TIGHT, 1] times the target; `spent` falls."""
+def _smallest_noise(spent: Callable[[float], float], target: float, start: float, tight: float = _TIGHT) -> float:
+    """An argument with spent(argument) in (1 - tight, 1] times the target; `spent` falls, and `start` is near."""
     points: dict[float, float] = {}
 
     def gap(log_sigma: float) -> float:
@@ -162,21 +174,23 @@ def _smallest_noise(spent: Callable[[float], float], target: float) -> float:
             points[log_sigma] = math.log(max(spent(math.exp(log_sigma)), 1e-300) / target)
         return points[log_sigma]
 
-    low, high = 0.0, 0.0
+    low = high = math.log(start)
+    # Epsilon falls about as fast as the noise rises, or faster.
+    step = min(0.7, max(4.0 * tight, 1.1 * abs(gap(low))))
     while gap(low) <= 0.0:
-        high, low = low, low - 0.7
+        high, low, step = low, low - step, 2.0 * step
         if low < math.log(_LIMITS[0]):
             return math.exp(high)
     while gap(high) > 0.0:
-        low, high = high, high + 0.7
+        low, high, step = high, high + step, 2.0 * step
         if high > math.log(_LIMITS[1]):
             raise AccountingError(f"No noise multiplier up to {_LIMITS[1]:g} reaches epsilon {target:g}.")
     for attempt in range(100):
-        if gap(high) >= -_TIGHT or high - low < 1e-12:
+        if gap(high) >= -tight or high - low < 1e-12:
             break
         # A secant aimed slightly at the safe side, with bisection in between where the curve has a step.
         share = gap(low) / (gap(low) - gap(high))
-        guess = low + (high - low) * min(0.95, max(0.05, share + 0.2 * _TIGHT / (gap(low) - gap(high))))
+        guess = low + (high - low) * min(0.95, max(0.05, share + 0.2 * tight / (gap(low) - gap(high))))
         middle = guess if attempt % 3 < 2 else 0.5 * (low + high)
         low, high = (low, middle) if gap(middle) <= 0.0 else (middle, high)
     return math.exp(high)

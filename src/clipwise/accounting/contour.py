@@ -15,23 +15,26 @@ theorem 3.1). What makes it fast and safe:
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
-from scipy import optimize, special
+from scipy import optimize
 
 from clipwise.accounting.gaussian import gaussian_delta, gaussian_epsilon
-from clipwise.accounting.lattice import WINDOW_WIDTH, Points, points, points_cut
-from clipwise.accounting.laws import Composition
+from clipwise.accounting.lattice import count_points, points, points_cut
+from clipwise.accounting.laws import Composition, Law
+from clipwise.accounting.moments import Complexes, large_share, log1p, log_moment, split_moment
 from clipwise.accounting.saddle import (
     NotConverged,
     Saddle,
     abscissa,
     first_guess,
     period,
+    quick_delta,
     saddle_table,
     tail_share,
 )
@@ -39,13 +42,12 @@ from clipwise.accounting.single import single_delta, single_epsilon
 
 __all__ = ["NotConverged", "exact_delta", "exact_epsilon"]
 
-Complexes = NDArray[np.complex128]
-
 _REST = 1e-10  # share of delta in the part of the contour that is not summed
 _AGREE = 1e-7  # two contours must agree to this share of delta
 _LOST = 1e-4  # share of delta that may be left out with the tail, and is added again
 _CANCEL = 1e7  # the summands' absolute values over delta, at most
 _CHUNK = 64
+_LONGEST_ROUND = 4096
 
 
 @dataclass
@@ -80,8 +82,11 @@ _ATTEMPTS = (
 )
 
 
-def exact_epsilon(composition: Composition, delta: float) -> float:
-    """The epsilon at `delta`, to about 1e-9 of its value; raises `NotConverged` when that cannot be had."""
+def exact_epsilon(composition: Composition, delta: float, effort: int = len(_ATTEMPTS)) -> float:
+    """The epsilon at `delta`, to about 1e-9 of its value; raises `NotConverged` when that cannot be had.
+
+    `effort` is how many kinds of contours are tried: the first suits most runs and fails fast.
+    """
     if composition.empty:
         return 0.0
     if not composition.terms:
@@ -90,15 +95,10 @@ def exact_epsilon(composition: Composition, delta: float) -> float:
         return single_epsilon(composition.single, delta)
     if _total_variation(composition) <= delta:
         return 0.0
-    for attempt in _ATTEMPTS[:-1]:
-        try:
-            return _epsilon(composition, delta, attempt)
-        except NotConverged:
-            continue
-    return _epsilon(composition, delta, _ATTEMPTS[-1])
+    return _first_sound(lambda attempt: _epsilon(composition, delta, attempt), effort)
 
 
-def exact_delta(composition: Composition, epsilon: float, floor: float = 1e-18) -> float:
+def exact_delta(composition: Composition, epsilon: float, effort: int = len(_ATTEMPTS), floor: float = 1e-18) -> float:
     """The delta at `epsilon`; a value below `floor` is given as `floor`."""
     if composition.empty:
         return 0.0
@@ -106,12 +106,14 @@ def exact_delta(composition: Composition, epsilon: float, floor: float = 1e-18) 
         return max(floor, gaussian_delta(math.sqrt(composition.gaussian), epsilon))
     if composition.single is not None:
         return max(floor, single_delta(composition.single, epsilon))
-    for attempt in _ATTEMPTS[:-1]:
-        try:
-            return _delta(composition, epsilon, floor, attempt)
-        except NotConverged:
-            continue
-    return _delta(composition, epsilon, floor, _ATTEMPTS[-1])
+    return _first_sound(lambda attempt: _delta(composition, epsilon, floor, attempt), effort)
+
+
+def _first_sound(answer: Callable[[_Attempt], float], effort: int) -> float:
+    for attempt in _ATTEMPTS[: effort - 1]:
+        with contextlib.suppress(NotConverged):
+            return answer(attempt)
+    return answer(_ATTEMPTS[effort - 1])
 
 
 def _epsilon(composition: Composition, delta: float, attempt: _Attempt) -> float:
@@ -139,7 +141,7 @@ def _epsilon(composition: Composition, delta: float, attempt: _Attempt) -> float
 
 
 def _delta(composition: Composition, epsilon: float, floor: float, attempt: _Attempt) -> float:
-    size, budget = 1.0, attempt.budget(composition)
+    size, budget = max(floor, quick_delta(composition, epsilon)), attempt.budget(composition)
     for _ in range(12):
         tail = tail_share(composition, attempt.tail * size)
         saddle = saddle_table(composition, tail)
@@ -211,33 +213,48 @@ class _Contour:
         while True:
             begin = len(self._z)
             z = np.asarray(self._t + 1j * self._step * np.arange(begin, begin + count), dtype=np.complex128)
-            K, excess = self._log_moments(z)
-            if begin == 0:
-                self._log_scale = float(K[0].real)
-            with np.errstate(over="ignore", invalid="ignore"):
-                value = np.exp(K - self._log_scale) * (1.0 if excess is None else np.expm1(excess))
+            value = self._moments(z)
             self._z, self._value = np.concatenate([self._z, z]), np.concatenate([self._value, value])
             if self._rest(self._guess) <= _REST * delta:
                 return
-            count = min(2 * count, 4096)
+            if 0 < begin <= count:  # once, after the second round
+                self._assert_within_reach(delta, count)
+            count = min(2 * count, _LONGEST_ROUND)
 
-    def _log_moments(self, z: Complexes) -> tuple[Complexes, Complexes | None]:
-        """K, or K of the runs without a large loss and what the others add to it."""
+    def _assert_within_reach(self, delta: float, count: int) -> None:
+        """Raise early when the integrand is still too large as far out as the budget goes."""
+        left, nodes = self._budget.left, len(self._z)
+        while left > 0:
+            nodes, count = nodes + count, min(2 * count, _LONGEST_ROUND)
+            left -= count * sum(self._count(law, self._step * (nodes + count)) for law, _ in self._composition.terms)
+        far = np.asarray(self._t + 1j * self._step * nodes * np.linspace(0.75, 1.0, 9), dtype=np.complex128)
+        size = np.abs(self._moments(far) / (far * (far + 1.0)))
+        if not nodes * float(np.max(size)) * self._factor(self._guess) <= _REST * delta:
+            raise NotConverged("The contours need too many nodes.")
+
+    def _count(self, law: Law, y: float) -> int:
+        return count_points(law, self._tail, self._t, y, self._lattice_scale, self._window)
+
+    def _moments(self, z: Complexes) -> Complexes:
+        """exp(K(z)) over exp(K(t)), or of the runs with a large loss only."""
         total, lost = 0.5 * self._composition.gaussian * z * (z + 1.0), 0.0
         excess = np.zeros_like(z) if self._window else None
         for law, count in self._composition.terms:
-            t, y = float(z[0].real), float(z[-1].imag)
-            grid = points(law, self._tail, t, y, self._lattice_scale, window=self._window)
+            y = float(z[-1].imag)
+            self._budget.spend(self._count(law, y) * len(z))
+            grid = points(law, self._tail, self._t, y, self._lattice_scale, window=self._window)
             lost += count * grid.lost
-            self._budget.spend(len(grid.loss) * len(z))
             if excess is None:
-                total = total + count * _log_moment(grid, z)
+                total = total + count * log_moment(grid, z)
                 continue
-            log_calm, ratio = _split_moment(grid, z, self._window)
+            log_calm, ratio = split_moment(grid, z, self._window)
             total = total + count * log_calm
-            excess = excess + count * _log1p(ratio)
+            excess = excess + count * log1p(ratio)
         self.lost = max(self.lost, lost)
-        return total, excess
+        if len(self._z) == 0:
+            self._log_scale = float(total[0].real)
+        with np.errstate(over="ignore", invalid="ignore"):
+            return np.asarray(np.exp(total - self._log_scale) * (1.0 if excess is None else np.expm1(excess)))
 
     def _terms(self, epsilon: float) -> Complexes:
         terms = self._value * np.exp(-1j * epsilon * self._z.imag) / (self._z * (self._z + 1.0))
@@ -289,46 +306,6 @@ class _Contour:
         return float(optimize.brentq(gap, low, high, xtol=1e-12 * high, rtol=1e-12))
 
 
-def _log1p(x: Complexes) -> Complexes:
-    real, imaginary = x.real, x.imag
-    # A zero of the moment is as good as 1e-8: no later product can tell the difference.
-    square = np.maximum(2.0 * real + real**2 + imaginary**2, -1.0 + 1e-16)
-    return np.asarray(0.5 * np.log1p(square) + 1j * np.arctan2(imaginary, 1.0 + real))
-
-
-def _turn(weight: NDArray[np.float64], sine: NDArray[np.float64], cosine: NDArray[np.float64]) -> Complexes:
-    # exp(i y L) - 1 = -2 sin^2(yL/2) + 2i sin(yL/2) cos(yL/2): no cancellation for small y L.
-    return np.asarray(-2.0 * (sine**2 @ weight) + 2j * ((sine * cosine) @ weight))
-
-
-def _log_moment(grid: Points, z: Complexes) -> Complexes:
-    """The log of E_P[exp(z L)] at z of one real part."""
-    t = float(z[0].real)
-    moment = float(grid.weight @ np.expm1(t * grid.loss))
-    angle = np.outer(0.5 * z.imag, grid.loss)
-    turned = _turn(grid.weight * np.exp(t * grid.loss) / (1.0 + moment), np.sin(angle), np.cos(angle))
-    return math.log1p(moment) + _log1p(turned)
-
-
-def _split_moment(grid: Points, z: Complexes, window: float) -> tuple[Complexes, Complexes]:
-    """The log of E_P[exp(z L); small L] and the ratio of the large losses' part to it."""
-    t = float(z[0].real)
-    large = _large(grid, window)
-    calm, tilt = grid.weight * (1.0 - large), np.exp(t * grid.loss)
-    moment = float(calm @ np.expm1(t * grid.loss)) - float(grid.weight @ large)
-    angle = np.outer(0.5 * z.imag, grid.loss)
-    sine, cosine = np.sin(angle), np.cos(angle)
-    calm_part = 1.0 + moment + _turn(calm * tilt, sine, cosine)
-    jump = grid.weight * large * tilt
-    jump_part = float(jump.sum()) + _turn(jump, sine, cosine)
-    return _log1p(calm_part - 1.0), jump_part / calm_part
-
-
-def _large(grid: Points, window: float) -> NDArray[np.float64]:
-    """A smooth step from 0 to 1 where the loss passes `window`."""
-    return np.asarray(0.5 * special.erfc((window - grid.loss) / (WINDOW_WIDTH * window)))
-
-
 @lru_cache(maxsize=64)
 def _window(composition: Composition, tail: float, epsilon: float, delta: float) -> float:
     """The largest loss such that runs whose every loss stays below about that never reach epsilon."""
@@ -340,7 +317,7 @@ def _window(composition: Composition, tail: float, epsilon: float, delta: float)
         for t in np.geomspace(0.5, 64.0, 15) / window:
             K = 0.5 * composition.gaussian * t * (t + 1.0)
             for grid, count in grids:
-                calm = grid.weight * (1.0 - _large(grid, window))
+                calm = grid.weight * (1.0 - large_share(grid, window))
                 with np.errstate(over="ignore", invalid="ignore"):
                     exponent = np.where(calm > 1e-300, t * grid.loss, 0.0)
                     K += count * math.log(max(1e-300, float(np.sum(calm * np.exp(exponent)))))

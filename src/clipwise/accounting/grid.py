@@ -8,6 +8,7 @@ dots, Doroshenko et al. 2022), which raises delta for every epsilon. The composi
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import lru_cache
 
 import numpy as np
@@ -15,22 +16,60 @@ from scipy import fft, optimize
 
 from clipwise.accounting.lattice import Floats, points_cut, points_fine
 from clipwise.accounting.laws import Composition, Law
-from clipwise.accounting.saddle import NotConverged, abscissa, first_guess, period, saddle_table, tail_share
+from clipwise.accounting.saddle import (
+    NotConverged,
+    abscissa,
+    first_guess,
+    period,
+    quick_delta,
+    saddle_table,
+    tail_share,
+)
 
-__all__ = ["grid_delta", "grid_epsilon"]
+__all__ = ["grid_delta", "grid_epsilon", "rough_delta", "rough_epsilon"]
 
 _TAIL = 1e-5  # share of delta that is counted as lost outright
-_CELLS = 1 << 20
+_CELLS = (1 << 17, 1 << 18, 1 << 20)
+_AGREE = 1e-5  # two grids that agree to this share need no finer one
 _LAWS = 200
 
 
 def grid_epsilon(composition: Composition, delta: float) -> float:
     """An upper bound of epsilon at `delta`."""
+    return _refined(lambda cells: _epsilon(composition, delta, cells))
+
+
+def grid_delta(composition: Composition, epsilon: float, floor: float = 1e-18) -> float:
+    """An upper bound of delta at `epsilon`, not below `floor`."""
+    return _refined(lambda cells: _delta(composition, epsilon, floor, cells))
+
+
+def rough_epsilon(composition: Composition, delta: float) -> float:
+    """A quick upper bound of epsilon at `delta`."""
+    return _epsilon(composition, delta, _CELLS[0])
+
+
+def rough_delta(composition: Composition, epsilon: float) -> float:
+    """A quick upper bound of delta at `epsilon`."""
+    return _delta(composition, epsilon, 1e-18, _CELLS[0])
+
+
+def _refined(bound: Callable[[int], float]) -> float:
+    """The bound on the first grid that a coarser one agrees with; every one is a bound."""
+    found = bound(_CELLS[0])
+    for cells in _CELLS[1:]:
+        before, found = found, min(found, bound(cells))
+        if before - found <= _AGREE * found:
+            break
+    return found
+
+
+def _epsilon(composition: Composition, delta: float, cells: int) -> float:
     tail = tail_share(composition, _TAIL * delta)
     saddle = saddle_table(composition, tail)
     guess = first_guess(composition, saddle, delta, tail)
     for _ in range(2):
-        losses, mass, lost = _composed(composition, tail, guess, delta)
+        losses, mass, lost = _composed(composition, tail, guess, delta, cells)
         high = float(losses[-1])
 
         def gap(epsilon: float) -> float:
@@ -47,15 +86,14 @@ def grid_epsilon(composition: Composition, delta: float) -> float:
     return epsilon
 
 
-def grid_delta(composition: Composition, epsilon: float, floor: float = 1e-18) -> float:
-    """An upper bound of delta at `epsilon`, not below `floor`."""
-    size = 1.0
+def _delta(composition: Composition, epsilon: float, floor: float, cells: int) -> float:
+    size = max(floor, quick_delta(composition, epsilon))
     for _ in range(8):
         tail = tail_share(composition, _TAIL * size)
-        losses, mass, lost = _composed(composition, tail, epsilon, size)
+        losses, mass, lost = _composed(composition, tail, epsilon, size, cells)
         found = _tail_delta(losses, mass, epsilon) + lost
         if found > 0.1 * size or size <= floor:
-            return min(1.0, max(found, floor))
+            break
         size = max(floor, found, 1e-6 * size)
     return min(1.0, max(found, floor))
 
@@ -66,7 +104,9 @@ def _tail_delta(losses: Floats, mass: Floats, epsilon: float) -> float:
 
 
 @lru_cache(maxsize=8)
-def _composed(composition: Composition, tail: float, epsilon: float, delta: float) -> tuple[Floats, Floats, float]:
+def _composed(
+    composition: Composition, tail: float, epsilon: float, delta: float, cells: int
+) -> tuple[Floats, Floats, float]:
     """Total losses around epsilon on a grid, their probabilities, and the probability counted as lost outright."""
     if composition.gaussian or len(composition.terms) > _LAWS:
         raise NotConverged("The grid is for few laws and no plain Gaussian steps.")
@@ -75,39 +115,39 @@ def _composed(composition: Composition, tail: float, epsilon: float, delta: floa
     span = 2.0 * period(saddle, t, epsilon, delta)
     # One step's losses must fit, with room below.
     span = max(span, 1.25 * max(float(points_cut(law, tail).loss.max()) for law, _ in composition.terms))
-    step = span / _CELLS
-    log_total = np.zeros(_CELLS // 2 + 1, dtype=np.complex128)
+    step = span / cells
+    log_total = np.zeros(cells // 2 + 1, dtype=np.complex128)
     shift, scale, lost = 0, 0.0, 0.0
     for law, count in composition.terms:
-        start, tilted, log_moment, gone = _cells(law, tail, step, t)
+        start, tilted, log_moment, gone = _place(law, tail, step, t, cells)
         spectrum = fft.rfft(tilted)
         with np.errstate(divide="ignore"):
             log_total += count * np.log(spectrum)
         shift, scale, lost = shift + count * start, scale + count * log_moment, lost + count * gone
-    weights = fft.irfft(np.exp(log_total), _CELLS)
+    weights = fft.irfft(np.exp(log_total), cells)
     # The transform knows places only modulo its length; the window runs from a quarter span below epsilon.
     first = math.floor((epsilon - 0.25 * span) / step)
-    losses = step * (first + np.arange(_CELLS))
-    mass = np.maximum(np.roll(weights, (shift - first) % _CELLS), 0.0) * np.exp(np.minimum(scale - t * losses, 700.0))
+    losses = step * (first + np.arange(cells))
+    mass = np.maximum(np.roll(weights, (shift - first) % cells), 0.0) * np.exp(np.minimum(scale - t * losses, 700.0))
     near = losses >= min(0.0, epsilon)
     return np.asarray(losses[near], dtype=np.float64), np.asarray(mass[near]), lost
 
 
-def _cells(law: Law, tail: float, step: float, t: float) -> tuple[int, Floats, float, float]:
+def _place(law: Law, tail: float, step: float, t: float, cells: int) -> tuple[int, Floats, float, float]:
     """The first cell, the tilted and normalised probabilities, the log of the norm, and the probability left out."""
     grid = points_fine(law, tail, 200_000)
     # Losses far below zero are rounded up to the window's start, which can only raise delta.
-    loss = np.maximum(grid.loss, -0.125 * _CELLS * step)
+    loss = np.maximum(grid.loss, -0.125 * cells * step)
     place = np.floor(loss / step)
     inside = loss - step * place
     up = np.expm1(-inside) / math.expm1(-step)
     start = int(place.min())
     index = (place - start).astype(np.int64)
-    if int(index.max()) + 2 > _CELLS:
+    if int(index.max()) + 2 > cells:
         raise NotConverged("One step's losses do not fit on the grid.")
-    mass = np.bincount(index, weights=grid.weight * (1.0 - up), minlength=_CELLS)
-    mass += np.bincount(index + 1, weights=grid.weight * up, minlength=_CELLS)
-    exponent = t * step * (start + np.arange(_CELLS))
+    mass = np.bincount(index, weights=grid.weight * (1.0 - up), minlength=cells)
+    mass += np.bincount(index + 1, weights=grid.weight * up, minlength=cells)
+    exponent = t * step * (start + np.arange(cells))
     used = mass > 0.0
     moment = float(mass[used] @ np.expm1(exponent[used]))
     tilted = np.where(used, mass * np.exp(np.where(used, exponent, 0.0)), 0.0) / (1.0 + moment)

@@ -2,11 +2,13 @@
 
 The trapezoidal rule converges exponentially for an analytic integrand with Gaussian tails: the error is
 exp(-2 pi d / h) times the integrand's growth on the lines Im x = +-d, and a mixture has no zero for
-|Im x| < pi / spread.
+|Im x| < pi / gap, gap the distance of neighbouring means: its components are two, or binomial (Gaussian factors leave
+all roots of a polynomial in exp(gap x) real and negative, as binomial weights have them).
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -21,6 +23,7 @@ __all__ = [
     "WINDOW_WIDTH",
     "Floats",
     "Points",
+    "count_points",
     "log_density_ratio",
     "points",
     "points_cut",
@@ -87,8 +90,10 @@ def _smoothness(pair: Pair, low: float, high: float, window: float = 0.0) -> tup
     x = np.linspace(low, high, 257)
     mean_p, var_p = _posterior_moments(pair.p, x)
     mean_q, var_q = _posterior_moments(pair.q, x)
-    spread = max(max(m for _, m in side) - min(m for _, m in side) for side in (pair.p, pair.q))
-    strip = 0.8 * math.pi / spread if spread > 0 else 6.0
+    gap = max(
+        (b - a for side in (pair.p, pair.q) for a, b in itertools.pairwise(sorted(m for _, m in side))), default=0
+    )
+    strip = 0.8 * math.pi / gap if gap > 0 else 6.0
     slope, curvature = np.abs(mean_p - mean_q), np.maximum(var_q - var_p, 0.0)
     steep = 0.0
     if window > 0.0:
@@ -175,6 +180,17 @@ def points(
     of the loss there is resolved too.
     """
     return _join(law, [(pair, _faded(pair, tail, tilt)) for _, pair in law.parts], tilt, frequency, scale, window)
+
+
+def count_points(law: Law, tail: float, tilt: float, frequency: float, scale: float, window: float) -> int:
+    """How many points `points` would return."""
+    total = 0
+    for _, pair in law.parts:
+        span = _faded(pair, tail, tilt)
+        begin, end = span.low - span.margin, span.high + span.margin
+        total += int((end - begin) / (scale * _spacing(pair, begin, end, tilt, frequency, span.taper, window))) + 2
+    # A symmetrised pair has about twice as many on half the length, and their mirror images.
+    return 2 * total if law.parts[0][1].symmetrised else total
 
 
 def points_cut(law: Law, tail: float, tilt: float = 8.0) -> Points:

@@ -76,13 +76,22 @@ def _is_plain_poisson(law: Law) -> bool:
     return len(law.parts) == 1 and pair.q == ((1.0, 0.0),) and len(pair.p) == 2 and not pair.symmetrised
 
 
+@lru_cache(maxsize=len(ORDERS))
+def _binomial(order: int) -> tuple[Floats, Floats]:
+    """k = 2 .. order, and the log of binom(order, k)."""
+    k = np.arange(2, order + 1, dtype=np.float64)
+    return k, special.gammaln(order + 1.0) - special.gammaln(k + 1.0) - special.gammaln(order - k + 1.0)
+
+
 def _log_moment(rate: float, mu: float, order: int) -> float:
     """The log of E_Q[(P/Q)^order] = log(1 + sum_k binom(order, k) q^k (1-q)^(order-k) (exp(k(k-1) mu^2/2) - 1))."""
-    k = np.arange(2, order + 1, dtype=np.float64)
+    k, binomial = _binomial(order)
     gain = 0.5 * k * (k - 1.0) * mu**2
-    log_gain = np.where(gain < 30.0, np.log(np.expm1(np.minimum(gain, 30.0))), gain)
-    binomial = special.gammaln(order + 1.0) - special.gammaln(k + 1.0) - special.gammaln(order - k + 1.0)
-    log_excess = special.logsumexp(binomial + k * math.log(rate) + (order - k) * math.log1p(-rate) + log_gain)
+    small = np.minimum(gain, 30.0)
+    # log(exp(g) - 1) = g + log(1 - exp(-g)), and from 30 on it is g.
+    terms = binomial + k * (math.log(rate) - math.log1p(-rate)) + (gain - small) + np.log(np.expm1(small))
+    top = float(terms.max())
+    log_excess = order * math.log1p(-rate) + top + math.log(float(np.exp(terms - top).sum()))
     return float(np.logaddexp(0.0, log_excess))
 
 
