@@ -181,9 +181,10 @@ def test_other_numbers_of_bins_are_drawn_as_they_are(tmp_path: Path) -> None:
     from tests.report.samples import scores
 
     logits, labels = scores(0, 1.2)
-    run = made_run(test=evaluate(logits=logits, labels=labels, bins=7))
-    page = report.write(run, tmp_path).read_text(encoding="utf-8")
-    assert set(re.findall(r'data-bins="(\d+)"', page)) == {"7"}
+    seven = made_run("seven", test=evaluate(logits=logits, labels=labels, bins=7))
+    page = report.write([seven, made_run()], tmp_path).read_text(encoding="utf-8")
+    assert set(re.findall(r'data-bins="(\d+)"', page)) == {"7"}, "as they are, without a choice"
+    assert f"ECE {100 * seven.test.ece:.1f} %" in page
 
 
 def test_recalibration_is_shown_beside_the_model_as_trained(tmp_path: Path) -> None:

@@ -17,6 +17,8 @@ from clipwise.report.pooling import BIN_CHOICES, pooled, rebinned
 
 __all__ = ["Drawing", "Panel", "private_drawings", "public_drawings"]
 
+_MANY = 8  # arms; with more of them a choice of bins would take longer to draw than anyone waits
+
 
 @dataclass(frozen=True)
 class Panel:
@@ -81,9 +83,9 @@ def _wide(name: str, values: Any, whole: Any, about: str = "") -> Drawing:
 def _calibration(arms: Sequence[Arm]) -> list[Drawing]:
     results = {arm.name: _results(arm) for arm in arms}
     shown = {name: pooled(each) for name, each in results.items()}
-    own = {len(result.bins) for result in shown.values()}
-    choices = sorted({*BIN_CHOICES, *own}) if own <= set(BIN_CHOICES) else sorted(own)
-    tables = {bins: {name: rebinned(each, bins) for name, each in results.items()} for bins in choices}
+    tables = {len(next(iter(shown.values())).bins): shown}
+    if {len(result.bins) for result in shown.values()} <= set(BIN_CHOICES) and len(arms) <= _MANY:
+        tables = {bins: {name: rebinned(each, bins) for name, each in results.items()} for bins in BIN_CHOICES}
     drawn = []
     for name, draw in (("reliability", plots.reliability_diagram), ("confidence", plots.confidence_histogram)):
         panels = [panel for bins, table in tables.items() for panel in _panels(name, draw, table, bins)]

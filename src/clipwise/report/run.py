@@ -33,9 +33,9 @@ class Run:
     """One training run as plain values; `save` writes its folder and `load` reads it.
 
     Everything computed from the private training data without noise stands under "private" in the rows of `curves`,
-    in `seed`, `config` and in the provenance's "command", "seeds" and "fingerprint" (whoever knows the seed can remove
-    the noise, and a fingerprint confirms a guess of the data); `publishable` leaves all of that out. Warnings must
-    not tell such numbers.
+    in `seed`, `config` and in the provenance's "command", "seeds", "seconds" and "fingerprint" (whoever knows the seed
+    can remove the noise, a fingerprint confirms a guess of the data, and time depends on the sizes of the batches);
+    `publishable` leaves all of that out. Warnings must not tell such numbers.
     """
 
     name: str
@@ -82,7 +82,7 @@ class Run:
         curves = tuple({key: value for key, value in row.items() if key != "private"} for row in self.curves)
         if not self.is_private:
             return replace(self, curves=curves)
-        secret = {"command", "seeds", FINGERPRINT}
+        secret = {"command", "seconds", "seeds", FINGERPRINT}
         return replace(self, seed=None, curves=curves, config=None, provenance=_without(self.provenance, secret))
 
     def to_dict(self) -> dict[str, Any]:
