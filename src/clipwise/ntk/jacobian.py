@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -26,7 +27,8 @@ def jacobian(model: nn.Module, x: Inputs) -> dict[str, Tensor]:
         outputs = call(lambda *a, **k: functional_call(model, values, a, k), batch_of_one).reshape(-1)
         return outputs, outputs
 
-    with sdpa_kernel(SDPBackend.MATH):  # vmap has no batching rule for the fused attention kernels
+    with sdpa_kernel(SDPBackend.MATH), warnings.catch_warnings():  # vmap cannot batch the fused attention kernels
+        warnings.filterwarnings("ignore", "There is a performance drop")  # and tells where it falls back to a loop
         rows, alone = vmap(jacrev(single, has_aux=True), in_dims=(None, 0))(weights, x)
     together = flat_outputs(model, x).detach()
     tolerance = 1e4 * torch.finfo(together.dtype).eps * (1 + float(together.abs().max()))

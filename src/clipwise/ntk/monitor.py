@@ -50,8 +50,8 @@ class NTKMonitor:
     """Measures every `every` steps how clipping bends training, on a probe set that stays the same.
 
     Call `update()` after every step of the optimizer, in any loop. `clip` is a rule, a style, or a schedule; a schedule
-    needs `steps`, the length of training. `public=True` says that the probe set is public. It is not by default: numbers
-    computed from private data, held out or not, are marked wherever they go as not covered by epsilon.
+    needs `steps`, the length of training. `public=True` says that the probe set is public. It is not by default:
+    numbers computed from private data, held out or not, are marked wherever they go as not covered by epsilon.
 
     >>> import clipwise as cw, torch
     >>> from torch.utils.data import TensorDataset

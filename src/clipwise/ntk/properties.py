@@ -230,9 +230,10 @@ def _arnoldi(values: Any) -> tuple[Any, Any]:
     plain = sparse_linalg.LinearOperator(
         (size, size), matvec=lambda v: np.asarray(values @ v, dtype=np.float64), dtype=np.float64
     )
+    options = dict(k=6, ncv=min(size - 1, 120), v0=start, tol=_TOLERANCE, maxiter=_ROUNDS)
     try:
-        low, low_vectors = sparse_linalg.eigs(turned, k=2, which="LR", v0=start, tol=_TOLERANCE, maxiter=_ROUNDS)
-        wide, wide_vectors = sparse_linalg.eigs(plain, k=2, which="LI", v0=start, tol=_TOLERANCE, maxiter=_ROUNDS)
+        low, low_vectors = sparse_linalg.eigs(turned, which="LR", **options)
+        wide, wide_vectors = sparse_linalg.eigs(plain, which="LI", **options)
     except sparse_linalg.ArpackNoConvergence as error:
         raise _not_converged(size) from error
     return np.concatenate([shift - low, wide]), np.hstack([low_vectors, wide_vectors])
