@@ -44,7 +44,7 @@ def test_the_result_as_json(tiny: str, capsys: pytest.CaptureFixture[str]) -> No
     assert main(["train", tiny, "--json", "--output", "elsewhere", "--set", "privacy.delta=0.01"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["folder"] == "elsewhere" and result["steps"] == 12 and result["seed"] == 3
-    assert 0 < result["test"]["accuracy"]["value"] <= 1 and result["test"]["ece"]["interval"] is None
+    assert 0 < result["test"]["accuracy"]["mean"] <= 1 and result["test"]["ece"]["low"] is None
     assert result["guarantees"]["exact"]["epsilon"] > 0
     assert any("delta = 0.01 is over 1/n" in warning for warning in result["warnings"])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,9 @@ from clipwise.training.toml import Source, nearest, write
 from clipwise.training.train import ALGORITHMS
 
 from .common import TINY, config
+
+ROOT = Path(__file__).parents[2]
+BLOCKS = re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / "train.md").read_text(encoding="utf-8"), flags=re.DOTALL)
 
 
 def clip(text: str) -> Any:
@@ -253,3 +257,19 @@ def test_what_is_written_reads_back(values: dict[str, Any]) -> None:
 
 def test_nearest_does_not_mind_case() -> None:
     assert nearest("abadi", RULES) == "did you mean 'Abadi'?"
+
+
+@pytest.mark.parametrize("block", BLOCKS[1:])
+def test_documented_clippings(block: str) -> None:
+    assert read_clip(Source.parse(block).root().table("clip"))
+
+
+def test_the_documented_configuration() -> None:
+    made = Config.of(Source.parse(BLOCKS[0], "mnist.toml"))
+    assert made.clip == Flat(cw.Abadi(10.0)) and made.data.inputs.pool == 2
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.toml")), ids=lambda path: path.stem)
+def test_examples_can_be_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    assert Config.load(path.relative_to(ROOT)).output == Path("runs", Config.load(path).name)

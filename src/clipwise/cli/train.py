@@ -29,16 +29,7 @@ card.md. Paths in a configuration count from the current folder. docs/train.md e
 exit code: 0 success, 2 bad usage or input, 130 interrupted (--resume goes on)
 """
 
-_SHOWN = {
-    "accuracy": ("accuracy", 100.0, " %"),
-    "nll": ("NLL (log-loss)", 1.0, ""),
-    "ece": ("ECE", 100.0, " %"),
-    "mce": ("MCE", 100.0, " %"),
-    "brier": ("Brier score", 1.0, ""),
-    "mse": ("MSE", 1.0, ""),
-    "rmse": ("RMSE", 1.0, ""),
-    "r2": ("R squared", 1.0, ""),
-}
+_SHOWN = ("accuracy", "ece", "mce", "nll", "brier", "rmse", "r2")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -84,25 +75,15 @@ def _command() -> str:
     return shlex.join(["clipwise", *sys.argv[1:]])
 
 
-def _metrics(run: Run) -> dict[str, dict[str, Any]]:
-    """The headline metrics with their intervals, where there are any."""
-    intervals = run.test.intervals or {}
-    return {
-        name: {"value": getattr(run.test, name), "interval": intervals.get(name)}
-        for name in _SHOWN
-        if getattr(run.test, name, None) is not None
-    }
-
-
 def _summary(run: Run) -> dict[str, Any]:
+    from clipwise.report import arms_of
+
+    (arm,) = arms_of([run])
     return {
         "name": run.name,
         "seed": run.seed,
-        "test": _metrics(run),
-        "recalibrated": {
-            method: {name: getattr(result, name) for name in ("accuracy", "nll", "ece", "mce", "brier")}
-            for method, result in run.recalibrated.items()
-        },
+        "test": {name: estimate.to_dict() for name, estimate in arm.estimates.items()},
+        "recalibrated": {method: result.metrics for method, result in run.recalibrated.items()},
         "noise_multiplier": run.plan["noise_multiplier"],
         "steps": run.plan["steps"],
         "delta": run.delta,
@@ -113,22 +94,24 @@ def _summary(run: Run) -> dict[str, Any]:
 
 
 def _print(run: Run, folder: Path) -> None:
+    from clipwise.report import arms_of
+    from clipwise.report.warnings import warnings_of
+    from clipwise.report.wording import LABELS, interval_text, value_text
+
+    (arm,) = arms_of([run])
     data = run.provenance["data"]
     print(
         f"{run.name}: {run.plan['steps']} steps on {data['records']:,} records of {data['name']}, measured on "
         f"{data['held_out']:,} others"
     )
-    rows = []
-    for name, metric in _metrics(run).items():
-        label, factor, unit = _SHOWN[name]
-        interval = metric["interval"]
-        between = "" if interval is None else f"{factor * interval[0]:.4g} to {factor * interval[1]:.4g}{unit}"
-        rows.append([label, f"{factor * metric['value']:.4g}{unit}", between])
+    shown = [(name, arm.estimates[name]) for name in _SHOWN if name in arm.estimates]
+    rows = [[LABELS[name], value_text(name, value), interval_text(name, value)] for name, value in shown]
     print(table(["", "measured", "95 % interval"], rows))
     for method, result in run.recalibrated.items():
-        print(f"  after {method} scaling: ECE {100 * result.ece:.2f} %, NLL {result.nll:.4f}")
+        print(f"  recalibrated ({method}): ECE {100 * result.ece:.2f} %, NLL {result.nll:.3f}")
     print()
-    print(run.guarantees["exact"]["statement"] if run.guarantees else "not private: no noise was added")
-    for warning in run.warnings:
-        print(f"warning: {warning}")
+    if run.guarantees:
+        print(run.guarantees["exact"]["statement"])
+    for warned in warnings_of([arm]):
+        print(f"note: {warned.text}")
     print(f"report: {folder / 'report.html'}")
