@@ -123,6 +123,8 @@ def admit(reply: object, like: Mapping[str, Tensor], weight_cap: float) -> tuple
     weight = reply.weight
     if not isinstance(weight, (int, float)) or not 0 <= weight < math.inf:
         raise DataError(f"the weight must be a finite number >= 0, got {str(weight)[:40]}")
+    if reply.within is not None and not isinstance(reply.within, bool):
+        raise DataError(f"within must be True, False or None, got {type(reply.within).__name__}")
     update = {name: _fitting(name, reply.update[name], expected) for name, expected in like.items()}
     return update, float(min(weight, weight_cap))
 

@@ -1,0 +1,182 @@
+"""The universal bound at user level: whatever one user has, does or sends, the sum moves by at most its sensitivity."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+import clipwise as cw
+from clipwise.clipping import Style
+from clipwise.federated import (
+    Failure,
+    FederatedPlan,
+    LocalGradient,
+    LocalTraining,
+    Reply,
+    Server,
+    Task,
+    clip_update,
+    shorten,
+)  # fmt: skip
+from clipwise.federated.updates import norms
+from tests.federated.common import loss_fn, make_model
+
+ROUNDING = 1 + 1e-6
+CAP = 3.0
+STYLES: list[Style] = [
+    cw.Flat(cw.Abadi(0.5)),
+    cw.Flat(cw.GlobalScaled(R=0.5, Z=2.0)),
+    cw.Flat(cw.GlobalScaled(R=2.0, Z=0.5)),
+    cw.Flat(cw.Global(0.5)),
+    cw.Flat(cw.Automatic(0.5)),
+    cw.Flat(cw.Normalize(0.5)),
+    cw.Layerwise(cw.Abadi(0.5)),
+    cw.Layerwise({"a": cw.Abadi(0.1), "b": cw.Global(3.0)}, noise="per_layer"),
+    cw.Groupwise({"a.*": cw.Normalize(0.1), "*": cw.Abadi(0.2)}),
+]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quiet() -> Iterator[None]:
+    """Thousands of bad replies would be logged here."""
+    log = logging.getLogger("clipwise.federated")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    yield
+    log.setLevel(before)
+
+
+class Parts(nn.Module):
+    """Two layers, of three parameters, in the precision of the test."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.a = nn.Linear(2, 1, dtype=dtype)
+        self.b = nn.Linear(1, 1, bias=False, dtype=dtype)
+
+
+def sensitivity(style: Style) -> float:
+    return style.sensitivity(["a", "b"] if isinstance(style, cw.Layerwise) else list(getattr(style, "rules", "1")))
+
+
+numbers = st.floats(width=64) | st.sampled_from([0.0, 1e-320, 1e-162, 1e-45, 1e30, 1e200, -1.7e308, math.inf, math.nan])
+
+
+@st.composite
+def tensors(draw: st.DrawFn, count: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    values = draw(st.lists(numbers, min_size=count, max_size=count))
+    return torch.tensor(values, dtype=torch.float64).to(dtype).reshape(shape)
+
+
+@st.composite
+def updates(draw: st.DrawFn, dtype: torch.dtype) -> dict[str, Tensor]:
+    return {
+        "a.weight": draw(tensors(2, (1, 2), dtype)),
+        "a.bias": draw(tensors(1, (1,), dtype)),
+        "b.weight": draw(tensors(1, (1, 1), dtype)),
+    }
+
+
+rubbish = st.sampled_from(
+    [
+        None, "text", 3.0, {}, Failure("gone"), Reply({}, 1), Reply({"a.weight": torch.ones(1, 2)}, 1),
+        Reply(None, 1), Reply({"a.weight": torch.ones(2, 1), "a.bias": torch.ones(1), "b.weight": torch.ones(1, 1)}, 1),
+        Reply({"a.weight": torch.ones(1, 2), "a.bias": "x", "b.weight": torch.ones(1, 1)}, 1),
+        Reply({"a.weight": torch.ones(1, 2), "a.bias": torch.ones(1).long(), "b.weight": torch.ones(1, 1)}, 1),
+        Reply({"a.weight": torch.ones(1, 2).to_sparse(), "a.bias": torch.ones(1), "b.weight": torch.ones(1, 1)}, 1),
+        Reply({"a.weight": torch.ones(1, 2) * 1j, "a.bias": torch.ones(1), "b.weight": torch.ones(1, 1)}, 1),
+    ]  # type: ignore[arg-type]
+)  # fmt: skip
+weights = st.one_of(
+    st.floats(), st.integers(-5, 10), st.sampled_from([10**400, math.inf, math.nan, "8", None, True, [1.0]])
+)
+
+answers = st.sampled_from([True, False, None, 1e9, "yes", torch.ones(3)])
+
+
+@st.composite
+def replies(draw: st.DrawFn, dtype: torch.dtype) -> Any:
+    if draw(st.integers(0, 4)) == 0:
+        return draw(rubbish)
+    return Reply(draw(updates(draw(st.sampled_from([dtype, torch.float64])))), draw(weights), draw(answers))
+
+
+def joint_norm(update: dict[str, Tensor]) -> float:
+    return norms(update, cw.Flat(cw.Abadi(1.0)))[""]
+
+
+@pytest.mark.parametrize("style", STYLES, ids=repr)
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_clipped_and_shortened_updates_are_bounded(style: Style, data: st.DataObject) -> None:
+    update = data.draw(updates(data.draw(st.sampled_from([torch.float32, torch.float64]))))
+    for result in (clip_update(update, style), shorten(update, style)):
+        assert joint_norm(result) <= sensitivity(style) * ROUNDING
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("style", STYLES, ids=repr)
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_any_reply_moves_the_sum_by_at_most_the_sensitivity(
+    style: Style, dtype: torch.dtype, data: st.DataObject
+) -> None:
+    """A round with a user and the same round without it, for whatever that user sends; the others behave."""
+    plan = FederatedPlan(
+        sampling=cw.FullBatch(3), rounds=1, clip=style, noise_multiplier=0.0, weight_cap=CAP, total_weight=1.0
+    )
+    honest = {"a.weight": torch.full((1, 2), 0.1), "a.bias": torch.zeros(1), "b.weight": torch.ones(1, 1)}
+    others = [(0, Reply(honest, 2)), (1, Reply({n: -t for n, t in honest.items()}, 1))]
+    sums = []
+    for sent in ([*others, (2, data.draw(replies(dtype)))], others):
+        server = Server(plan, Parts(dtype))
+        server.open([0, 1, 2])
+        sums.append(server.close(sent))  # q W = 1: the mean is the sum
+    moved = {name: (sums[0][name].double() - sums[1][name].double()) for name in sums[0]}
+    slack = 1e-6 if dtype == torch.float32 else 1e-12  # the others' share is rounded, too
+    assert joint_norm(moved) <= CAP * sensitivity(style) * ROUNDING + slack
+
+
+@pytest.mark.parametrize("clip_every", ["round", "batch"])
+@pytest.mark.parametrize("style", STYLES[:6], ids=repr)
+@settings(max_examples=15, deadline=None)
+@given(scale=st.sampled_from([0.0, 1e-8, 1.0, 1e4, 1e30, math.nan]), lr=st.sampled_from([1e-6, 1.0, 1e6]))
+def test_honest_clients_are_bounded_whatever_their_data(style: Style, clip_every: Any, scale: float, lr: float) -> None:
+    model = make_model()
+    x = scale * torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    data = TensorDataset(x, torch.tensor([0, 1, 1, 0]))
+    task = Task(0, 0, model.state_dict(), style)
+    training = LocalTraining(loss_fn, partial(torch.optim.SGD, lr=lr), batch_size=2, clip_every=clip_every, seed=0)
+    for work in (training, LocalGradient(loss_fn, lr=lr, seed=0)):
+        sent = work(make_model(1), data, task).update
+        finite = all(bool(t.isfinite().all()) for t in sent.values())
+        assert not finite or joint_norm(dict(sent)) <= sensitivity(style) * ROUNDING
+        assert joint_norm(shorten(sent, style)) <= sensitivity(style) * ROUNDING
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_any_answer_moves_the_count_by_at_most_a_half(data: st.DataObject) -> None:
+    """The adaptive norm moves by exp(-rate * change of the share), and one user changes the sum by 1/2 at most."""
+    clip = cw.federated.AdaptiveClip(R=1.0, learning_rate=1.0)
+    plan = FederatedPlan(sampling=cw.FullBatch(3), rounds=1, clip=clip, noise_multiplier=0.0)
+    zero = {"a.weight": torch.zeros(1, 2), "a.bias": torch.zeros(1), "b.weight": torch.zeros(1, 1)}
+    others = [(0, Reply(zero, 1, within=True)), (1, Reply(zero, 1, within=False))]
+    bounds = []
+    for sent in ([*others, (2, data.draw(replies(torch.float32)))], others):
+        server = Server(plan, Parts(torch.float32))
+        server.open([0, 1, 2])
+        server.close(sent)
+        assert server.last is not None and server.last.bound is not None
+        bounds.append(server.last.bound)
+    assert abs(math.log(bounds[0] / bounds[1])) * 3 <= 0.5 * (1 + 1e-9)
