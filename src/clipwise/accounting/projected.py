@@ -23,9 +23,9 @@ from typing import TypeAlias
 from scipy import optimize, stats
 
 from clipwise.accounting.events import Event, GaussianSteps, ProjectedSteps
+from clipwise.accounting.gaussian import gaussian_epsilon, gaussian_mu
 from clipwise.accounting.guarantee import Guarantee, Kind
 from clipwise.accounting.problem import Accountant, Relation
-from clipwise.errors import AccountingError
 from clipwise.sampling import FixedSize
 
 __all__ = ["has_projections", "noise_kept", "projected_delta", "projected_epsilon", "records_at_risk"]
@@ -34,9 +34,8 @@ Ask: TypeAlias = Callable[[tuple[Event, ...], float, Accountant], Guarantee]
 """Events, a delta (or an epsilon) and an accountant in, the guarantee out."""
 
 _LEAST_NOISE = 1e-2  # below it nothing is worth computing
-_SHARES = (1e-9, 0.9)  # of delta, for steps that are bad
-_FAILURES = (1e-30, 0.1)
-_DEFAULT_SHARE = 0.1
+_SHARES = (1e-6, 0.9)  # of delta, for bad steps
+_USUAL_SHARE = 0.1
 
 
 def noise_kept(projections: int, failure: float) -> float:
@@ -60,15 +59,22 @@ def projected_epsilon(
     """Epsilon at `delta`, a part of which is for bad steps; `records` is what the neighbouring data sets differ in."""
     at_risk = _steps_at_risk(events, records)
 
-    def spent(log_share: float, by: Accountant) -> Guarantee:
+    def spent(share: float) -> Guarantee:
+        found = ask(_at_reduced_noise(events, share * delta / at_risk), delta * (1.0 - share), accountant)
+        return _restated(found, events, share * delta / at_risk, at_risk, delta)
+
+    usual = spent(_USUAL_SHARE)
+    if not 0.0 < usual.epsilon < math.inf:
+        return usual
+    projections = _fewest(events)
+    mu = gaussian_mu(usual.epsilon, (1.0 - _USUAL_SHARE) * delta)
+    scale = mu * noise_kept(projections, _USUAL_SHARE * delta / at_risk)
+
+    def as_if_gaussian(log_share: float) -> float:
         share = math.exp(log_share)
-        return ask(_at_reduced_noise(events, share * delta / at_risk), delta * (1.0 - share), by)
+        return gaussian_epsilon(scale / noise_kept(projections, share * delta / at_risk), (1.0 - share) * delta)
 
-    def value(log_share: float) -> float:
-        return spent(log_share, "gdp").epsilon
-
-    best = _best(value, _SHARES, _DEFAULT_SHARE)
-    return _restated(spent(best, accountant), events, math.exp(best) * delta / at_risk, at_risk, delta)
+    return min(usual, spent(math.exp(_lowest(as_if_gaussian, _SHARES))), key=lambda found: found.epsilon)
 
 
 def projected_delta(
@@ -77,15 +83,15 @@ def projected_delta(
     """Delta at `epsilon`, the chance of a bad step included."""
     at_risk = _steps_at_risk(events, records)
 
-    def spent(log_failure: float, by: Accountant) -> Guarantee:
-        return ask(_at_reduced_noise(events, math.exp(log_failure)), epsilon, by)
+    def spent(log_failure: float) -> Guarantee:
+        failure = math.exp(log_failure)
+        found = ask(_at_reduced_noise(events, failure), epsilon, accountant)
+        return _restated(found, events, failure, at_risk, min(1.0, found.delta + at_risk * failure))
 
-    def value(log_failure: float) -> float:
-        return math.log(max(spent(log_failure, "gdp").delta + at_risk * math.exp(log_failure), 1e-300))
+    def log_delta(log_failure: float) -> float:
+        return math.log(max(spent(log_failure).delta, 1e-300))
 
-    best = _best(value, _FAILURES, _DEFAULT_SHARE * 1e-6 / at_risk)
-    found, failure = spent(best, accountant), math.exp(best)
-    return _restated(found, events, failure, at_risk, min(1.0, found.delta + at_risk * failure))
+    return spent(_lowest(log_delta, (1e-20 / at_risk, 0.1 / at_risk)))
 
 
 def records_at_risk(events: Iterable[Event], relation: Relation, group: int) -> int:
@@ -112,22 +118,18 @@ def _at_reduced_noise(events: Sequence[Event], failure: float) -> tuple[Event, .
     return tuple(found)
 
 
-def _best(value: Callable[[float], float], between: tuple[float, float], default: float) -> float:
-    """The logarithm in this range with the lowest value; every choice gives a bound, so a quick search is enough.
+def _lowest(value: Callable[[float], float], between: tuple[float, float]) -> float:
+    """The logarithm in this range with about the lowest value; every one gives a bound, so about is enough."""
+    bounds = math.log(between[0]), math.log(between[1])
+    return float(optimize.minimize_scalar(value, bounds=bounds, method="bounded", options={"xatol": 0.2}).x)
 
-    The search asks the central limit theorem, which takes no time; where that has no answer, a usual choice is taken.
-    """
-    low, high = map(math.log, between)
-    try:
-        if not math.isfinite(value(math.log(default))):
-            return math.log(default)
-        return float(optimize.minimize_scalar(value, bounds=(low, high), method="bounded", options={"xatol": 0.1}).x)
-    except AccountingError:
-        return math.log(default)
+
+def _fewest(events: Sequence[Event]) -> int:
+    return min(event.projections for event in events if isinstance(event, ProjectedSteps))
 
 
 def _restated(found: Guarantee, events: Sequence[Event], failure: float, at_risk: int, delta: float) -> Guarantee:
-    projections = min(event.projections for event in events if isinstance(event, ProjectedSteps))
+    projections = _fewest(events)
     note = (
         f"Norms were estimated from {projections} random projections: accounted at "
         f"{noise_kept(projections, failure):.3g} of the noise multiplier, and {failure * at_risk:.2g} of "
