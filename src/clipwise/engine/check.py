@@ -107,7 +107,7 @@ def check_model(model: nn.Module, loss_fn: LossFn, batch: Batch) -> None:
         ...
     clipwise.errors.NotSeparable: changing sample 3 moves another sample's loss by ...
     """
-    size = _batch_size(batch)
+    size = batch_size(batch)
     if size < 3:
         raise InvalidLosses(f"check_model needs a batch of at least three samples, got {size}.")
     with _unchanged(model) as run:
@@ -120,9 +120,9 @@ def check_model(model: nn.Module, loss_fn: LossFn, batch: Batch) -> None:
             others = torch.tensor([i for i in range(size) if i != sample])
             changed = torch.arange(size)
             changed[sample] = others[0]
-            moved = run(partial(loss_fn, model, _take(batch, changed)))[others]
+            moved = run(partial(loss_fn, model, take(batch, changed)))[others]
             _demand_equal(f"changing sample {sample}", moved, base[others])
-            removed = run(partial(loss_fn, model, _take(batch, others)))
+            removed = run(partial(loss_fn, model, take(batch, others)))
             _demand_equal(f"removing sample {sample}", removed, base[others])
 
 
@@ -139,23 +139,25 @@ def _demand_equal(what: str, losses: Tensor, base: Tensor) -> None:
         )
 
 
-def _batch_size(batch: Batch) -> int:
+def batch_size(batch: Batch) -> int:
+    """The length of the first axis that all tensors of a batch share."""
     if isinstance(batch, Tensor):
         return batch.shape[0]
     values = batch.values() if isinstance(batch, Mapping) else batch
-    sizes = {_batch_size(value) for value in values if isinstance(value, (Tensor, Mapping, tuple, list))}
+    sizes = {batch_size(value) for value in values if isinstance(value, (Tensor, Mapping, tuple, list))}
     if len(sizes) != 1:
         raise InvalidLosses(f"the tensors of a batch must share their first axis, got sizes {sorted(sizes)}.")
     return sizes.pop()
 
 
-def _take(batch: Batch, index: Tensor) -> Batch:
+def take(batch: Batch, index: Tensor) -> Batch:
+    """These samples of a batch."""
     if isinstance(batch, Tensor):
         return batch[index.to(batch.device)]
     if isinstance(batch, Mapping):
-        return type(batch)({key: _take(value, index) for key, value in batch.items()})  # type: ignore[call-arg]
+        return type(batch)({key: take(value, index) for key, value in batch.items()})  # type: ignore[call-arg]
     if isinstance(batch, (tuple, list)):
-        return type(batch)(_take(value, index) for value in batch)
+        return type(batch)(take(value, index) for value in batch)
     return batch
 
 
