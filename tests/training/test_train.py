@@ -17,7 +17,7 @@ import clipwise as cw
 from clipwise import data as data_module
 from clipwise.accounting import PrivateCalibration
 from clipwise.calibration import CalibrationResult, RegressionResult
-from clipwise.data import DataSet
+from clipwise.data import DataSet, Pairs, TextDataSet
 from clipwise.errors import DataError, InvalidConfig
 from clipwise.report import Run
 from clipwise.training.config import Config
@@ -233,6 +233,22 @@ def test_a_mixup_switch_beyond_the_steps_is_refused_before_training(tmp_path: Pa
     assert not (tmp_path / "run").exists()
 
 
+def test_what_is_refused_at_the_first_step_leaves_no_folder(tmp_path: Path, own: str) -> None:
+    with pytest.raises(cw.NotSeparable, match="BatchNorm"):
+        trained(tmp_path, f"model={{source='{own}:mixing'}}")
+    with pytest.raises(cw.InvalidPlan, match="no rule for layer"):
+        trained(tmp_path, "clip={style='Layerwise', layers={output={rule='Normalize'}}}")
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(InvalidConfig, match="needs a clipping norm R"):
+        trained(tmp_path, "privacy={private=false}", "clip={rule='NoClip'}", "optimizer.learning_rate=1 / R")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_that_diverges_says_so(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"diverged\. Lower the learning rate"):
+        trained(tmp_path, "privacy={private=false}", "optimizer.learning_rate=1e38", "model.activation=relu")
+
+
 def test_a_finished_run_is_not_lost(tmp_path: Path) -> None:
     trained(tmp_path)
     before = json.loads((tmp_path / "run" / "result.json").read_text())
@@ -264,7 +280,7 @@ def test_nothing_to_resume(tmp_path: Path) -> None:
 OWN = """
 import numpy as np, torch
 from torch import nn
-from clipwise.data import DataSet
+from clipwise.data import DataSet, Pairs, TextDataSet
 
 def labels(): return np.ones((9, 2)), np.arange(9) % 3, np.ones((3, 2)), np.arange(3)
 def numbers(n=9): return torch.ones(n, 2), torch.linspace(0, 1, n), torch.ones(2, 2), torch.ones(2)
@@ -273,6 +289,7 @@ def negative(): return torch.ones(3, 2), torch.tensor([0, 1, -1]), torch.ones(1,
 def fails(): raise KeyError("no such file")
 def network(width): return nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.ReLU(), nn.Linear(width, 10))
 def wrong(): return nn.Sequential(nn.Flatten(), nn.Linear(64, 7))
+def mixing(): return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 10))
 def nothing(): return None
 """
 
@@ -340,10 +357,12 @@ def test_a_missing_extra_is_told_before_training(tmp_path: Path, monkeypatch: py
     assert not (tmp_path / "run").exists()
 
 
-def test_a_local_hugging_face_folder(tmp_path: Path) -> None:
+SHAPE = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+
+
+def test_a_local_folder_of_a_language_model(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
-    shape = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    settings = transformers.BertConfig(vocab_size=20, max_position_embeddings=8, **shape)
+    settings = transformers.BertConfig(vocab_size=20, max_position_embeddings=8, **SHAPE)
     transformers.BertModel(settings).save_pretrained(tmp_path / "bert")
     generator = torch.Generator().manual_seed(0)
     ids, mask = torch.randint(20, (48, 6), generator=generator), torch.ones(48, 6, dtype=torch.long)
@@ -352,6 +371,31 @@ def test_a_local_hugging_face_folder(tmp_path: Path) -> None:
     options = (f"model={{source='{tmp_path / 'bert'}', trainable=['classifier.*', 'bert.pooler.*']}}", "batch_size=8")
     run = trained(tmp_path, *options, "steps=3", data=data)
     assert run.ledger is not None and run.ledger.steps == 3 and run.provenance["parameters"] == 8 * 8 + 8 + 8 * 2 + 2
+
+
+def test_a_local_folder_of_a_vision_model(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    settings = transformers.ViTConfig(image_size=8, patch_size=4, num_channels=1, **SHAPE)
+    transformers.ViTModel(settings, add_pooling_layer=False).save_pretrained(tmp_path / "vit")
+    run = trained(tmp_path, f"model={{source='{tmp_path / 'vit'}'}}", "batch_size=8", "steps=2")
+    assert isinstance(run.test, CalibrationResult) and run.test.classes == 10
+
+
+def test_sentences_are_made_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    transformers = pytest.importorskip("transformers")
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "dog", "runs", "sleeps"]
+    (tmp_path / "vocab.txt").write_text("\n".join(words))
+    transformers.BertTokenizerFast(str(tmp_path / "vocab.txt")).save_pretrained(tmp_path / "tokens")
+    pairs = Pairs(("a dog runs", "a dog sleeps") * 4, ("a dog runs",) * 8, (0, 2) * 4)
+    text = TextDataSet("snli", pairs, pairs, classes=("entailment", "neutral", "contradiction"))
+    monkeypatch.setattr(data_module, "load_text", lambda name: text)
+    chosen = f"data={{source='snli', tokenizer='{tmp_path / 'tokens'}', max_length=9, records=6}}"
+    data = config(chosen).data.load()
+    assert (len(data.train), len(data.test), data.outputs, len(data.train.tensors)) == (6, 8, 3, 4)
+    with pytest.raises(DataError, match=r"loading .*nowhere failed"):
+        config("data={source='snli', tokenizer='nowhere'}").data.load()
+    with pytest.raises(InvalidConfig, match="'tokenizer' is missing"):
+        config("data={source='snli'}")
 
 
 def test_a_configuration_that_was_kept_trains_again(tmp_path: Path) -> None:

@@ -203,6 +203,7 @@ def _experiment(name: str, args: argparse.Namespace) -> list[Run]:
         for (arm, seed), folder in folders.items()
     ]
     begun = time.monotonic()
+    print(f"{len(tasks)} runs on {name}, {min(args.jobs, len(tasks))} at a time", file=sys.stderr)
     _progress(0, len(tasks), 0.0)
     for done, _ in enumerate(_finished(tasks, partial(_train, name), args.jobs), start=1):
         _progress(done, len(tasks), time.monotonic() - begun)

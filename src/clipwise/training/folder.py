@@ -86,15 +86,24 @@ class Folder:
         """Make the folder, remove what an earlier run left there, and keep the configuration."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            for name in OURS:
-                target = self.path / name
-                if target.is_dir():
-                    shutil.rmtree(target)
-                else:
-                    target.unlink(missing_ok=True)
+            self._clear()
         except OSError as error:
             raise DataError(f"the run's folder {self.path} cannot be used: {error}.") from error
         self.write("config.toml", text)
+
+    def discard(self) -> None:
+        """Remove a run that came to nothing, and the folder if nothing else is in it."""
+        self._clear()
+        if not any(self.path.iterdir()):
+            self.path.rmdir()
+
+    def _clear(self) -> None:
+        for name in OURS:
+            target = self.path / name
+            if target.is_dir():
+                shutil.rmtree(target)
+            else:
+                target.unlink(missing_ok=True)
 
     def write(self, name: str, text: str) -> None:
         """A whole file, or none."""

@@ -109,6 +109,8 @@ def prepare(config: Config, data: DataSet | None = None) -> Job:
     if config.privacy.is_private:
         delta = default_delta(len(train)) if config.privacy.delta is None else config.privacy.delta
     plan = _plan(config, len(train), delta)
+    for step in (0, plan.steps - 1):  # a rule that cannot be followed is told now, not when its step comes
+        config.optimizer.learning_rate.at(plan.style(step), list(parameters))
     return Job(
         config,
         data,

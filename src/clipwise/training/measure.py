@@ -12,6 +12,7 @@ from clipwise import calibration
 from clipwise.calibration import CalibrationResult, RegressionResult
 from clipwise.clipping import Layerwise, Normalize, Style
 from clipwise.engine import clipped_gradients
+from clipwise.errors import DataError
 from clipwise.private import StepStatistics
 from clipwise.training.job import Job
 
@@ -26,6 +27,8 @@ HEADLINE = {
 def evaluate(job: Job, resamples: int = 0) -> CalibrationResult | RegressionResult:
     """Measure the network on the held-out records, with bootstrap intervals when `resamples` are given."""
     outputs, targets = job.predict(job.test), job.test.tensors[-1]
+    if not bool(torch.isfinite(outputs).all()):
+        raise DataError("the model's outputs are no longer finite: training has diverged. Lower the learning rate.")
     if job.data.task == "classification":
         return calibration.evaluate(
             logits=outputs, labels=targets, bins=job.config.evaluation.bins, resamples=resamples

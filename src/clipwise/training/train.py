@@ -19,7 +19,7 @@ from clipwise import report
 from clipwise.accounting import Event, Ledger
 from clipwise.accounting.panel import panel_of
 from clipwise.data import DataSet
-from clipwise.errors import MissingExtra
+from clipwise.errors import ClipwiseError, MissingExtra
 from clipwise.report import Run
 from clipwise.training import dp_sgd
 from clipwise.training.config import Config
@@ -27,7 +27,7 @@ from clipwise.training.folder import Folder
 from clipwise.training.job import Job, prepare
 from clipwise.training.measure import evaluate
 from clipwise.training.recalibrate import recalibrate
-from clipwise.training.watch import Watch, silent
+from clipwise.training.watch import Progress, Watch, silent
 
 __all__ = ["ALGORITHMS", "Algorithm", "train"]
 
@@ -64,7 +64,7 @@ def train(
     job = prepare(config, data)
     if not resume:
         folder.begin(config.text)
-    ledger = ALGORITHMS[config.algorithm](job, folder, watch, resume)
+    ledger = _carry_out(job, folder, watch, resume)
     run = _run(job, folder, ledger, {"command": command, "started": started})
     _save_weights(job.model, folder.path / "model.safetensors")
     run.save(folder.path)
@@ -72,6 +72,23 @@ def train(
     if page:
         report.write(run, folder.path)
     return run, folder.path
+
+
+def _carry_out(job: Job, folder: Folder, watch: Watch, resume: bool) -> Ledger:
+    """Run the algorithm; a model or a plan that is refused before the first step leaves no folder behind."""
+    begun = resume
+
+    def counted(progress: Progress) -> None:
+        nonlocal begun
+        begun = True
+        watch(progress)
+
+    try:
+        return ALGORITHMS[job.config.algorithm](job, folder, counted, resume)
+    except ClipwiseError:
+        if not begun:
+            folder.discard()
+        raise
 
 
 def _check_extras() -> None:
