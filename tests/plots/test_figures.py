@@ -37,7 +37,10 @@ def test_the_reliability_diagram_shows_accuracy_gap_band_and_counts() -> None:
 
     assert heights(axes, 0) == pytest.approx(values("accuracy"))
     assert heights(axes, 1) == pytest.approx(values("accuracy_high") - values("accuracy_low"))
-    assert heights(axes, 2) == pytest.approx(values("gap"))
+    clear = (values("confidence") < values("accuracy_low")) | (values("confidence") > values("accuracy_high"))
+    assert 0 < clear.sum() < len(clear), "some gaps are more than chance, some are not"
+    assert heights(axes, 2) == pytest.approx(values("gap")[clear])
+    assert heights(axes, 3) == pytest.approx(values("gap")[~clear])
     (strip,) = axes.child_axes
     assert heights(strip, 0) == pytest.approx(100 * np.array(ONE.bins.count) / ONE.count)
     assert any(f"{100 * ONE.ece:.1f}" in text.get_text() for text in axes.texts)

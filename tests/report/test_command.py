@@ -36,7 +36,8 @@ def test_a_folder_of_runs_is_compared_also_a_second_time(runs: Path, capsys: pyt
     for _ in range(2):
         assert main(["report", str(runs)]) == 0
         out = capsys.readouterr().out
-        assert "R = 10" in out and "ECE" in out and str(runs / "report.html") in out
+        assert "ECE" in out and str(runs / "report.html") in out
+        assert [line.split("  ")[1] for line in out.splitlines()[2:5]] == ["not private", "R = 1", "R = 10"]
     assert json.loads((runs / "result.json").read_text())["format"] == "clipwise comparison"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -45,25 +46,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the numbers and the page's path as JSON")
 
 
-def folders_of(given: Sequence[str]) -> list[Path]:
-    """The run folders that were named, or that lie below those named, each once and in order."""
+def load(given: Sequence[str]) -> list[Run]:
+    """The runs that were named, in that order; those below a named folder not private first, then by R."""
+    from clipwise.report import Run
     from clipwise.report.run import is_run
 
-    found: dict[Path, None] = {}
+    found: dict[Path, Run] = {}
     for name in given:
         path = Path(name)
-        below = [path] if is_run(path) else sorted(each.parent for each in path.glob("**/result.json"))
-        runs = [each for each in below if is_run(each)]
-        if not runs:
+        below = (
+            [path] if is_run(path) else sorted(each.parent for each in path.glob("**/result.json") if each.is_file())
+        )
+        folders = [each.resolve() for each in below if is_run(each)]
+        if not folders:
             raise DataError(f"{path} is neither a finished run nor a folder of such: no run's result.json is in it.")
-        found.update({each.resolve(): None for each in runs})
-    return list(found)
+        loaded = {folder: Run.load(folder) for folder in folders}
+        found.update(sorted(loaded.items(), key=lambda item: _order(item[1])))
+    return list(found.values())
 
 
-def _place(folders: Sequence[Path], args: argparse.Namespace) -> Path:
+def _order(run: Run) -> tuple[bool, float, str, int]:
+    from clipwise.report.describe import clip_norm
+
+    return run.is_private, clip_norm(run.plan) or math.inf, run.name, run.seed or 0
+
+
+def _place(args: argparse.Namespace) -> Path:
     if args.output is not None:
         return Path(args.output)
-    home = folders[0] if len(folders) == 1 else Path(os.path.commonpath(folders))
+    home = Path(os.path.commonpath([Path(name).absolute() for name in args.runs]))
+    if len(args.runs) == 1:
+        home = Path(args.runs[0])
     return home / "publishable" if args.publishable else home
 
 
@@ -81,13 +94,12 @@ def _rows(arms: Sequence[Arm]) -> tuple[list[str], list[list[str]]]:
 
 def run(args: argparse.Namespace) -> int:
     """Read the runs, write the page, say where it is."""
-    from clipwise.report import Run, arms_of, write
+    from clipwise.report import arms_of, write
     from clipwise.report.reading import read
     from clipwise.report.run import plain
 
-    folders = folders_of(args.runs)
-    loaded: list[Run] = [Run.load(folder) for folder in folders]
-    page = write(loaded, _place(folders, args), publishable=args.publishable)
+    loaded = load(args.runs)
+    page = write(loaded, _place(args), publishable=args.publishable)
     shown = [each for each in loaded if each.is_private] if args.publishable else loaded
     arms = arms_of(shown)
     if args.json:

@@ -8,6 +8,7 @@ from clipwise.plots.calibration import (
 )
 from clipwise.plots.privacy import privacy_curves
 from clipwise.plots.sweep import accuracy_calibration, heat_map
+from clipwise.plots.tangent import loss_flows, ntk_monitor, spectra
 from clipwise.plots.training import training_curves
 
 __all__ = [
@@ -15,8 +16,11 @@ __all__ = [
     "confidence_histogram",
     "coverage_diagram",
     "heat_map",
+    "loss_flows",
+    "ntk_monitor",
     "privacy_curves",
     "reliability_diagram",
+    "spectra",
     "training_curves",
     "true_class_histogram",
 ]

@@ -8,7 +8,19 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from clipwise.errors import DataError
-from clipwise.plots.style import GAP, INK, MUTED, arm_legend, figure, look, mark_arm, percent_axis, styled, wrapped
+from clipwise.plots.style import (
+    GAP,
+    INK,
+    MUTED,
+    NEUTRAL,
+    arm_legend,
+    figure,
+    look,
+    mark_arm,
+    percent_axis,
+    styled,
+    wrapped,
+)
 
 if TYPE_CHECKING:
     from clipwise.calibration import CalibrationResult
@@ -27,10 +39,11 @@ _STRIP, _STRIP_GAP = 0.24, 0.07  # the strip below a reliability diagram, in hei
 def reliability_diagram(results: Results, ax: Any = None, *, first: int = 0, share: float | None = None) -> Any:
     """How often a model is right (line) when it says that it is so sure (axis), with the share of samples below.
 
-    A calibrated model's lines lie on the diagonal. The black bar is the gap from accuracy to mean confidence, the band
-    the interval of the bin's accuracy. `results` is one result, or several by label for panels side by side; `first` is
-    the place of the first one's colour, and `share` the largest share of samples that the lower scale must hold. Draws
-    in `ax` when given (one result only) and returns the matplotlib figure.
+    A calibrated model's lines lie on the diagonal. The narrow bar is the gap from accuracy to mean confidence: black
+    where the confidence is outside the interval of the bin's accuracy (the band), grey where chance may explain it.
+    `results` is one result, or several by label for panels side by side; `first` is the place of the first one's
+    colour, and `share` the largest share of samples that the lower scale must hold. Draws in `ax` when given (one
+    result only) and returns the matplotlib figure.
     """
     panels = _panels(results)
     top = max(_top_share(result) for _, result in panels) if share is None else share
@@ -155,10 +168,14 @@ def _diagram(axes: Any, result: CalibrationResult, colour: str) -> None:
     left, width = np.asarray(bins.edges[:-1])[full], np.diff(bins.edges)[full]
     accuracy, confidence = _floats(bins.accuracy)[full], _floats(bins.confidence)[full]
     _bars(axes, left, accuracy, width, color=colour, alpha=0.13)
+    clear = np.ones(len(left), dtype=bool)
     if bins.accuracy_low:
         low, high = _floats(bins.accuracy_low)[full], _floats(bins.accuracy_high)[full]
         _bars(axes, left, high - low, width, bottom=low, color=colour, alpha=0.3, zorder=2.2)
-    _bars(axes, left + 0.3 * width, confidence - accuracy, 0.4 * width, bottom=accuracy, color=GAP, zorder=3)
+        clear = (confidence < low) | (confidence > high)
+    for which, shade in ((clear, GAP), (~clear, NEUTRAL)):
+        gap, start, wide = (confidence - accuracy)[which], left[which] + 0.3 * width[which], 0.4 * width[which]
+        _bars(axes, start, gap, wide, bottom=accuracy[which], color=shade, zorder=3)
     axes.hlines(accuracy, left, left + width, color=colour, linewidth=2.2, zorder=3.5)
     axes.plot([0, 1], [0, 1], color=MUTED, linestyle=(0, (1, 1.5)), linewidth=1.2, zorder=4)
     axes.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")

@@ -8,9 +8,10 @@ CAPTIONS = {
     "reliability": (
         "When it says it is sure, is it right?",
         "Each line is a group of predictions made with similar confidence; its height is the share of them that was "
-        "right. On the dotted diagonal confidence and accuracy agree. The black bars are the gap between the two: with "
-        "the line below the diagonal, the model is over-confident. Bands are 95 % intervals of the accuracy; the small "
-        "panel shows where the predictions are.",
+        "right. On the dotted diagonal confidence and accuracy agree; with the line below it, the model is "
+        "over-confident. The narrow bars are the gap between the two, black where it is more than chance: where the "
+        "confidence is outside the band, the 95 % interval of the accuracy. The small panel shows where the "
+        "predictions are.",
     ),
     "confidence": (
         "How sure is it?",

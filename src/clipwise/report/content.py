@@ -11,7 +11,7 @@ from clipwise.report.describe import event_row, plan_rows
 from clipwise.report.reading import read
 from clipwise.report.run import COMPARISON, FINGERPRINT, Run
 from clipwise.report.warnings import together, warnings_of
-from clipwise.report.wording import LABELS, epsilon_text, interval_text, value_text
+from clipwise.report.wording import LABELS, deviation_text, epsilon_text, interval_text, value_text
 
 __all__ = ["arm_row", "content", "headline", "result"]
 
@@ -94,10 +94,8 @@ def _mistakes(arms: Sequence[Arm]) -> list[dict[str, Any]]:
 def _cell(metric: str, estimate: Estimate | None) -> dict[str, str]:
     if estimate is None:
         return {"value": "–", "deviation": "", "interval": ""}
-    deviation = (
-        "" if estimate.deviation is None else value_text(metric, Estimate(estimate.deviation)).removesuffix(" %")
-    )
-    return {"value": value_text(metric, estimate), "deviation": deviation, "interval": interval_text(metric, estimate)}
+    spread = deviation_text(metric, estimate)
+    return {"value": value_text(metric, estimate), "deviation": spread, "interval": interval_text(metric, estimate)}
 
 
 def _label(metric: str) -> str:

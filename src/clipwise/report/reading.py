@@ -20,7 +20,7 @@ CALIBRATION = (
     "nine in ten are right. The expected calibration error (ECE) is how far it is off, averaged over its predictions."
 )
 FREE_CHOICE = (
-    "During private training every person's gradient is cut down to at most the clipping norm R before noise in "
+    "During private training every record's gradient is cut down to at most the clipping norm R before noise in "
     "proportion to R is added, so the privacy does not depend on R. R is free to choose; this page shows what it does "
     "to the probabilities."
 )
@@ -156,7 +156,10 @@ def _verdict(small: Arm, large: Arm) -> tuple[str, str]:
     norms = f"R = {small.clip_norm:g} to R = {large.clip_norm:g}"
     rates = [f"{arm.learning_rate:g}" for arm in (small, large) if arm.learning_rate is not None]
     with_rates = f" (learning rate {' to '.join(rates)})" if len(set(rates)) == 2 else ""
-    found = f"From {norms}{with_rates}: ECE {_change(ece)}; accuracy {_change(accuracy)}."
+    moves = [
+        _move(small.estimates[name], large.estimates[name], d) for name, d in (("ece", ece), ("accuracy", accuracy))
+    ]
+    found = f"From {norms}{with_rates}: ECE {moves[0]}; accuracy {moves[1]}."
     if ece.low is None:
         return (
             f"Same privacy, two clipping norms: {norms.replace(' to ', ' and ')}",
@@ -177,11 +180,11 @@ def _verdict(small: Arm, large: Arm) -> tuple[str, str]:
     )
 
 
-def _change(found: Difference) -> str:
-    text = f"{points(found.change)} points"
+def _move(before: Estimate, after: Estimate, found: Difference) -> str:
+    text = f"from {percent(before.mean)} to {percent(after.mean)} ({points(found.change)} points"
     if found.low is None or found.high is None:
-        return text
-    return f"{text} ({points(found.low)} to {points(found.high)})"
+        return f"{text})"
+    return f"{text}; interval {points(found.low)} to {points(found.high)})"
 
 
 def _read_regression(arms: Sequence[Arm]) -> Reading:

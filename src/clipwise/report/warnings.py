@@ -43,7 +43,7 @@ def together(arms: Sequence[Arm]) -> tuple[int, Guarantee] | None:
 
 @dataclass(frozen=True)
 class Warned:
-    """A warning and the arms it is about; none for the whole page."""
+    """A warning and the arms it is about; none when it is about all of them."""
 
     text: str
     arms: tuple[str, ...] = ()
@@ -55,7 +55,7 @@ def warnings_of(arms: Sequence[Arm]) -> list[Warned]:
     for arm in arms:
         for text in _of_arm(arm):
             found.setdefault(text, {})[arm.name] = None
-    warned = [Warned(text, tuple(names)) for text, names in found.items()]
+    warned = [Warned(text, () if len(names) == len(arms) > 1 else tuple(names)) for text, names in found.items()]
     joint = together(arms)
     if joint is not None:
         count, guarantee = joint

@@ -8,7 +8,7 @@ from typing import Any
 
 from clipwise.report.arms import Estimate
 
-__all__ = ["LABELS", "epsilon_text", "interval_text", "number", "percent", "points", "value_text"]
+__all__ = ["LABELS", "deviation_text", "epsilon_text", "interval_text", "number", "percent", "points", "value_text"]
 
 LABELS = {
     "accuracy": "Accuracy",
@@ -64,6 +64,20 @@ def points(share: float) -> str:
 def value_text(metric: str, estimate: Estimate) -> str:
     """The mean as it is printed, in per cent where the metric is a share."""
     return number(estimate.mean) if metric in _NOT_SHARES else percent(estimate.mean, 2)
+
+
+def deviation_text(metric: str, estimate: Estimate) -> str:
+    """The deviation over the seeds to the precision of the mean, or nothing.
+
+    >>> deviation_text("brier", Estimate(0.063, 0.00077)), deviation_text("ece", Estimate(0.0296, 0.0016))
+    ('0.001', '0.16')
+    """
+    spread = estimate.deviation
+    if spread is None:
+        return ""
+    if metric not in _NOT_SHARES:
+        return f"{100 * spread:.2f}"
+    return f"{spread:.4f}" if spread < 0.0005 else number(spread) if spread >= 0.001 else "0.001"
 
 
 def interval_text(metric: str, estimate: Estimate) -> str:

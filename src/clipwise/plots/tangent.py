@@ -1,0 +1,113 @@
+"""The theory in pictures: spectra of kernels, losses along flows, and what the monitor saw in training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from clipwise.errors import DataError
+from clipwise.plots.style import GAP, MUTED, arm_legend, figure, look, mark_arm, percent_axis, styled
+
+if TYPE_CHECKING:
+    from clipwise.ntk import GradientFlow, NTKMonitor, NTKRecord
+
+__all__ = ["loss_flows", "ntk_monitor", "spectra"]
+
+
+@styled
+def spectra(eigenvalues: Mapping[str, Sequence[float]], title: str = "Eigenvalues") -> Any:
+    """Eigenvalues from the largest to the smallest, one line per matrix; what is below zero is shaded.
+
+    The scale is logarithmic in both directions, with a linear piece around zero. Returns the matplotlib figure.
+    """
+    if not eigenvalues or not all(len(values) for values in eigenvalues.values()):
+        raise DataError("there is no spectrum to draw.")
+    drawn = figure(6.2, 3.6)
+    axes = drawn.subplots()
+    ordered = [np.sort(np.asarray(values, dtype=float))[::-1] for values in eigenvalues.values()]
+    largest = max(float(np.abs(values).max()) for values in ordered)
+    for place, values in enumerate(ordered):
+        (line,) = axes.plot(
+            np.arange(1, len(values) + 1), values, markevery=max(1, len(values) // 12), **look(place).line
+        )
+        mark_arm(line, place)
+    axes.set_yscale("symlog", linthresh=max(largest * 1e-6, 1e-300))
+    axes.axhline(0.0, color=GAP, linewidth=0.8)
+    low = min(float(values[-1]) for values in ordered)
+    if low < 0:
+        axes.axhspan(axes.get_ylim()[0], 0.0, color="#D55E00", alpha=0.08, linewidth=0)
+    axes.set_xlabel("rank")
+    axes.set_ylabel("eigenvalue")
+    axes.set_title(title)
+    arm_legend(drawn, list(eigenvalues))
+    return drawn
+
+
+@styled
+def loss_flows(flows: Mapping[str, GradientFlow], title: str = "Loss along the flow", *, linear: bool = False) -> Any:
+    """The loss over time, and its rate dL/dt below; the loss rises where the rate is above zero.
+
+    `linear` has the loss on a linear scale. Returns the matplotlib figure.
+    """
+    if not flows:
+        raise DataError("there is no flow to draw.")
+    drawn = figure(6.2, 4.8)
+    top, bottom = drawn.subplots(2, 1, sharex=True, height_ratios=[3, 2])
+    for place, flow in enumerate(flows.values()):
+        t, loss, rate = (values.numpy() for values in (flow.t, flow.loss, flow.loss_rate))
+        style = look(place)
+        (line,) = top.plot(t, loss, markevery=max(1, len(t) // 8), **style.line)
+        mark_arm(line, place)
+        (line,) = bottom.plot(t, rate, markevery=max(1, len(t) // 8), **style.line)
+        mark_arm(line, place)
+    if not linear:
+        top.set_yscale("log")
+    rates = np.concatenate([np.abs(flow.loss_rate.numpy()) for flow in flows.values()])
+    bottom.set_yscale("symlog", linthresh=max(float(rates.max()) * 1e-3, 1e-300))
+    bottom.axhline(0.0, color=GAP, linewidth=0.8)
+    if any(float(flow.loss_rate.max()) > 0 for flow in flows.values()):
+        bottom.axhspan(0.0, max(bottom.get_ylim()[1], 0.0), color="#D55E00", alpha=0.08, linewidth=0)
+    top.set_title(title)
+    top.set_ylabel("loss L")
+    bottom.set_ylabel("dL/dt")
+    bottom.set_xlabel("time t")
+    arm_legend(drawn, list(flows))
+    return drawn
+
+
+@styled
+def ntk_monitor(monitors: Mapping[str, NTKMonitor]) -> Any:
+    """What monitors recorded, one line per run: loss, its rate, alignment, fraction clipped, least quadratic form.
+
+    The figure says below whether epsilon covers what it shows. Returns the matplotlib figure.
+    """
+    if not monitors:
+        raise DataError("there is no monitor to draw.")
+    drawn = figure(9.6, 5.2)
+    panels: dict[str, Callable[[NTKRecord], float]] = {
+        "Loss on the probe set": lambda r: r.loss,
+        "Rate dL/dt": lambda r: r.loss_rate,
+        "Rate relative to no clipping": lambda r: r.loss_rate / r.unclipped_rate if r.unclipped_rate else np.nan,
+        "Alignment with the gradient": lambda r: r.alignment,
+        "Fraction clipped": lambda r: r.fraction_clipped,
+        "Least quadratic form": lambda r: r.min_quadratic,
+    }
+    grid = list(drawn.subplots(2, 3).flat)
+    for axes, (name, read) in zip(grid, panels.items(), strict=True):
+        for place, monitor in enumerate(monitors.values()):
+            values = [read(record) for record in monitor.records]
+            steps = [record.step for record in monitor.records]
+            (line,) = axes.plot(steps, values, markevery=max(1, len(steps) // 6), **look(place).line)
+            mark_arm(line, place)
+        axes.set_title(name)
+        axes.set_xlabel("step")
+    for axes in (grid[1], grid[5]):
+        axes.set_yscale("symlog", linthresh=1e-3)
+        axes.axhline(0.0, color=GAP, linewidth=0.8)
+    percent_axis(grid[4].yaxis)
+    notes = list(dict.fromkeys(monitor.note for monitor in monitors.values()))
+    drawn.suptitle("; ".join(notes), fontsize="small", color=MUTED, x=0.01, ha="left")
+    arm_legend(drawn, list(monitors))
+    return drawn
