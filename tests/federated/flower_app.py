@@ -1,6 +1,7 @@
-"""A small Flower app, run by test_flower.py in a process of its own: `python -m tests.federated.flower_app NODES`.
+"""A small Flower app in Flower's simulation, run by test_flower.py in a process of its own, in an empty folder.
 
-Prints one JSON line with what the test asserts. Some nodes misbehave; node k has examples of the regression y = 2x + 1.
+`python flower_app.py NODES ROUNDS` writes result.json, and a node writes an empty file for every round it takes part
+in. Some nodes misbehave; all have examples of y = 2x + 1.
 """
 
 from __future__ import annotations
@@ -8,7 +9,9 @@ from __future__ import annotations
 import functools
 import json
 import sys
+from pathlib import Path
 
+import ray
 import torch
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
@@ -21,9 +24,8 @@ import clipwise as cw
 from clipwise.federated import AdaptiveClip, FederatedPlan, LocalTraining
 from clipwise.federated.flower import DPFedAvg, answer
 
-NODES = int(sys.argv[1]) if len(sys.argv) > 1 else 20
-ROUNDS = 5
-BACKEND = {"client_resources": {"num_cpus": 1}, "init_args": {"num_cpus": 2, "include_dashboard": False}}
+NODES, ROUNDS = int(sys.argv[1]), int(sys.argv[2])
+FOLDER = Path.cwd()
 BAD = {0: "raises", 1: "nan", 2: "shape", 3: "huge", 4: "garbage", 5: "weight"}
 
 
@@ -47,6 +49,7 @@ client = ClientApp()
 @client.train()
 def train(message: Message, context: Context) -> Message:
     node = int(context.node_config["partition-id"])
+    (FOLDER / f"{message.content.config_records['config']['server-round']}-{node}").touch()
     how = BAD.get(node)
     if how == "raises":
         raise RuntimeError("this node is broken")
@@ -91,21 +94,29 @@ def main() -> None:
             report = strategy.server.last
             if report is not None:
                 problems = sorted(reason for _, reason in report.problems)
-                seen.append({"selected": report.selected, "used": report.used, "problems": problems})
+                seen.append(
+                    {
+                        "selected": report.selected,
+                        "used": report.used,
+                        "problems": problems,
+                        "shortened": report.shortened,
+                    }
+                )
             return None
 
-        result = strategy.start(grid, ArrayRecord(model.state_dict()), num_rounds=ROUNDS, timeout=120, evaluate_fn=look)
+        result = strategy.start(grid, ArrayRecord(model.state_dict()), num_rounds=ROUNDS, timeout=300, evaluate_fn=look)
         model.load_state_dict(result.arrays.to_torch_state_dict())
 
-    run_simulation(server, client, num_supernodes=NODES, backend_config=BACKEND)
+    ray.init(num_cpus=2, include_dashboard=False)  # if Ray cannot start, end at once and not after Flower's time-outs
+    run_simulation(server, client, num_supernodes=NODES, backend_config={"client_resources": {"num_cpus": 1}})
     result = {
         "rounds": seen,
-        "weights": [float(p) for p in model.parameters()],
+        "weights": [p.item() for p in model.parameters()],
         "epsilon": strategy.epsilon(1e-3),
         "planned": plan.epsilon(1e-3),
         "recorded": strategy.ledger.steps,
     }
-    sys.stdout.write(json.dumps(result) + "\n")
+    (FOLDER / "result.json").write_text(json.dumps(result))
 
 
 if __name__ == "__main__":

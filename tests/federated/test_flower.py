@@ -1,0 +1,280 @@
+"""The Flower strategy and client: with a stand-in for Flower's grid, and once in Flower's own simulation."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import psutil
+import pytest
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app.error import Error
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAvg
+from flwr.supercore.task_identity import TaskIdentity
+from scipy import stats
+from torch import nn
+
+import clipwise as cw
+from clipwise.federated import AdaptiveClip, FederatedPlan, LocalTraining, Server, run, select
+from clipwise.federated.flower import DPFedAvg, answer
+from clipwise.noise import Entropy
+from tests.federated.common import flat, loss_fn, make_model, make_users
+
+NODES = 12
+WORK = LocalTraining(loss_fn, partial(torch.optim.SGD, lr=0.3), batch_size=3, seed=5)
+
+
+@pytest.fixture(autouse=True)
+def identity(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages carry the identity of the run that makes them, which Flower's runtime would set."""
+    for name in ("_run_id", "_task_id", "_node_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)
+
+
+class StandIn:
+    """A grid whose nodes answer at once: node 100 + k holds the examples of user k."""
+
+    def __init__(self, count: int = NODES) -> None:
+        self.users = make_users(count)
+        self.asked: list[int] = []
+
+    def get_node_ids(self) -> Iterable[int]:
+        return [100 + k for k in reversed(range(len(self.users)))]
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        return [self.reply(message) for message in messages]
+
+    def reply(self, message: Message) -> Message:
+        user = message.metadata.dst_node_id - 100
+        self.asked.append(user)
+        return answer(message, make_model(9), self.users[user], WORK, user=user)
+
+    @property
+    def grid(self) -> Grid:
+        return cast(Grid, self)
+
+
+def make_plan(**changes: Any) -> FederatedPlan:
+    settings: dict[str, Any] = dict(
+        sampling=cw.Poisson(NODES, 5), rounds=4, clip=cw.Abadi(0.2), noise_multiplier=0.8, weight_cap=3.0
+    )
+    return FederatedPlan(**{**settings, **changes})
+
+
+def start(strategy: DPFedAvg, grid: StandIn, model: nn.Module, rounds: int) -> nn.Module:
+    result = strategy.start(grid.grid, ArrayRecord(model.state_dict()), num_rounds=rounds)
+    trained = make_model(9)
+    trained.load_state_dict(result.arrays.to_torch_state_dict())
+    return trained
+
+
+@pytest.mark.parametrize(
+    "clip",
+    [cw.Abadi(0.2), cw.GlobalScaled(R=0.2, Z=5.0), cw.Layerwise(cw.Abadi(0.1)), AdaptiveClip(R=0.1)],
+    ids=repr,
+)
+def test_flower_and_the_runner_are_the_same_algorithm(clip: Any) -> None:
+    """Same seed, same users: the same weights, bit for bit, noise included, and the same ledger."""
+    plan, model, here = make_plan(clip=clip), make_model(), make_model()
+    strategy = DPFedAvg(plan, model, seed=5)
+    there = start(strategy, StandIn(), model, 4)
+    server = Server(plan, here, seed=5)
+    # Coins fall by position among the nodes, and numbers of nodes are sorted: user k is at position k on both sides.
+    list(run(server, here, make_users(NODES), WORK))
+    assert torch.equal(flat(there), flat(here))
+    assert strategy.ledger == server.ledger and strategy.epsilon(1e-2) == plan.epsilon(1e-2)
+
+
+def test_participation_on_flower_is_independent_coins() -> None:
+    strategy = DPFedAvg(make_plan(rounds=2_000), make_model(), seed=1)
+    grid, arrays = StandIn(), ArrayRecord(make_model().state_dict())
+    taken = torch.zeros(2_000, NODES)
+    for number in range(2_000):
+        messages = strategy.configure_train(number + 1, arrays, ConfigRecord(), grid.grid)
+        taken[number, [m.metadata.dst_node_id - 100 for m in messages]] = 1
+        strategy.server.close([])
+    rate = 5 / NODES
+    for node in range(NODES):
+        assert stats.binomtest(int(taken[:, node].sum()), 2_000, rate).pvalue > 1e-3 / NODES
+    counts = taken.sum(dim=1)
+    assert float(counts.var()) == pytest.approx(NODES * rate * (1 - rate), rel=0.15)  # a fixed number would have 0
+
+
+@pytest.fixture
+def logged(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    caplog.set_level("WARNING", "clipwise.federated")
+    return caplog
+
+
+class Unreliable(StandIn):
+    """Some nodes answer with an error, with rubbish, or not at all."""
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        replies = []
+        for message in messages:
+            user = message.metadata.dst_node_id - 100
+            if user == 0:
+                continue
+            reply = self.reply(message)
+            if user == 1:
+                reply = Message(Error(code=1, reason="first line\nout of memory"), reply_to=message)
+            elif user == 2:
+                reply.content = RecordDict({"metrics": MetricRecord({"num-examples": 1})})
+            elif user == 3:
+                reply.content["arrays"] = ArrayRecord({"0.weight": torch.ones(1)})
+            elif user == 4:
+                reply.content["metrics"] = MetricRecord({"num-examples": [1.0, 2.0]})
+            elif user == 5:
+                reply.content["metrics"] = MetricRecord({"samples": 1})
+            elif user == 6:
+                reply.content["arrays"] = ArrayRecord({n: p * 1e20 for n, p in make_model().state_dict().items()})
+            replies.append(reply)
+        return replies
+
+
+def test_the_round_goes_on_whatever_nodes_send(logged: pytest.LogCaptureFixture) -> None:
+    plan = make_plan(sampling=cw.FullBatch(NODES), rounds=1, noise_multiplier=0.0, total_weight=1.0)
+    model = make_model()
+    strategy = DPFedAvg(plan, model)
+    trained = start(strategy, Unreliable(), model, 1)
+    report = strategy.server.last
+    assert report is not None and report.used == 6 and report.shortened == 1
+    reasons = {node - 100: reason for node, reason in report.problems}
+    assert set(reasons) == {0, 1, 2, 3, 4, 5}
+    assert reasons[0] == "no reply" and reasons[1] == "Flower reports an error: out of memory"
+    assert "ArrayRecord" in reasons[2] and "missing" in reasons[3] and "weight" in reasons[4] and "num" in reasons[5]
+    assert float((flat(trained) - flat(model)).norm()) <= 6 * 3.0 * 0.2 * (1 + 1e-9)
+    assert logged.text.count("goes on without") == 6
+
+
+def test_a_round_without_nodes_is_noise() -> None:
+    plan = make_plan(sampling=cw.Poisson(10**6, 1), rounds=1)
+    model = make_model()
+    strategy = DPFedAvg(plan, model, min_available_nodes=1, seed=0)
+    grid = StandIn()
+    assert not torch.equal(flat(start(strategy, grid, model, 1)), flat(model))
+    assert grid.asked == [] and strategy.ledger.steps == 1
+
+
+def test_fixed_fractions_are_refused() -> None:
+    with pytest.raises(cw.InvalidSampling, match="fixed number of nodes"):
+        DPFedAvg(make_plan(), make_model(), fraction_train=0.5)
+
+    class OwnSampling(DPFedAvg):
+        def configure_train(self, *args: Any) -> Iterable[Message]:
+            return FedAvg.configure_train(self, *args)
+
+    model = make_model()
+    strategy = OwnSampling(make_plan(), model)
+    grid = StandIn()
+    grid.reply = lambda message: message  # type: ignore[method-assign]
+    with pytest.raises(cw.InvalidSampling, match="no round is open"):
+        start(strategy, grid, model, 1)
+    assert strategy.ledger.steps == 0
+
+
+def test_more_rounds_than_planned_are_refused() -> None:
+    model = make_model()
+    strategy = DPFedAvg(make_plan(rounds=2), model)
+    with pytest.raises(cw.BudgetSpent):
+        start(strategy, StandIn(), model, 3)
+    assert strategy.ledger.steps == 2
+
+
+def test_tied_weights_get_one_update_and_buffers_stay() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(2, 2, bias=False)
+            self.b = nn.Linear(2, 2, bias=False)
+            self.b.weight = self.a.weight
+            self.register_buffer("scale", torch.tensor([3.0]))
+
+    model = Tied()
+    strategy = DPFedAvg(make_plan(), model, seed=0, min_available_nodes=0)
+    arrays = ArrayRecord(model.state_dict())
+    strategy.configure_train(1, arrays, ConfigRecord(), StandIn(0).grid)
+    changed, metrics = strategy.aggregate_train(1, [])
+    assert changed is not None and metrics is None
+    state = changed.to_torch_state_dict()
+    assert torch.equal(state["a.weight"], state["b.weight"]) and float(state["scale"]) == 3.0
+    assert not torch.equal(state["a.weight"], model.a.weight)
+
+
+def test_arrays_and_messages_of_others_are_refused() -> None:
+    strategy = DPFedAvg(make_plan(), make_model(), min_available_nodes=0)
+    with pytest.raises(cw.InvalidPlan, match="lack parameters"):
+        strategy.configure_train(1, ArrayRecord(), ConfigRecord(), StandIn().grid)
+    plain = FedAvg()
+    [message, *_] = plain.configure_train(1, ArrayRecord(make_model().state_dict()), ConfigRecord(), StandIn().grid)
+    with pytest.raises(cw.InvalidPlan, match="DPFedAvg"):
+        answer(message, make_model(), make_users(1)[0], WORK)
+
+
+def test_telemetry_is_off() -> None:
+    code = "import clipwise.federated.flower, flwr.supercore.telemetry as t; print(t.FLWR_TELEMETRY_ENABLED)"
+    environment = {k: v for k, v in os.environ.items() if k != "FLWR_TELEMETRY_ENABLED"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120, check=True
+    )
+    assert done.stdout.strip() == "0"
+
+
+def test_without_flower_the_extra_is_named() -> None:
+    code = "import sys; sys.modules['flwr'] = None; import clipwise.federated; import clipwise.federated.flower"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode != 0 and "MissingExtra" in done.stderr and "clipwise[flower]" in done.stderr
+
+
+def of_session(leader: int) -> list[str]:
+    """Processes of the session that a simulation ran in; what it starts stays in there, also after its parent died."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        try:
+            if os.getsid(process.pid) == leader and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(" ".join(process.info["cmdline"] or ["?"]))
+        except (ProcessLookupError, psutil.NoSuchProcess):
+            continue
+    return found
+
+
+@pytest.mark.slow
+def test_simulation_of_flower_ends_by_itself_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    """Thirty nodes in Flower's simulation, six of them bad: the rounds go on, and all processes are gone afterwards."""
+    nodes, rounds = 30, 6
+    command = [sys.executable, str(Path(__file__).with_name("flower_app.py")), str(nodes), str(rounds)]
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen(command, cwd=tmp_path, stdout=log, stderr=log, start_new_session=True)
+        try:
+            code = process.wait(timeout=900)
+            time.sleep(1)
+            left = of_session(process.pid)
+        finally:
+            for name in of_session(process.pid)[:1]:
+                os.killpg(process.pid, signal.SIGKILL)
+    assert code == 0, (tmp_path / "log").read_text()[-3000:]
+    assert not left
+    result = json.loads((tmp_path / "result.json").read_text())
+
+    coins = [len(select(range(nodes), 0.5, Entropy(3), number)) for number in range(rounds)]
+    assert [r["selected"] for r in result["rounds"]] == coins and len(set(coins)) > 1
+    took_part = [len(list(tmp_path.glob(f"{number + 1}-*"))) for number in range(rounds)]
+    assert took_part == coins  # as the nodes themselves say
+    assert stats.binomtest(sum(took_part), nodes * rounds, 0.5).pvalue > 0.01
+
+    problems = " ".join(problem for r in result["rounds"] for problem in r["problems"])
+    for reason in ("this node is broken", "not finite", "shape (2, 2)", "cannot be read", "weight must be"):
+        assert reason in problems
+    assert sum(r["shortened"] for r in result["rounds"]) > 0
+    assert result["recorded"] == rounds and result["epsilon"] == result["planned"]
+    assert result["weights"] == pytest.approx([2.0, 1.0], abs=1.0)  # of y = 2x + 1
