@@ -50,11 +50,18 @@ class Remembered:
     """A source of normal numbers that can be asked again what it gave for a step."""
 
     def __init__(self) -> None:
-        self.given: dict[int, Tensor] = {}
+        self._given: dict[tuple[int | None, int], Tensor] = {}
 
     def fill_(self, buffer: Tensor, entropy: Entropy, step: int, piece: int) -> None:
         assert piece == 0, "a tiny model fits one piece"
-        if step not in self.given:
-            generator = torch.Generator().manual_seed(len(self.given))
-            self.given[step] = torch.randn(buffer.numel(), generator=generator, dtype=torch.float64)
-        buffer.copy_(self.given[step])
+        key = (entropy.seed, step)
+        assert key not in self._given, "no stream may be used twice"
+        generator = torch.Generator().manual_seed(len(self._given))
+        self._given[key] = torch.randn(buffer.numel(), generator=generator, dtype=torch.float64)
+        buffer.copy_(self._given[key])
+
+    def noise(self, seed: int, step: int) -> Tensor:
+        return self._given[seed, step]
+
+    def direction(self, seed: int, number: int) -> Tensor:
+        return self._given[Entropy(seed).child("projections").seed, number]

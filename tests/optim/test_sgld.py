@@ -58,7 +58,7 @@ def test_steps_equal_the_printed_formula_in_a_plain_loop(rule: Any, prior: Any, 
         clipped = sum((float(rule(g.norm())) * g for g in each), torch.zeros_like(w))
         drift = clipped / B - prior.log_density_gradient(w) / n
         assert private.step(loss_fn(model, batch))
-        noise = math.sqrt(2 * eta * (1 - momentum) * tau / n) * source.given[step]
+        noise = math.sqrt(2 * eta * (1 - momentum) * tau / n) * source.noise(3, step)
         m = momentum * m + drift + noise / eta
         w = w - eta * m
         torch.testing.assert_close(flat(model), w, rtol=1e-10, atol=1e-12)
@@ -141,7 +141,7 @@ def test_every_style_gives_every_weight_the_same_noise(clip: Any) -> None:
     before = flat(model)
     private = cw.Private(chain.plan(model), model, LangevinOptimizer(model, chain), seed=0, noise=source)
     private.step(loss_fn(model, data().tensors) * 0)
-    spread = (flat(model) - before) / source.given[0]
+    spread = (flat(model) - before) / source.noise(0, 0)
     torch.testing.assert_close(spread, torch.full_like(spread, -math.sqrt(2 * 0.02 * 50.0 / N)))
 
 

@@ -1,0 +1,230 @@
+"""DP-SGD-JL: clipping by norms that are only estimated, for models whose exact norms need too much memory.
+
+A step makes r forward passes with dual numbers, which keep nothing, then one ordinary forward and backward pass: the
+peak is that of training without privacy. The estimates have a price in privacy, which the ledger charges
+(`clipwise.accounting.projected`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from clipwise.accounting import Event, ProjectedSteps
+from clipwise.clipping import Flat, MixUp, Style
+from clipwise.engine import Clipped, check_model
+from clipwise.engine.check import LossFn, batch_size, take
+from clipwise.engine.core import negligible_norm
+from clipwise.errors import InvalidLosses, InvalidPlan
+from clipwise.noise import Normals
+from clipwise.optim.projections import Projections, Replay, demand_same, sums_by_backward
+from clipwise.optim.vacuous import refuse_vacuous
+from clipwise.plan import Plan
+from clipwise.private import Private, checkpoint
+from clipwise.private.state import section
+from clipwise.sampling import Poisson
+
+__all__ = ["ProjectedPlan", "ProjectedPrivate"]
+
+_FEWEST_TO_CHECK = 3
+_PART_BITS, _PROJECTION_BITS = 32, 32
+
+
+@dataclass(frozen=True)
+class ProjectedPlan(Plan):
+    """A plan whose norms are estimated from `projections` random directions, fresh in every step.
+
+    Clipping is by one norm over all parameters (a rule, `Flat`, or `MixUp` of such). Guarantees: `epsilon` and
+    `calibrate` are upper bounds that take estimates which are too small into account.
+
+    >>> import clipwise as cw
+    >>> plan = ProjectedPlan(cw.Poisson(60_000, 256), 1_000, cw.Abadi(1.0), noise_multiplier=1.1, projections=256)
+    >>> exact = cw.Plan(cw.Poisson(60_000, 256), 1_000, cw.Abadi(1.0), noise_multiplier=1.1)
+    >>> exact.epsilon(1e-5) < plan.epsilon(1e-5)
+    True
+    """
+
+    projections: int = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        count = self.projections
+        if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count < 1 << _PROJECTION_BITS:
+            raise InvalidPlan(f"projections must be a positive integer, got {count!r}.")
+        styles = [self.clip.small, self.clip.large] if isinstance(self.clip, MixUp) else [self.style(0)]
+        for style in styles:
+            _check_flat(style)
+        if isinstance(self.sampling, Poisson) and self.sampling.max_batch_size is not None:
+            raise InvalidPlan("estimated norms have no proof for batches that are cut: leave max_batch_size out.")
+
+    def events(self) -> tuple[Event, ...]:
+        """What the whole run will have put on its ledger."""
+        return (ProjectedSteps(self.sampling, self._noise(), self.projections, self.steps),)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The plan as a JSON object."""
+        return {**super().to_dict(), "projections": self.projections}
+
+
+def _check_flat(style: object) -> Flat:
+    if not isinstance(style, Flat):
+        raise InvalidPlan(
+            f"norms are estimated over all parameters together, but {style!r} needs one of each group. Use a rule such "
+            "as Abadi(1.0), or clipwise.Private with exact norms."
+        )
+    return style
+
+
+class EstimatedClipper:
+    """The clipped sum of a batch whose norms were estimated before: factors from these, one backward pass."""
+
+    def __init__(self, params: Mapping[str, Tensor]) -> None:
+        self._params = dict(params)
+        self.estimate: tuple[Tensor, Tensor] | None = None
+        """Norms, and which samples are not finite, of the batch to come."""
+
+    def __call__(self, losses: Tensor, style: Style) -> Clipped[Any]:
+        """The sum over samples of factor_i g_i; uses the estimate up."""
+        rule = _check_flat(style).rule
+        if not losses.numel():
+            self.estimate = losses.detach().double(), torch.zeros_like(losses, dtype=torch.bool)
+        if self.estimate is None:
+            raise InvalidLosses("these losses have no estimated norms: give the batch to step or backward.")
+        (norms, bad), self.estimate = self.estimate, None
+        factors = rule(norms).masked_fill(bad | (norms <= negligible_norm(losses.dtype)), 0.0)
+        sums = sums_by_backward(losses, list(self._params.values()), factors)
+        if not all(bool(torch.isfinite(s).all()) for s in sums):
+            raise InvalidLosses(
+                "a gradient is not finite, though its estimated norm is. It cannot be left out without changing what "
+                "the other samples contribute; leave the sample out of the data, or use clipwise.Private."
+            )
+        return Clipped(dict(zip(self._params, sums, strict=True)), norms, factors, bad, {})
+
+
+class ProjectedPrivate(Private):
+    """`clipwise.Private` with estimated norms: `step` takes the batch, and calls `loss_fn(model, batch)` itself.
+
+    Everything else is as there: the loader, the ledger, `epsilon`, `save` and `resume`. `loss_fn` returns one loss per
+    sample; it is called once more than there are projections, each time with the same random numbers, and the first
+    batch is checked for losses that depend on other samples (`clipwise.check_model`). Norms in `last` are estimates.
+
+    Guarantees: as `clipwise.Private`, but for samples whose norm was under-estimated, which are on the ledger as such.
+
+    >>> import clipwise as cw
+    >>> from torch.utils.data import TensorDataset
+    >>> model = nn.Linear(3, 1)
+    >>> plan = ProjectedPlan(cw.Poisson(100, 10), 5, cw.Abadi(1.0), noise_multiplier=2.0, projections=100)
+    >>> def loss_fn(model, batch):
+    ...     x, y = batch
+    ...     return (model(x).squeeze(1) - y).square()
+    >>> private = ProjectedPrivate(plan, model, torch.optim.SGD(model.parameters(), lr=0.1), loss_fn=loss_fn, seed=0)
+    >>> for batch in private.loader(TensorDataset(torch.randn(100, 3), torch.randn(100))):
+    ...     done = private.step(batch)
+    >>> private.ledger.events
+    (ProjectedSteps(sampling=Poisson(sample_size=100, batch_size=10, max_batch_size=None), noise_multiplier=2.0,
+    projections=100, steps=5, reason='training'),)
+    """
+
+    def __init__(
+        self,
+        plan: ProjectedPlan,
+        model: nn.Module,
+        optimizer: Optimizer,
+        *,
+        loss_fn: LossFn,
+        seed: int | None = None,
+        noise: Normals | None = None,
+    ) -> None:
+        if not isinstance(plan, ProjectedPlan):
+            raise InvalidPlan(
+                f"plan must be a clipwise.optim.ProjectedPlan, got {type(plan).__name__}: estimated norms have an "
+                "accounting of their own."
+            )
+        if not callable(loss_fn):
+            raise InvalidPlan("ProjectedPrivate needs loss_fn=..., a function of (model, batch) to differentiate.")
+        self._count, self._function = plan.projections, loss_fn
+        super().__init__(plan, model, optimizer, seed=seed, loss_fn=loss_fn, noise=noise)
+        if plan.noise_multiplier:
+            refuse_vacuous(
+                plan.events(),
+                f"{plan.projections} projections at noise multiplier {plan.noise_multiplier:.3g}",
+                "Use more projections, more noise, or clipwise.Private with exact norms.",
+            )
+
+    def _bind(self) -> None:
+        super()._bind()
+        fit = self._fit
+        narrow = [name for name, p in zip(fit.names, fit.tensors, strict=True) if p.dtype.itemsize < 4]
+        if narrow:
+            raise InvalidPlan(
+                f"{narrow[0]!r} is in half precision, where estimated norms would be off by more than their random "
+                "error. Use float32, or clipwise.Private."
+            )
+        named = dict(zip(fit.names, fit.tensors, strict=True))
+        self._projections = Projections(self._model, self._function, named, self._entropy, self._source)
+        self._clip = self._clipper = EstimatedClipper(named)
+
+    def backward(self, batch: Any) -> None:
+        """Add the clipped gradients of a physical batch to the sum of the logical one. Nothing is released."""
+        self._check_ready()
+        if isinstance(batch, Tensor) and batch.requires_grad:
+            raise InvalidLosses(
+                "ProjectedPrivate takes the batch, not its losses: loss_fn is called on it several times."
+            )
+        if self._offered is not None and not self._offered.size:
+            super().backward(torch.zeros(0, dtype=self._fit.tensors[0].dtype))
+            return
+        if self._loss_fn is not None and batch_size(batch) >= _FEWEST_TO_CHECK:
+            check_model(self._model, self._loss_fn, batch)
+            self._loss_fn = None
+        replay = Replay(self._model)
+        norms, seen = self._projections.norms(batch, self._count, self._numbered_from(), replay)
+        bad = ~(torch.isfinite(norms) & torch.isfinite(seen))
+        replay.rewind()
+        losses = self._losses_without(bad, batch)
+        demand_same(losses.detach(), seen.masked_fill(bad, 0.0))
+        self._clipper.estimate = norms, bad
+        super().backward(losses)
+
+    def step(self, batch: Any = None) -> bool:
+        """`backward`, and at the end of the logical batch record, add noise, step the optimizer. True if it did so."""
+        return super().step(batch)
+
+    def _numbered_from(self) -> int:
+        """The first direction of this physical batch: no two batches of a run share one."""
+        return (self._done << _PART_BITS | len(self._gathered)) << _PROJECTION_BITS
+
+    def _losses_without(self, bad: Tensor, batch: Any) -> Tensor:
+        """The losses with their graph; samples that are not finite are left out of it, as 0 * NaN is NaN."""
+        if not bool(bad.any()):
+            return self._function(self._model, batch)
+        good = torch.nonzero(~bad).squeeze(1)
+        losses = torch.zeros(bad.shape[0], device=bad.device, dtype=self._fit.tensors[0].dtype)
+        if not good.numel():
+            return losses
+        kept = self._function(self._model, take(batch, good))
+        return losses.to(kept.dtype).index_copy(0, good, kept)
+
+    @classmethod
+    def resume(
+        cls,
+        path: str | os.PathLike[str],
+        model: nn.Module,
+        optimizer: Optimizer,
+        *,
+        plan: Plan | None = None,
+        loss_fn: LossFn | None = None,
+        noise: Normals | None = None,
+    ) -> ProjectedPrivate:
+        """Go on from `save`, as `Private.resume` does; `loss_fn` is needed here too."""
+        if plan is None:
+            plan = ProjectedPlan.from_dict(section(section(checkpoint.read(path)[0], "run", path), "plan", path))
+        resumed = super().resume(path, model, optimizer, plan=plan, loss_fn=loss_fn, noise=noise)
+        assert isinstance(resumed, cls)
+        return resumed

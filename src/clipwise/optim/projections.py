@@ -1,0 +1,141 @@
+"""Gradient norms estimated by forward-mode differentiation: no backward pass, no per-sample gradient.
+
+For u ~ N(0, I) the directional derivative of a loss along u is g . u ~ N(0, ||g||^2), and one forward pass with dual
+numbers gives it for every sample of a batch. The estimate is the root mean square over r directions: ||g|| sqrt(X),
+X ~ chi2_r / r.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from clipwise.engine.check import LossFn
+from clipwise.errors import InvalidLosses, UnsupportedNode
+from clipwise.noise import Entropy, GaussianNoise, Normals
+from clipwise.optim.substitute import Substitute
+
+__all__ = ["Projections", "Replay"]
+
+_ROUNDING = {torch.float64: 1e-9}
+
+
+class Replay:
+    """Lets a function of a model run again with the same buffers and the same random numbers.
+
+    The norm must be that of the very gradient that is summed: with the same dropout mask, and from the same buffers.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+        self._devices = sorted({p.device.index or 0 for p in model.parameters() if p.is_cuda})
+        self._state = torch.get_rng_state(), [torch.cuda.get_rng_state(d) for d in self._devices]
+
+    def rewind(self) -> None:
+        """Go back to where it was made."""
+        torch.set_rng_state(self._state[0])
+        for device, state in zip(self._devices, self._state[1], strict=True):
+            torch.cuda.set_rng_state(state, device)
+        with torch.no_grad():
+            for buffer, value in self._buffers:
+                buffer.copy_(value)
+
+
+class Projections:
+    """Directional derivatives of per-sample losses along random directions in the space of all parameters."""
+
+    def __init__(
+        self, model: nn.Module, loss_fn: LossFn, params: Mapping[str, Tensor], entropy: Entropy, source: Normals | None
+    ) -> None:
+        _load_forward_mode()
+        self._params = dict(params)
+        self._losses = Substitute(model, loss_fn)
+        tensors = list(self._params.values())
+        self._normals = GaussianNoise(tensors, [p.dtype for p in tensors], entropy.child("projections"), source)
+
+    def norms(self, batch: Any, count: int, first: int, replay: Replay) -> tuple[Tensor, Tensor]:
+        """(norms, losses), both of shape (B,): estimates from the `count` directions numbered from `first` on."""
+        total: Tensor | None = None
+        losses: Tensor | None = None
+        for number in range(first, first + count):
+            replay.rewind()
+            again, slopes = self._slopes(batch, self._direction(number))
+            if losses is None or total is None:
+                losses, total = again, slopes.square()
+            else:
+                demand_same(again, losses)
+                total += slopes.square()
+        assert losses is not None and total is not None
+        return (total / count).sqrt(), losses
+
+    def _direction(self, number: int) -> dict[str, Tensor]:
+        zeros = [torch.zeros_like(p, requires_grad=False) for p in self._params.values()]
+        normals = self._normals.scaled(zeros, [1.0] * len(zeros), 1.0, number)
+        return dict(zip(self._params, normals, strict=True))
+
+    def _slopes(self, batch: Any, direction: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Losses and their directional derivatives (float64: their squares must not run out of exponents)."""
+        with torch.no_grad(), forward_ad.dual_level(), _forward_mode():
+            duals = {name: forward_ad.make_dual(p.detach(), direction[name]) for name, p in self._params.items()}
+            losses, slopes = forward_ad.unpack_dual(self._losses.with_weights(duals, batch))
+            if losses.dim() != 1:
+                raise InvalidLosses(f"loss_fn must return losses of shape (B,), got {tuple(losses.shape)}.")
+            if slopes is None:
+                raise InvalidLosses("the losses do not depend on the model's parameters: loss_fn(model, batch) must.")
+            return losses.detach().clone(), slopes.detach().double()
+
+
+def demand_same(again: Tensor, losses: Tensor) -> None:
+    """Refuse losses that come out differently: then the norms are not those of the gradient that is summed."""
+    rounding = _ROUNDING.get(losses.dtype, 1e-3) * losses.abs() + 1e-6
+    if again.shape == losses.shape and bool(((again - losses).abs() <= rounding)[torch.isfinite(losses)].all()):
+        return
+    raise InvalidLosses(
+        "loss_fn gave other losses when it was called again on the same batch, so a norm that is measured is not that "
+        "of the gradient which is used. It may draw random numbers only from torch's global generator, and may keep "
+        "state only in buffers; attention with dropout needs an implementation that draws in one way (eager)."
+    )
+
+
+@lru_cache(maxsize=1)
+def _load_forward_mode() -> None:
+    """Torch loads its forward-mode rules on first use, with a deprecation warning about itself."""
+    with warnings.catch_warnings(), forward_ad.dual_level():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        forward_ad.make_dual(torch.zeros(1), torch.zeros(1))
+
+
+@contextmanager
+def _forward_mode() -> Iterator[None]:
+    """Attention in plain operations, since the fused kernels have no forward mode; what else has none is explained."""
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    except NotImplementedError as error:
+        raise UnsupportedNode(
+            f"norms cannot be estimated for this model, as an operation has no forward-mode derivative: "
+            f"{str(error).splitlines()[0]} Use clipwise.Private, whose norms are exact."
+        ) from error
+    except RuntimeError as error:
+        if "jvp" not in str(error) and "forward" not in str(error):
+            raise
+        raise UnsupportedNode(
+            f"norms cannot be estimated for this model: {str(error).splitlines()[0]} Use clipwise.Private, whose norms "
+            "are exact."
+        ) from error
+
+
+def sums_by_backward(losses: Tensor, params: Sequence[Tensor], factors: Tensor) -> list[Tensor]:
+    """The sum over samples of factor_i g_i, by one ordinary backward pass."""
+    if not losses.requires_grad:  # no sample, or none that is finite
+        return [torch.zeros_like(p, requires_grad=False) for p in params]
+    found = torch.autograd.grad(losses, list(params), factors.to(losses.dtype), allow_unused=True)
+    return [torch.zeros_like(p, requires_grad=False) if g is None else g for g, p in zip(found, params, strict=True)]

@@ -1,0 +1,336 @@
+"""DP-SGD-JL: estimated norms, the clipped sum made from them, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils.parametrize import register_parametrization
+from torch.utils.data import TensorDataset
+
+import clipwise as cw
+from clipwise.accounting import ProjectedSteps
+from clipwise.errors import CheckpointError, InvalidLosses, InvalidPlan, NotSeparable, UnsupportedNode
+from clipwise.noise import Entropy
+from clipwise.optim import ProjectedPlan, ProjectedPrivate
+from clipwise.optim.projections import Projections, Replay
+from tests.core.common import Recorder
+from tests.optim.common import N, Remembered, data, flat, gradients_of_each, loss_fn, network
+
+PART = 1 << 32
+STEP = 1 << 64
+
+
+def plan_of(**changes: Any) -> ProjectedPlan:
+    fields: dict[str, Any] = {
+        "sampling": cw.Poisson(N, 8),
+        "steps": 5,
+        "clip": cw.Abadi(0.5),
+        "noise_multiplier": 5.0,
+        "projections": 60,
+        **changes,
+    }
+    return ProjectedPlan(**fields)
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def estimates(model: nn.Module, batch: Any, count: int, seed: int = 0, function: Any = loss_fn) -> Tensor:
+    params = dict(model.named_parameters())
+    return Projections(model, function, params, Entropy(seed), None).norms(batch, count, 0, Replay(model))[0]
+
+
+def clipped_sum(model: nn.Module, batch: Any, rule: Any, directions: list[Tensor]) -> Tensor:
+    """The sum of the printed algorithm, sample by sample."""
+    total = torch.zeros_like(flat(model))
+    for g in gradients_of_each(model, batch):
+        projected = torch.stack([g @ u for u in directions])
+        total += float(rule(projected.square().mean().sqrt())) * g
+    return total
+
+
+def joined(tensors: list[Tensor]) -> Tensor:
+    return torch.cat([t.reshape(-1) for t in tensors])
+
+
+@pytest.mark.parametrize("size", [None, 3])
+@pytest.mark.parametrize("rule", [cw.Abadi(0.5), cw.GlobalScaled(0.5, 4.0), cw.Global(3.0), cw.Normalize(0.5)], ids=str)
+def test_steps_equal_the_printed_algorithm_in_a_plain_loop(rule: Any, size: int | None) -> None:
+    model, source, seed, r = network(), Remembered(), 3, 60
+    recorder = Recorder(model.parameters())
+    private = ProjectedPrivate(plan_of(clip=rule), model, recorder, loss_fn=loss_fn, seed=seed, noise=source)
+    total, part = torch.zeros_like(flat(model)), 0
+    for batch in private.loader(data(), physical_batch_size=size, yield_empty=True):
+        step = private.steps_done
+        finished = private.step(batch)
+        if len(batch[0]):
+            directions = [source.direction(seed, step * STEP + part * PART + j) for j in range(r)]
+            total += clipped_sum(model, batch, rule, directions)
+        part += 1
+        if finished:
+            expected = (total + 5.0 * rule.R * source.noise(seed, step)) / 8
+            torch.testing.assert_close(joined(recorder.seen[-1]), expected, rtol=1e-10, atol=1e-12)
+            total, part = torch.zeros_like(total), 0
+    assert len(recorder.seen) == 5
+    assert private.ledger.events == (ProjectedSteps(cw.Poisson(N, 8), 5.0, r, 5),)
+
+
+@pytest.mark.parametrize("count", [1, 6])
+def test_squared_estimates_are_chi_squared_around_the_squared_norms(count: int) -> None:
+    model, batch = network(), [column[:2] for column in data().tensors]
+    exact = torch.stack(gradients_of_each(model, batch)).norm(dim=1)
+    ratios = torch.stack([(estimates(model, batch, count, seed) / exact).square() for seed in range(150)])
+    for sample in ratios.T:
+        assert stats.kstest(sample.numpy() * count, stats.chi2(count).cdf).pvalue > 1e-3
+
+
+def attention_losses(model: nn.Module, batch: Any) -> Tensor:
+    x, y = batch
+    q = model(x.unflatten(1, (3, 1)))
+    return (F.scaled_dot_product_attention(q, q, q).mean((1, 2)) - y).square()
+
+
+@pytest.mark.parametrize(
+    ("model", "function"),
+    [
+        (lambda: nn.Linear(1, 8), attention_losses),
+        (lambda: nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.GELU(), nn.Linear(4, 1)), loss_fn),
+        (lambda: register_parametrization(nn.Linear(3, 1), "weight", nn.Tanh()), loss_fn),
+    ],
+    ids=["attention", "layer norm", "parametrization"],
+)
+def test_norms_of_other_layers(model: Any, function: Any) -> None:
+    torch.manual_seed(0)
+    net = model().double()
+    batch = [column[:4] for column in data().tensors]
+    exact = cw.per_sample_norms(function(net, batch), list(net.parameters()))
+    torch.testing.assert_close(estimates(net, batch, 600, function=function), exact, rtol=0.15, atol=0.0)
+
+
+def test_tied_weights_are_one_direction() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(3, 3), nn.Linear(3, 3)
+            self.b.weight = self.a.weight
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.b(self.a(x)).sum(1, keepdim=True)
+
+    torch.manual_seed(0)
+    net, batch = Tied().double(), [column[:3] for column in data().tensors]
+    exact = cw.per_sample_norms(loss_fn(net, batch), list(net.parameters()))
+    torch.testing.assert_close(estimates(net, batch, 600), exact, rtol=0.15, atol=0.0)
+
+
+def test_no_backward_pass_is_made_for_the_norms(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, calls = network(), []
+    private = ProjectedPrivate(plan_of(sampling=cw.FullBatch(N)), model, sgd(model), loss_fn=loss_fn, seed=0)
+    grad = torch.autograd.grad
+    monkeypatch.setattr(torch.autograd, "grad", lambda *args, **kwargs: calls.append(1) or grad(*args, **kwargs))
+    private.step(data().tensors)
+    assert len(calls) == 1
+
+
+def test_the_norm_is_that_of_the_gradient_with_the_same_dropout_mask() -> None:
+    model = network(dropout=0.5)
+    recorder = Recorder(model.parameters())
+    plan = plan_of(sampling=cw.FullBatch(1), clip=cw.Normalize(1.0), noise_multiplier=0.0, projections=400, steps=4)
+    private = ProjectedPrivate(plan, model, recorder, loss_fn=loss_fn, seed=0)
+    for i in range(4):
+        torch.manual_seed(i)
+        private.step([column[:1] for column in data().tensors])
+    lengths = [joined(seen).norm().item() for seen in recorder.seen]
+    assert lengths == pytest.approx([1.0] * 4, rel=0.15)
+    torch.manual_seed(3)
+    model(data().tensors[0][:1])  # the generator stands where one ordinary pass leaves it
+    after = torch.get_rng_state()
+    torch.manual_seed(3)
+    estimates(model, [column[:1] for column in data().tensors], 1)
+    assert torch.equal(torch.get_rng_state(), after)
+
+
+def test_buffers_move_once_a_step() -> None:
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 1).double()
+            self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            return self.layer(x)
+
+    model = Counting()
+    plan = plan_of(sampling=cw.FullBatch(N))
+    private = ProjectedPrivate(plan, model, sgd(model), loss_fn=loss_fn)
+    private.step(data().tensors)
+    assert int(model.calls) == 1
+
+
+def test_samples_that_are_not_finite_contribute_nothing() -> None:
+    model, source = network(), Remembered()
+    recorder = Recorder(model.parameters())
+    plan = plan_of(sampling=cw.FullBatch(N), noise_multiplier=0.0, steps=3, projections=20)
+    private = ProjectedPrivate(plan, model, recorder, loss_fn=loss_fn, seed=0, noise=source)
+    x, y = data().tensors
+    private.step([x, y])  # the first batch is checked, and must be finite
+    broken, others = x.clone(), [i for i in range(N) if i not in (2, 5)]
+    broken[2], broken[5] = torch.nan, torch.inf
+    private.step([broken, y])
+    assert private.last is not None and private.last.bad_samples == 2
+    directions = [source.direction(0, STEP + j) for j in range(20)]
+    expected = clipped_sum(model, [x[others], y[others]], cw.Abadi(0.5), directions) / N
+    torch.testing.assert_close(joined(recorder.seen[1]), expected, rtol=1e-10, atol=1e-12)
+    private.step([x * torch.nan, y])
+    assert private.last.bad_samples == N
+    assert not joined(recorder.seen[2]).any()
+
+
+class Peeking(torch.autograd.Function):
+    """An operation of the user's own, without a forward-mode derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        return gradient
+
+
+def test_losses_that_change_from_call_to_call_are_refused() -> None:
+    own = torch.Generator().manual_seed(0)
+
+    def wavering(model: nn.Module, batch: Any) -> Tensor:
+        return loss_fn(model, batch) * (1 + torch.rand((), generator=own))
+
+    model = network()
+    private = ProjectedPrivate(plan_of(sampling=cw.FullBatch(2)), model, sgd(model), loss_fn=wavering)
+    with pytest.raises(InvalidLosses, match="other losses when it was called again"):
+        private.step([column[:2] for column in data().tensors])
+    assert private.steps_done == 0 and not private.ledger.events
+
+
+@pytest.mark.parametrize(
+    ("function", "error", "message"),
+    [
+        (lambda m, b: loss_fn(m, b) / len(b[0]), NotSeparable, "removing sample"),
+        (lambda m, b: loss_fn(m, b) - loss_fn(m, b).mean().detach(), NotSeparable, "changing sample"),
+        (lambda m, b: Peeking.apply(loss_fn(m, b)), UnsupportedNode, "cannot be estimated"),
+        (lambda m, b: (b[0] * 2).sum(1), InvalidLosses, "do not depend on"),
+        (lambda m, b: loss_fn(m, b).mean(), InvalidLosses, "shape"),
+    ],
+)
+def test_losses_that_have_no_norms_to_estimate(function: Any, error: type[Exception], message: str) -> None:
+    model = network()
+    private = ProjectedPrivate(plan_of(sampling=cw.FullBatch(N)), model, sgd(model), loss_fn=function)
+    before = flat(model)
+    with pytest.raises(error, match=message):
+        private.step(data().tensors)
+    assert torch.equal(flat(model), before) and not private.ledger.events
+    assert all(type(p) is nn.Parameter and p.requires_grad for p in model.parameters())
+
+
+def test_the_losses_themselves_are_refused() -> None:
+    model = network()
+    private = ProjectedPrivate(plan_of(sampling=cw.FullBatch(N)), model, sgd(model), loss_fn=loss_fn)
+    with pytest.raises(InvalidLosses, match="takes the batch"):
+        private.step(loss_fn(model, data().tensors))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"projections": 0}, "positive integer"),
+        ({"projections": 2.5}, "positive integer"),
+        ({"clip": cw.Layerwise(cw.Abadi(1.0))}, "over all parameters together"),
+        ({"clip": cw.MixUp(cw.Abadi(0.1), cw.Layerwise(cw.Abadi(1.0)), 0.5)}, "over all parameters together"),
+        ({"sampling": cw.Poisson(N, 8, max_batch_size=12)}, "batches that are cut"),
+    ],
+)
+def test_plans_that_make_no_sense_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidPlan, match=message):
+        plan_of(**changes)
+
+
+def test_runs_that_prove_nothing_are_refused_with_the_number() -> None:
+    model = network()
+    with pytest.raises(InvalidPlan, match="epsilon is infinite at delta"):
+        ProjectedPrivate(plan_of(projections=1), model, sgd(model), loss_fn=loss_fn)
+    with pytest.raises(InvalidPlan, match=r"epsilon is \d+.* Use more projections"):
+        ProjectedPrivate(plan_of(projections=8, noise_multiplier=0.3), model, sgd(model), loss_fn=loss_fn)
+    with pytest.raises(InvalidPlan, match="accounting of their own"):
+        ProjectedPrivate(
+            cw.Plan(cw.FullBatch(N), 1, cw.Abadi(1.0), 1.0),
+            model,
+            sgd(model),
+            loss_fn=loss_fn,  # type: ignore[arg-type]
+        )
+    half = network().bfloat16()
+    with pytest.raises(InvalidPlan, match="half precision"):
+        ProjectedPrivate(plan_of(), half, sgd(half), loss_fn=loss_fn)
+
+
+def test_a_seeded_run_resumes_to_the_same_weights(tmp_path: Path) -> None:
+    def begin() -> tuple[nn.Module, torch.optim.Optimizer]:
+        model = network(dropout=0.3)
+        return model, sgd(model)
+
+    model, optimizer = begin()
+    private = ProjectedPrivate(plan_of(), model, optimizer, loss_fn=loss_fn, seed=4)
+    for batch in private.loader(data(), physical_batch_size=4):
+        if private.step(batch) and private.steps_done == 2:
+            private.save(tmp_path / "run.ckpt")
+    whole = flat(model)
+    model, optimizer = begin()
+    with pytest.raises(InvalidPlan, match="loss_fn"):
+        ProjectedPrivate.resume(tmp_path / "run.ckpt", model, optimizer)
+    private = ProjectedPrivate.resume(tmp_path / "run.ckpt", model, optimizer, loss_fn=loss_fn)
+    for batch in private.loader(data(), physical_batch_size=4):
+        private.step(batch)
+    assert torch.equal(flat(model), whole)
+    assert private.ledger.steps == 5
+    model, optimizer = begin()
+    other = plan_of(projections=61)
+    with pytest.raises(CheckpointError, match="another plan"):
+        ProjectedPrivate.resume(tmp_path / "run.ckpt", model, optimizer, plan=other, loss_fn=loss_fn)
+
+
+def test_interrupted_steps_stay_charged_as_what_they_were(tmp_path: Path) -> None:
+    model = network()
+    private = ProjectedPrivate(plan_of(sampling=cw.FullBatch(N)), model, sgd(model), loss_fn=loss_fn)
+    private.save(tmp_path / "run.ckpt")
+    private.step(data().tensors)
+    model = network()
+    private = ProjectedPrivate.resume(tmp_path / "run.ckpt", model, sgd(model), loss_fn=loss_fn)
+    assert private.ledger.events == (ProjectedSteps(cw.FullBatch(N), 5.0, 60, 1, "interrupted"),)
+
+
+def test_directions_are_fresh_without_a_seed() -> None:
+    model, batch = network(), [column[:2] for column in data().tensors]
+    params = dict(model.named_parameters())
+    projections = Projections(model, loss_fn, params, Entropy(None), None)
+    first, second = (projections.norms(batch, 2, 0, Replay(model))[0] for _ in range(2))
+    assert not torch.equal(first, second)
+
+
+def test_it_trains() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(200, 3)
+    ds, model = TensorDataset(x, x.sum(1)), nn.Linear(3, 1)
+    plan = ProjectedPlan(cw.Poisson(200, 50), 60, cw.Abadi(1.0), projections=50).calibrate(epsilon=8.0, delta=1e-3)
+    private = ProjectedPrivate(plan, model, sgd(model), loss_fn=loss_fn, seed=0)
+    before = float(loss_fn(model, ds.tensors).detach().mean())
+    for batch in private.loader(ds):
+        private.step(batch)
+    assert float(loss_fn(model, ds.tensors).detach().mean()) < 0.3 * before
+    assert 7.9 < private.epsilon(1e-3) <= 8.0
+    assert private.ledger.guarantee(1e-3).kind == "upper bound"
