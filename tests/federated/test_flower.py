@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import signal
+import secrets
 import subprocess
 import sys
 import time
@@ -236,14 +236,14 @@ def test_without_flower_the_extra_is_named() -> None:
     assert done.returncode != 0 and "MissingExtra" in done.stderr and "clipwise[flower]" in done.stderr
 
 
-def of_session(leader: int) -> list[str]:
-    """Processes of the session that a simulation ran in; what it starts stays in there, also after its parent died."""
+def started_with(mark: str) -> list[psutil.Process]:
+    """Processes that inherited the mark in their environment, whoever their parent is by now."""
     found = []
-    for process in psutil.process_iter(["cmdline"]):
+    for process in psutil.process_iter():
         try:
-            if os.getsid(process.pid) == leader and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(" ".join(process.info["cmdline"] or ["?"]))
-        except (ProcessLookupError, psutil.NoSuchProcess):
+            if process.environ().get("CLIPWISE_TEST_MARK") == mark and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
     return found
 
@@ -251,18 +251,22 @@ def of_session(leader: int) -> list[str]:
 @pytest.mark.slow
 def test_simulation_of_flower_ends_by_itself_and_leaves_nothing_behind(tmp_path: Path) -> None:
     """Thirty nodes in Flower's simulation, six of them bad: the rounds go on, and all processes are gone afterwards."""
-    nodes, rounds = 30, 6
+    nodes, rounds, mark = 30, 6, secrets.token_hex(8)
     command = [sys.executable, str(Path(__file__).with_name("flower_app.py")), str(nodes), str(rounds)]
+    environment = {**os.environ, "CLIPWISE_TEST_MARK": mark, "OMP_NUM_THREADS": "1"}
+    most, deadline = 0, time.monotonic() + 900
     with (tmp_path / "log").open("w") as log:
-        process = subprocess.Popen(command, cwd=tmp_path, stdout=log, stderr=log, start_new_session=True)
+        process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=log, stderr=log)
         try:
-            code = process.wait(timeout=900)
-            time.sleep(1)
-            left = of_session(process.pid)
+            while process.poll() is None and time.monotonic() < deadline:
+                most = max(most, len(started_with(mark)))
+                time.sleep(1)
+            left = [" ".join(p.cmdline()) for p in started_with(mark)]
         finally:
-            for name in of_session(process.pid)[:1]:
-                os.killpg(process.pid, signal.SIGKILL)
-    assert code == 0, (tmp_path / "log").read_text()[-3000:]
+            for stray in started_with(mark):
+                stray.kill()
+    assert process.wait() == 0, (tmp_path / "log").read_text()[-3000:]
+    assert most > 3  # Ray's processes are seen while they live
     assert not left
     result = json.loads((tmp_path / "result.json").read_text())
 
