@@ -80,7 +80,7 @@ _HOME = {
     "private": ("Private", "StepStatistics"),
     "sampling": ("FixedSize", "FullBatch", "Poisson", "Shuffled"),
 }
-_PARTS = ("calibration", "data", "federated", "ntk", "optim", "plots", "report", "sgld")  # used by name: cw.ntk.kernel(...)
+_PARTS = ("calibration", "data", "federated", "ntk", "optim", "plots", "report", "sgld")  # used by name: cw.ntk.kernel
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [
