@@ -14,7 +14,7 @@ from clipwise.private import Private
 from clipwise.training.datasets import Records
 from clipwise.training.folder import Folder
 from clipwise.training.job import Job
-from clipwise.training.measure import evaluate, headline, layer_statistics, step_statistics
+from clipwise.training.measure import evaluate, headline, step_statistics
 from clipwise.training.watch import Progress, Watch
 
 __all__ = ["train"]
@@ -48,10 +48,9 @@ def train(job: Job, folder: Folder, watch: Watch, resume: bool) -> Ledger:
             _set_rate(optimizer, job.config.optimizer.learning_rate.at(style, list(job.parameters)))
         measured = step % job.evaluate_every == 0 or step == job.plan.steps
         losses = _losses(job, batch)
-        layers = layer_statistics(job, losses, style) if measured else {}
         if not private.step(losses):
             continue
-        row = _row(job, private, float(losses.detach().mean()), layers) if measured else None
+        row = _row(job, private, float(losses.detach().mean())) if measured else None
         if row is not None:
             folder.append(row)
         if step % job.checkpoint_every == 0 or step == job.plan.steps:
@@ -86,7 +85,7 @@ def _epsilon(job: Job, private: Private) -> float | None:
     return None if job.delta is None else private.epsilon(job.delta)
 
 
-def _row(job: Job, private: Private, loss: float, layers: dict[str, Any]) -> dict[str, Any]:
+def _row(job: Job, private: Private, loss: float) -> dict[str, Any]:
     """A row of metrics.jsonl; what is under "private" is exact and not covered by epsilon."""
     step = private.steps_done
     return {
@@ -94,5 +93,5 @@ def _row(job: Job, private: Private, loss: float, layers: dict[str, Any]) -> dic
         "epoch": step * job.plan.batch_size / len(job.train),
         "epsilon": _epsilon(job, private),
         "test": headline(job, evaluate(job)),
-        "private": {**step_statistics(private.last, loss), "layers": layers},
+        "private": step_statistics(private.last, loss),
     }

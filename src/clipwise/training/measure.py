@@ -6,17 +6,14 @@ import math
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from clipwise import calibration
 from clipwise.calibration import CalibrationResult, RegressionResult
-from clipwise.clipping import Layerwise, Normalize, Style
-from clipwise.engine import clipped_gradients
 from clipwise.errors import DataError
 from clipwise.private import StepStatistics
 from clipwise.training.job import Job
 
-__all__ = ["evaluate", "headline", "layer_statistics", "step_statistics"]
+__all__ = ["evaluate", "headline", "step_statistics"]
 
 HEADLINE = {
     "classification": ("accuracy", "nll", "ece", "mce", "brier"),
@@ -52,26 +49,11 @@ def step_statistics(last: StepStatistics | None, loss: float) -> dict[str, Any]:
         "norm_median": _finite(last.norm_quantiles[2]),
         "batch_size": last.batch_size,
         "bad_samples": last.bad_samples,
+        "layers": {
+            name: {"fraction_clipped": layer.fraction_clipped, "norm_median": _finite(layer.norm_quantiles[2])}
+            for name, layer in last.layers.items()
+        },
     }
-
-
-def layer_statistics(job: Job, losses: Tensor, style: Style) -> dict[str, dict[str, float | None]]:
-    """Median norm and share of clipped samples of every layer; the graph is kept. Not covered by epsilon."""
-    if not losses.numel():
-        return {}
-    named: dict[str, Tensor] = dict(job.parameters)
-    # Brought to length one layer by layer, a sample's factor is one over its norm.
-    unit = clipped_gradients(losses, named, Layerwise(Normalize(1.0)), retain_graph=True).factors
-    factors = clipped_gradients(losses, named, style, retain_graph=True).factors
-    assert isinstance(unit, dict)
-    layers: dict[str, dict[str, float | None]] = {}
-    for layer, factor_B in unit.items():
-        norms_B = torch.where(factor_B > 0, 1 / factor_B, torch.zeros_like(factor_B))
-        groups = {style.group_of(layer, name) for name in named if name.rpartition(".")[0] == layer}
-        vectors = [factors] if isinstance(factors, Tensor) else [factors[group] for group in groups]
-        clipped = torch.stack([(vector < 1).double().mean() for vector in vectors]).mean()
-        layers[layer] = {"fraction_clipped": float(clipped), "norm_median": _finite(float(norms_B.median()))}
-    return layers
 
 
 def _finite(value: float) -> float | None:
