@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -16,8 +16,8 @@ from clipwise.errors import DataError
 
 __all__ = ["ArrayLike", "Batch", "Rows", "check_resamples", "check_share", "checked_labels", "matrix", "vector"]
 
-ArrayLike: TypeAlias = Tensor | NDArray[Any]
-"""A torch tensor or a NumPy array (or nested lists of numbers)."""
+ArrayLike: TypeAlias = Tensor | NDArray[Any] | Sequence[Any]
+"""A torch tensor, a NumPy array or nested lists of numbers."""
 
 _CHUNK_ELEMENTS = 1 << 20
 

@@ -51,10 +51,9 @@ def _finite(logits: Tensor) -> Tensor:
 def _like(logits: Scores, probabilities: Tensor) -> Scores:
     """In the form of what was given: a tensor on its device, or an array; in at least single precision."""
     if isinstance(logits, Tensor):
-        dtype = logits.dtype if logits.dtype in (torch.float32, torch.float64) else torch.float32
-        return probabilities.to(logits.device, dtype)
-    dtype = logits.dtype if logits.dtype in (np.float32, np.float64) else np.float32
-    return probabilities.numpy().astype(dtype)
+        return probabilities.to(logits.device, torch.promote_types(logits.dtype, torch.float32))
+    given = np.asarray(logits).dtype
+    return probabilities.numpy().astype(given if given in (np.float32, np.float64) else np.float32)
 
 
 def _predict(logits: Scores, map_: Callable[[Tensor], Tensor], classes: int | None = None) -> Scores:
