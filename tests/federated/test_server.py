@@ -23,6 +23,7 @@ from clipwise.federated import (
     Reply,
     Server,
     Task,
+    apply,
     run,
     select,
 )
@@ -266,6 +267,12 @@ def test_a_saved_run_goes_on_as_if_not_interrupted() -> None:
         Server(make_plan(), parts).load_state_dict(saved)
     with pytest.raises(cw.CheckpointError):
         second.load_state_dict(saved)
+
+
+def test_the_servers_optimizer_must_know_the_parameters() -> None:
+    model = make_model()
+    with pytest.raises(cw.InvalidPlan, match="lacks parameters of the model"):
+        apply(model, zeros_like(model), torch.optim.SGD(list(model.parameters())[:2], lr=1.0))
 
 
 # Users that misbehave

@@ -8,7 +8,7 @@ from clipwise.federated.adaptive import AdaptiveClip
 from clipwise.federated.local import LocalGradient, LocalTraining, Task, Work
 from clipwise.federated.plan import FederatedPlan
 from clipwise.federated.runner import run
-from clipwise.federated.server import Failure, Round, RoundReport, Server, select
+from clipwise.federated.server import Failure, Round, RoundReport, Server, apply, select
 from clipwise.federated.updates import Reply, clip_update, shorten
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "Server",
     "Task",
     "Work",
+    "apply",
     "clip_update",
     "run",
     "select",

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from torch import nn
+from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
 from clipwise.accounting import Ledger
@@ -21,7 +22,7 @@ from clipwise.clipping import Style
 from clipwise.errors import DataError, InvalidPlan, InvalidSampling, MissingExtra
 from clipwise.federated.local import Task, Work
 from clipwise.federated.plan import FederatedPlan
-from clipwise.federated.server import Failure, Server
+from clipwise.federated.server import Failure, Server, apply
 from clipwise.federated.updates import Reply
 from clipwise.noise import Normals
 from clipwise.plan import Plan
@@ -49,11 +50,13 @@ _WEIGHT, _WITHIN = "num-examples", "within"  # in the metrics
 class DPFedAvg(FedAvg):
     """DP-FedAvg or DP-FedSGD as a Flower strategy; which of the two is the clients' work.
 
-    `model` says which arrays are learnt (its trainable parameters); others, such as buffers, stay as they are sent in.
-    A round begins when `min_available_nodes` nodes are connected (all users of the plan unless given). The strategy
-    takes no part of Flower's sampling: every connected node is selected by an own coin, perhaps none is, and then the
-    round is noise alone. What clients measure (losses, accuracies) is not covered by epsilon, so it is dropped, and
-    clients are not asked to evaluate: give `start` an `evaluate_fn` with public data.
+    Trainable parameters of `model` are learnt; it holds the latest weights, and `start` is given the first ones:
+    `ArrayRecord(model.state_dict())`. `optimizer` is the server's, see `clipwise.federated.apply`. A round begins when
+    `min_available_nodes` nodes are connected (all users of the plan unless given).
+
+    The strategy takes no part of Flower's sampling: every connected node is selected by an own coin, perhaps none is,
+    and then the round is noise alone. What clients measure (losses, accuracies) is not covered by epsilon, so it is
+    dropped, and clients are not asked to evaluate: give `start` an `evaluate_fn` with public data.
 
     Guarantees: those of `clipwise.federated.Server`, whatever nodes send.
     """
@@ -66,6 +69,7 @@ class DPFedAvg(FedAvg):
         seed: int | None = None,
         noise: Normals | None = None,
         ledger: Ledger | None = None,
+        optimizer: Optimizer | None = None,
         min_available_nodes: int | None = None,
         fraction_train: float | None = None,
     ) -> None:
@@ -80,14 +84,7 @@ class DPFedAvg(FedAvg):
             min_available_nodes=plan.users if min_available_nodes is None else min_available_nodes,
             weighted_by_key=_WEIGHT,
         )
-        first_name = {id(p): name for name, p in model.named_parameters()}
-        # Tied weights have several names in the arrays, and one update.
-        self._names = {
-            name: first_name[id(value)]
-            for name, value in model.state_dict(keep_vars=True).items()
-            if first_name.get(id(value)) in self.server.parameters
-        }
-        self._arrays: ArrayRecord | None = None
+        self._model, self._optimizer = model, optimizer
 
     @property
     def ledger(self) -> Ledger:
@@ -106,14 +103,14 @@ class DPFedAvg(FedAvg):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Select nodes, each by an own coin, and tell them the weights and how to clip."""
-        missing = sorted(set(self._names) - set(arrays))
-        if missing:
-            raise InvalidPlan(f"the arrays lack parameters of the model: {missing[:5]}. Send model.state_dict().")
+        try:
+            self._model.load_state_dict(arrays.to_torch_state_dict())
+        except RuntimeError as error:
+            raise InvalidPlan(f"the arrays are not those of the strategy's model: {error}") from error
         _, nodes = sample_nodes(grid, self.min_available_nodes, 0)  # draws nobody; waits for nodes to connect
         if len(nodes) > self.server.plan.users:
             _LOG.warning("%d nodes are connected, the plan counts on %d users", len(nodes), self.server.plan.users)
         opened = self.server.open(sorted(nodes))
-        self._arrays = arrays
         told = ConfigRecord({**config, _ROUND: server_round, _STYLE: _encode(opened.style), _ASKS: opened.asks_within})
         record = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: told})
         return self._construct_messages(record, list(opened.selected), MessageType.TRAIN)
@@ -122,13 +119,8 @@ class DPFedAvg(FedAvg):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Add the noisy mean update to the arrays of the round. Metrics of clients are dropped."""
-        update = self.server.close(self._read(replies))
-        assert self._arrays is not None
-        state = self._arrays.to_torch_state_dict()
-        for name, first in self._names.items():
-            state[name] = state[name] + update[first].to(state[name])
-        self._arrays = None
-        return ArrayRecord(state), None
+        apply(self._model, self.server.close(self._read(replies)), self._optimizer)
+        return ArrayRecord(self._model.state_dict()), None
 
     def _read(self, replies: Iterable[Message]) -> Iterator[tuple[int, Reply | Failure]]:
         for message in replies:

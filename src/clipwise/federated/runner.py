@@ -6,25 +6,32 @@ import copy
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
 from clipwise.errors import ClipwiseError, InvalidSampling
 from clipwise.federated.local import Task, Work
-from clipwise.federated.server import Failure, Round, RoundReport, Server
+from clipwise.federated.server import Failure, Round, RoundReport, Server, apply
 from clipwise.federated.updates import Reply
 
 __all__ = ["run"]
 
 
-def run(server: Server, model: nn.Module, datasets: Sequence[Dataset[Any]], work: Work) -> Iterator[RoundReport]:
+def run(
+    server: Server,
+    model: nn.Module,
+    datasets: Sequence[Dataset[Any]],
+    work: Work,
+    optimizer: Optimizer | None = None,
+) -> Iterator[RoundReport]:
     """Make the rounds still to be made; `model` has the new weights whenever a round's report comes out.
 
-    `datasets[k]` has the examples of user k. A user whose work raises an exception drops out of the round, which is
-    logged; if not a single user has succeeded so far, it is taken for a mistake in the work and raised.
+    `datasets[k]` has the examples of user k. `optimizer` is the server's, see `apply`. A user whose work raises an
+    exception drops out of the round, which is logged; if not a single user has succeeded so far, it is taken for a
+    mistake in the work and raised.
 
-    >>> import functools
+    >>> import functools, torch
     >>> from torch.utils.data import TensorDataset
     >>> from clipwise import Abadi, Poisson
     >>> from clipwise.federated import FederatedPlan, LocalTraining
@@ -44,7 +51,7 @@ def run(server: Server, model: nn.Module, datasets: Sequence[Dataset[Any]], work
     while server.rounds_done < server.plan.rounds:
         opened = server.open(range(len(datasets)))
         weights = {name: value.detach().clone() for name, value in model.state_dict().items()}
-        _add(model, server.close(clients.replies(opened, weights)))
+        apply(model, server.close(clients.replies(opened, weights)), optimizer)
         assert server.last is not None
         yield server.last
 
@@ -72,10 +79,3 @@ class _Clients:
         if failed is not None and not self._succeeded:
             # Still before the round is recorded: nothing was spent on a mistake.
             raise ClipwiseError(f"the work of every user so far failed, the last one with {failed!r}.") from failed
-
-
-@torch.no_grad()
-def _add(model: nn.Module, update: dict[str, Tensor]) -> None:
-    parameters = dict(model.named_parameters())
-    for name, change in update.items():
-        parameters[name].add_(change.to(parameters[name].dtype))

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.optim import Optimizer
 
 from clipwise.accounting import FederatedRounds, Ledger
 from clipwise.accounting.accountant import Accountant, Relation
@@ -20,7 +21,7 @@ from clipwise.federated.plan import FederatedPlan
 from clipwise.federated.updates import Reply, admit, groups_of, norms, shorten
 from clipwise.noise import Entropy, GaussianNoise, Normals
 
-__all__ = ["Failure", "Round", "RoundReport", "Server", "select"]
+__all__ = ["Failure", "Round", "RoundReport", "Server", "apply", "select"]
 
 _LOG = logging.getLogger("clipwise.federated")
 _VERSION = 1
@@ -269,6 +270,37 @@ class Server:
             )
         self._ledger = Ledger.from_json(saved["ledger"])
         self._done, self._bound, self._opened = saved["rounds"], saved["bound"], None
+
+
+@torch.no_grad()
+def apply(model: nn.Module, update: Mapping[str, Tensor], optimizer: Optimizer | None = None) -> None:
+    """Add a round's update to the model: as it is, or through an optimizer of `torch.optim` over its parameters.
+
+    The optimizer gets the update as a gradient, with its sign turned, so `SGD(lr=1)` is plain addition, a smaller
+    rate goes in smaller steps, and momentum or Adam average over rounds. None of that costs privacy.
+
+    >>> model = nn.Linear(1, 1, bias=False)
+    >>> _ = nn.init.zeros_(model.weight)
+    >>> apply(model, {"weight": torch.ones(1, 1)})
+    >>> apply(model, {"weight": torch.ones(1, 1)}, torch.optim.SGD(model.parameters(), lr=0.5))
+    >>> model.weight.item()
+    1.5
+    """
+    parameters = dict(model.named_parameters())
+    if optimizer is not None:
+        known = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        missing = [name for name in update if id(parameters[name]) not in known]
+        if missing:
+            raise InvalidPlan(f"the server's optimizer lacks parameters of the model: {missing[:5]}. Add them.")
+    for name, change in update.items():
+        parameter = parameters[name]
+        if optimizer is None:
+            parameter.add_(change.to(parameter.dtype))
+        else:
+            parameter.grad = -change.to(parameter.dtype)
+    if optimizer is not None:
+        optimizer.step()
+        optimizer.zero_grad()
 
 
 def _sums_like(model: nn.Module) -> dict[str, Tensor]:
