@@ -49,8 +49,8 @@ def test_it_prints_a_table_both_epsilons_and_the_page(made: tuple[Path, str]) ->
     folder, shown = made
     for text in (
         *demo.NAMES.values(),
-        "±",
-        "95 % interval over 2 seeds",
+        " to ",
+        "95 % intervals over 2 seeds",
         "numerically exact",
         "approximation, no bound",
     ):
@@ -65,7 +65,7 @@ def test_the_printed_numbers_are_those_of_the_runs(made: tuple[Path, str]) -> No
     runs = [Run.load(folder / "runs" / f"large-{seed}") for seed in range(2)]
     mean = 100 * (runs[0].test.accuracy + runs[1].test.accuracy) / 2  # type: ignore[union-attr]
     (row,) = (line for line in shown.splitlines() if line.strip().startswith(demo.NAMES["large"]))
-    assert f"{mean:.2f} ±" in row
+    assert f"{mean:.2f} (" in row
 
 
 def test_two_processes_make_the_same_runs(made: tuple[Path, str], tmp_path: Path) -> None:

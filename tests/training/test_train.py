@@ -209,7 +209,7 @@ def test_inputs_are_pooled_and_scaled() -> None:
     x = DIGITS.test.tensors[0]
     expected = (x.reshape(-1, 1, 4, 2, 4, 2).mean(dim=(3, 5)) - 0.5) / 0.25
     assert torch.allclose(job.test.tensors[0], expected) and job.data.shape == (1, 4, 4)
-    assert "averaged over 2x2" in job.data.note
+    assert str(job.config.data.inputs) == "averaged over 2 x 2 pixels, scaled with constants of the configuration"
     with pytest.raises(InvalidConfig, match="needs larger images"):
         prepare(config("data.pool=9"))
     with pytest.raises(InvalidConfig, match=r"data\.mean has 3 numbers"):

@@ -14,14 +14,16 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from multiprocessing import get_context
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from clipwise.cli.progress import duration
 from clipwise.cli.table import table
+from clipwise.cli.train import command_line
 from clipwise.errors import DataError
 
 if TYPE_CHECKING:
@@ -54,6 +56,11 @@ SETTINGS = {
 TOO_SMALL = (
     "MNIST could not be had ({reason}) This uses scikit-learn's digits instead, where the effect is too small to see: "
     "with 500 test images it drowns in chance."
+)
+
+CHOSEN = (
+    "A demonstration: the learning rate is {rate:g} / R in every arm (without clipping, that of R = {large:g}); this "
+    "rule, the clipping norms and the switch of the mix-up were chosen by looking at these data."
 )
 
 CLIPS = {
@@ -150,7 +157,7 @@ def _choose_data(wanted: str | None) -> tuple[str, str]:
     return wanted or "mnist", ""
 
 
-def _train(name: str, text: str, folder: str) -> str:
+def _train(name: str, command: str, text: str, folder: str) -> str:
     """One run, in whatever process."""
     import torch
 
@@ -160,7 +167,7 @@ def _train(name: str, text: str, folder: str) -> str:
 
     torch.set_num_threads(1)  # the network is tiny: threads only wait for each other
     config = Config.of(Source.parse(text, "demo.toml"))
-    train(config, output=folder, force=True, command="clipwise demo", data=_data(name), page=False)
+    train(config, output=folder, force=True, command=command, data=_data(name), page=False)
     return folder
 
 
@@ -205,18 +212,21 @@ def _experiment(name: str, args: argparse.Namespace) -> list[Run]:
     begun = time.monotonic()
     print(f"{len(tasks)} runs on {name}, {min(args.jobs, len(tasks))} at a time", file=sys.stderr)
     _progress(0, len(tasks), 0.0)
-    for done, _ in enumerate(_finished(tasks, partial(_train, name), args.jobs), start=1):
+    for done, _ in enumerate(_finished(tasks, partial(_train, name, command_line()), args.jobs), start=1):
         _progress(done, len(tasks), time.monotonic() - begun)
-    return [Run.load(folders[arm, seed]) for arm in NAMES for seed in range(args.seeds)]
+    runs = [Run.load(folders[arm, seed]) for arm in NAMES for seed in range(args.seeds)]
+    note = CHOSEN.format(rate=setting.rate, large=LARGE)
+    return [replace(run, warnings=(*run.warnings, note)) for run in runs]
 
 
 def _cell(arm: Arm, metric: str) -> str:
-    """The mean over the seeds, and half the interval around it."""
+    """The mean over the seeds, and the interval around it."""
     estimate = arm.estimates[metric]
     scale, digits = (1.0, 3) if metric == "nll" else (100.0, 2)
     if estimate.low is None or estimate.high is None:
         return f"{scale * estimate.mean:.{digits}f}"
-    return f"{scale * estimate.mean:.{digits}f} ± {scale * (estimate.high - estimate.low) / 2:.{digits}f}"
+    mean, low, high = (f"{scale * value:.{digits}f}" for value in (estimate.mean, estimate.low, estimate.high))
+    return f"{mean} ({low} to {high})"
 
 
 def _print(name: str, arms: Sequence[Arm], page: Path, seconds: float) -> None:
@@ -225,6 +235,7 @@ def _print(name: str, arms: Sequence[Arm], page: Path, seconds: float) -> None:
     setting, first = SETTINGS[name], next(arm.first for arm in arms if arm.first.is_private)
     data, exact, gdp = first.provenance["data"], first.guarantees["exact"], first.guarantees["gdp"]
     seeds = len(arms[0].runs)
+    basis = f"means and 95 % intervals over {seeds} seeds" if seeds > 1 else "one seed: no intervals"
     rows = [[arm.name, *(_cell(arm, metric) for metric in SHOWN)] for arm in arms]
     print(
         f"""\
@@ -234,9 +245,9 @@ def _print(name: str, arms: Sequence[Arm], page: Path, seconds: float) -> None:
 learning rate {setting.rate:g} / R in every arm (not private: {setting.rate / LARGE:g}, as for R = {LARGE:g}).
 
 {table(["", "accuracy %", "ECE %", "NLL"], rows)}
-  {f"mean and 95 % interval over {seeds} seeds" if seeds > 1 else "one seed: no interval"}
+  {basis}; ECE: how far confidence is from accuracy, on average; NLL: log-loss
 
-{read(arms).verdict}
+{fill(read(arms).verdict, 110)}
 
 Every private run has epsilon = {exact["printed"]} at delta = {first.delta:g}, whatever R (numerically exact; add or \
 remove one image).

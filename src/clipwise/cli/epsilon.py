@@ -6,7 +6,8 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clipwise.cli.table import table
@@ -14,6 +15,7 @@ from clipwise.errors import AccountingError, ClipwiseError
 
 if TYPE_CHECKING:
     from clipwise.accounting import Accountant, Event, Guarantee
+    from clipwise.accounting.published import Published
     from clipwise.sampling import Sampling
 
 NAME = "epsilon"
@@ -22,11 +24,16 @@ HELP = "say what epsilon a run has, by every accountant, and what the number is 
 SCHEMES = ("poisson", "full-batch", "shuffled", "fixed-size")
 RELATIONS = ("add-remove", "replace-one", "zero-out")
 ACCOUNTANTS = ("exact", "rdp", "pld", "gdp", "edgeworth")
+PAPER_RUNS = ("cifar10", "mnist", "snli", "snli-as-run", "california", "wine")
+PLOT_FORMATS = (".svg", ".pdf", ".png")
+
+_RUN_OPTIONS = ("noise_multiplier", "sample_size", "batch_size", "steps", "sampling", "max_batch_size")
 
 _EPILOG = """\
 examples:
   clipwise epsilon --noise-multiplier 1.1 --sample-size 60000 --batch-size 256 --steps 14040 --delta 1e-5
   clipwise epsilon --ledger run/ledger.json --delta 1e-5 --json
+  clipwise epsilon --paper snli
 
 Steps are optimizer steps, counted and not computed from epochs. With --sampling poisson, --batch-size is the expected
 batch size; a shuffling data loader is --sampling shuffled.
@@ -42,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--noise-multiplier", type=float, metavar="SIGMA", help="noise deviation over sensitivity")
     add_run_arguments(parser)
     parser.add_argument("--ledger", metavar="FILE", help="account for a saved ledger instead of the options above")
+    parser.add_argument("--paper", choices=PAPER_RUNS, help="account for a run of the paper, beside what it reports")
     parser.add_argument("--accountant", choices=ACCOUNTANTS, help="only this one (default: all that are installed)")
     parser.add_argument("--group", type=int, default=1, metavar="K", help="protect K records together (default 1)")
     parser.add_argument("--plot", metavar="FILE", help="draw the privacy curves (.svg, .pdf or .png)")
@@ -53,9 +61,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch-size", type=int, metavar="B", help="(expected) batch size")
     parser.add_argument("--steps", type=int, metavar="T", help="optimizer steps")
     parser.add_argument("--delta", type=float, help="the delta of (epsilon, delta), below 1/N")
-    parser.add_argument(
-        "--sampling", choices=SCHEMES, default="poisson", help="how batches are drawn (default poisson)"
-    )
+    parser.add_argument("--sampling", choices=SCHEMES, help="how batches are drawn (default poisson)")
     parser.add_argument("--max-batch-size", type=int, metavar="CAP", help="cut Poisson batches at CAP records")
     parser.add_argument(
         "--relation",
@@ -69,7 +75,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
 def fill_in(args: argparse.Namespace, wanted: dict[str, Callable[[str], Any]]) -> None:
     """Ask for options that are missing: at a terminal one by one, else all in one error."""
     missing = [name for name in wanted if getattr(args, name) is None]
-    flags = ", ".join("--" + name.replace("_", "-") for name in missing)
+    flags = ", ".join(map(_flag, missing))
     if missing and not (sys.stdin.isatty() and sys.stdout.isatty() and not args.json):
         raise AccountingError(f"missing: {flags}.")
     for name in missing:
@@ -77,24 +83,23 @@ def fill_in(args: argparse.Namespace, wanted: dict[str, Callable[[str], Any]]) -
         try:
             setattr(args, name, wanted[name](text))
         except ValueError as error:
-            raise AccountingError(f"--{name.replace('_', '-')} must be a number, got {text!r}.") from error
+            raise AccountingError(f"{_flag(name)} must be a number, got {text!r}.") from error
 
 
 def scheme_of(args: argparse.Namespace, batch_size: int) -> Sampling:
     """The sampling scheme that the options describe."""
     from clipwise.sampling import FixedSize, FullBatch, Poisson, Shuffled
 
-    if args.max_batch_size is not None and args.sampling != "poisson":
+    name = args.sampling or "poisson"
+    if args.max_batch_size is not None and name != "poisson":
         raise AccountingError("--max-batch-size is for --sampling poisson only.")
-    if args.sampling == "poisson":
-        return Poisson(args.sample_size, batch_size, args.max_batch_size)
-    if args.sampling == "full-batch":
+    if name == "full-batch":
+        if args.batch_size not in (None, args.sample_size):
+            raise AccountingError("--batch-size has no meaning with --sampling full-batch: leave it out.")
         return FullBatch(args.sample_size)
-    return (
-        Shuffled(args.sample_size, batch_size)
-        if args.sampling == "shuffled"
-        else FixedSize(args.sample_size, batch_size)
-    )
+    if name == "poisson":
+        return Poisson(args.sample_size, batch_size, args.max_batch_size)
+    return Shuffled(args.sample_size, batch_size) if name == "shuffled" else FixedSize(args.sample_size, batch_size)
 
 
 def needs(args: argparse.Namespace) -> dict[str, Callable[[str], Any]]:
@@ -105,10 +110,27 @@ def needs(args: argparse.Namespace) -> dict[str, Callable[[str], Any]]:
     return wanted
 
 
+def refuse_given(args: argparse.Namespace, names: Sequence[str], reason: str) -> None:
+    """Refuse options that would be ignored."""
+    given = [_flag(name) for name in names if getattr(args, name) is not None]
+    if given:
+        raise AccountingError(f"{', '.join(given)}: {reason}.")
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
 def _events(args: argparse.Namespace) -> tuple[Event, ...]:
     from clipwise.accounting import GaussianSteps, Ledger
+    from clipwise.accounting.published import PUBLISHED
 
+    if args.paper is not None:
+        refuse_given(args, (*_RUN_OPTIONS, "delta", "ledger"), "--paper has its own settings; leave the option out")
+        args.delta = PUBLISHED[args.paper].delta
+        return PUBLISHED[args.paper].events
     if args.ledger is not None:
+        refuse_given(args, _RUN_OPTIONS, "a ledger has its own settings; leave the option out")
         fill_in(args, {"delta": float})
         return Ledger.load(args.ledger).events
     fill_in(args, {"noise_multiplier": float, **needs(args)})
@@ -117,23 +139,26 @@ def _events(args: argparse.Namespace) -> tuple[Event, ...]:
     return (GaussianSteps(scheme_of(args, args.batch_size), args.noise_multiplier, args.steps),)
 
 
-def _panel(args: argparse.Namespace, events: tuple[Event, ...]) -> dict[str, Guarantee]:
+def _panel(args: argparse.Namespace, events: tuple[Event, ...], published: Published | None) -> dict[str, Guarantee]:
     from clipwise.accounting import account
     from clipwise.accounting.panel import panel_of
 
     relation = args.relation.replace("-", "_")
     if args.accountant is not None:
-        # An approximation never stands alone.
-        beside: tuple[Accountant, ...] = ("exact",) if args.accountant in ("gdp", "edgeworth") else ()
+        # Neither an approximation nor a published value stands alone.
+        alone = args.accountant not in ("gdp", "edgeworth") and (published is None or args.accountant == "exact")
+        beside: tuple[Accountant, ...] = () if alone else ("exact",)
         names: tuple[Accountant, ...] = (*beside, args.accountant)
         return {name: account(events, args.delta, name, relation, args.group) for name in names}
     return panel_of(events, args.delta, relation, args.group)
 
 
-def reading(panel: dict[str, Guarantee]) -> list[str]:
+def reading(panel: dict[str, Guarantee], published: Published | None = None) -> list[str]:
     """The result in plain language: what it is, what it assumes, and why accountants differ."""
     first = next(iter(panel.values()))
     lines = [first.statement()]
+    if published is not None:
+        return [*lines, published.sentence(panel["exact"])]
     exact, gdp = panel.get("exact"), panel.get("gdp")
     if exact is not None and gdp is not None and gdp.kind == "approximation" and exact.epsilon > 0.0:
         ratio = gdp.epsilon / exact.epsilon
@@ -146,7 +171,7 @@ def reading(panel: dict[str, Guarantee]) -> list[str]:
     return lines
 
 
-def _print(panel: dict[str, Guarantee]) -> None:
+def _print(panel: dict[str, Guarantee], lines: list[str]) -> None:
     rows = [
         [
             name,
@@ -159,32 +184,47 @@ def _print(panel: dict[str, Guarantee]) -> None:
     ]
     print(table(["accountant", "kind", "epsilon", "at least", "seconds"], rows, left=2))
     print()
-    for line in reading(panel):
+    for line in lines:
         print(line)
     for warning in dict.fromkeys(w for g in panel.values() for w in g.warnings):
         print(f"warning: {warning}")
 
 
+def _check_plot(path: str) -> None:
+    """Refuse a file that cannot be written before minutes are spent on it."""
+    target = Path(path)
+    if target.suffix.lower() not in PLOT_FORMATS or path.endswith("/") or target.is_dir():
+        raise AccountingError(f"--plot needs a file that ends in {', '.join(PLOT_FORMATS)}, got {path!r}.")
+    if not target.parent.is_dir():
+        raise AccountingError(f"--plot {path}: there is no directory {target.parent}.")
+
+
 def _answer(args: argparse.Namespace) -> int:
     """Print the panel; the result is the exit code."""
+    if args.plot is not None:
+        _check_plot(args.plot)
     events = _events(args)
-    panel = _panel(args, events)
+    from clipwise.accounting.published import published_for
+
+    relation = args.relation.replace("-", "_")
+    published = published_for(events, args.delta) if relation == "add_remove" and args.group == 1 else None
+    panel = _panel(args, events, published)
     if args.plot is not None:
         from clipwise.accounting import privacy_curve
         from clipwise.plots import privacy_curves
 
-        curve = privacy_curve(events, args.relation.replace("-", "_"), min(1e-10, args.delta))
+        curve = privacy_curve(events, relation, min(1e-10, args.delta))
         privacy_curves(curve, delta=args.delta).savefig(args.plot)
+    lines = reading(panel, published)
     if args.json:
-        body: dict[str, Any] = {
-            "accountants": {name: g.as_dict() for name, g in panel.items()},
-            "reading": reading(panel),
-        }
+        body: dict[str, Any] = {"accountants": {name: g.as_dict() for name, g in panel.items()}, "reading": lines}
+        if published is not None:
+            body["published"] = {"title": published.title, "epsilon": published.claim}
         if args.plot is not None:
             body["curve"] = curve.as_dict()
         print(json.dumps(body, indent=1))
         return 0
-    _print(panel)
+    _print(panel, lines)
     if args.plot is not None:
         print(f"tight mu: {curve.mu:.4f} for delta >= {curve.min_delta:g} (central limit theorem: {curve.clt_mu:.4f})")
         print(f"privacy curves: {args.plot}")

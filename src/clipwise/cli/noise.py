@@ -6,7 +6,16 @@ import argparse
 import json
 from typing import Any
 
-from clipwise.cli.epsilon import ACCOUNTANTS, add_run_arguments, fill_in, guarded, needs, reading, scheme_of
+from clipwise.cli.epsilon import (
+    ACCOUNTANTS,
+    add_run_arguments,
+    fill_in,
+    guarded,
+    needs,
+    reading,
+    refuse_given,
+    scheme_of,
+)
 from clipwise.errors import AccountingError
 
 NAME = "noise"
@@ -63,9 +72,11 @@ def _answer(args: argparse.Namespace) -> int:
     from clipwise.sampling import Poisson
 
     wanted: dict[str, Any] = {"epsilon": float, **needs(args)}
+    solved = {"noise": "noise_multiplier", "steps": "steps", "batch-size": "batch_size"}[args.solve]
+    refuse_given(args, (solved,), f"--solve {args.solve} finds it; leave the option out")
     if args.solve != "noise":
         wanted["noise_multiplier"] = float
-        wanted.pop("steps" if args.solve == "steps" else "batch_size", None)
+        wanted.pop(solved, None)
     fill_in(args, wanted)
     found = _solve(args)
     if found["steps"] == 0 or found["batch_size"] == 0:

@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     bar = Bar(config.name)
     try:
         made, folder = train(
-            config, output=args.output, resume=args.resume, force=args.force, command=_command(), watch=bar
+            config, output=args.output, resume=args.resume, force=args.force, command=command_line(), watch=bar
         )
     except KeyboardInterrupt:
         bar.close()
@@ -71,7 +71,8 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _command() -> str:
+def command_line() -> str:
+    """What was typed, to be kept with a run."""
     return shlex.join(["clipwise", *sys.argv[1:]])
 
 

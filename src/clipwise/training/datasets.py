@@ -71,10 +71,10 @@ class Inputs:
         return torch.tensor(values).reshape(-1, *(1 for _ in x.shape[2:]))
 
     def __str__(self) -> str:
-        done = [f"Images are averaged over {self.pool}x{self.pool} pixels."] if self.pool > 1 else []
+        done = [f"averaged over {self.pool} x {self.pool} pixels"] if self.pool > 1 else []
         if (self.mean, self.std) != ((0.0,), (1.0,)):
-            done.append("Inputs are scaled with constants of the configuration.")
-        return " ".join(done)
+            done.append("scaled with constants of the configuration")
+        return ", ".join(done) or "as they are"
 
 
 @dataclass(frozen=True)
@@ -90,8 +90,7 @@ class DataChoice:
     def load(self) -> DataSet:
         """The data set, made ready."""
         found = self._find().standardised() if self.standardise else self._find()
-        note = " ".join(filter(None, [found.note, str(self.inputs)]))
-        return replace(found, train=self.inputs(found.train), test=self.inputs(found.test), note=note)
+        return replace(found, train=self.inputs(found.train), test=self.inputs(found.test))
 
     def _find(self) -> DataSet:
         target = split_target(self.source)

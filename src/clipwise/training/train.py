@@ -149,6 +149,7 @@ def _provenance(job: Job, folder: Folder) -> dict[str, Any]:
             "source": data.source,
             "licence": data.licence,
             "note": data.note,
+            "inputs": str(job.config.data.inputs),
             "fingerprint": data.fingerprint,
         },
         "model": repr(job.config.model),
