@@ -28,7 +28,7 @@ def test_a_run_is_printed_and_reported(tiny: str, capsys: pytest.CaptureFixture[
     shown = capsys.readouterr()
     for text in (
         "12 steps on 1,297 records of digits",
-        "accuracy",
+        "Accuracy",
         "ECE",
         "-differential privacy by the exact",
         " to ",
