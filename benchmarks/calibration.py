@@ -155,7 +155,7 @@ def _tables(report: dict[str, list[Row]]) -> dict[str, str]:
     )  # fmt: skip
     shown = ("accuracy", "nll", "ece", "mce", "adaptive_ece", "debiased_ece", "smooth_ece", "classwise_ece")
     coverage_rows = (
-        [f"{100 * r['true_ece']:.1f} %", f"{r['samples']:,}", *(f"{100 * r[name]:.0f} %" for name in shown)]
+        [f"{100 * r['true_ece']:.1f} %", f"{r['samples']:,}", *(f"{100 * r[name]:.0f}%" for name in shown)]
         for r in report.get("coverage", [])
     )
     private_rows = (

@@ -65,13 +65,13 @@ class Bins:
 
     @property
     def ece(self) -> float:
-        """Expected calibration error over these bins: the mean of |gap|, weighted by the bins' counts."""
+        """Expected calibration error over these bins: the mean of `|gap|`, weighted by the bins' counts."""
         weighted = zip(self.count, self.gap, strict=True)
         return math.fsum(n * abs(g) for n, g in weighted if g is not None) / sum(self.count)
 
     @property
     def mce(self) -> float:
-        """Maximum calibration error over these bins: the largest |gap|."""
+        """Maximum calibration error over these bins: the largest `|gap|`."""
         return max(abs(g) for g in self.gap if g is not None)
 
     def merged(self, bins: int) -> Bins:
