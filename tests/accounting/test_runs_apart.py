@@ -9,7 +9,7 @@ import pytest
 from clipwise.accounting import GaussianSteps, Ledger, account
 from clipwise.cli.main import main
 from clipwise.errors import LedgerError
-from clipwise.sampling import Poisson, Shuffled
+from clipwise.sampling import FixedSize, Poisson, Sampling, Shuffled
 
 
 @pytest.mark.parametrize("sigma", [1.0, 0.3])
@@ -19,6 +19,22 @@ def test_noise_that_changes_within_an_epoch_is_bounded_from_above(sigma: float) 
     events = (GaussianSteps(shuffled, 10.0, 1), GaussianSteps(shuffled, sigma, 2))
     alone = account((GaussianSteps(Poisson(20, 10), sigma, 2),), 1e-5)
     assert account(events, 1e-5).epsilon >= alone.epsilon
+
+
+def test_an_event_that_stands_twice_is_first_only_once() -> None:
+    """Epochs of two steps: the last event begins within one, so a record can be in both of its steps."""
+    event, other = GaussianSteps(Shuffled(20, 10), 1.0, 2), GaussianSteps(Shuffled(20, 10), 10.0, 1)
+    again = GaussianSteps(Shuffled(20, 10), 1.0, 2)
+    assert account((event, other, event), 1e-5).epsilon == account((event, other, again), 1e-5).epsilon
+    assert account((event, other, event), 1e-5).epsilon > account((event.repeated(4),), 1e-5).epsilon
+
+
+@pytest.mark.parametrize("sampling", [Shuffled(1_000, 10), FixedSize(1_000, 10), Poisson(1_000, 10)])
+def test_splitting_a_run_changes_nothing(sampling: Sampling) -> None:
+    whole = GaussianSteps(sampling, 2.0, 250)
+    split = (whole.repeated(1), whole.repeated(99), whole.repeated(150))
+    one, other = account((whole,), 1e-5), account(split, 1e-5)
+    assert (one.epsilon, one.lower) == (other.epsilon, other.lower)
 
 
 def test_a_second_run_with_the_same_settings_does_not_overwrite_the_first(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from clipwise.accounting.grid import grid_delta, grid_epsilon, rough_delta, roug
 from clipwise.accounting.guarantee import Guarantee, Kind
 from clipwise.accounting.laws import Composition
 from clipwise.accounting.pld import pld_delta, pld_epsilon
-from clipwise.accounting.problem import Accountant, Problem, Relation, check_delta, check_epsilon, pose
+from clipwise.accounting.problem import LEAST_NOISE, Accountant, Problem, Relation, check_delta, check_epsilon, pose
 from clipwise.accounting.projected import has_projections, projected_delta, projected_epsilon, records_at_risk
 from clipwise.accounting.rdp import rdp_delta, rdp_epsilon
 from clipwise.accounting.saddle import quick_delta, quick_epsilon
@@ -28,6 +28,7 @@ from clipwise.errors import AccountingError
 __all__ = ["Accountant", "Relation", "account", "account_delta"]
 
 _LARGE_EPSILON = 50.0
+_NO_NOISE = f"Some steps had no noise, or a noise multiplier below {LEAST_NOISE:g}: nothing is private."
 _SOURCES = {"rdp": "Renyi divergences", "grid": "privacy losses on a grid"}
 
 
@@ -59,8 +60,8 @@ def account(
         return projected_epsilon(events, delta, accountant, ask, records_at_risk(events, relation, group))
     problem = _pose(events, relation, group, accountant)
     if not problem.private:
-        answer = _Answer(math.inf, "upper bound", accountant, ("Some steps had no noise: nothing is private.",))
-    elif problem.events:
+        answer = _Answer(math.inf, "upper bound", accountant, (_NO_NOISE,))
+    elif problem.upper:
         answer = _answer(problem, delta, accountant, _EPSILON)
     else:
         answer = _Answer(0.0, "numerically exact", accountant)
@@ -85,8 +86,8 @@ def account_delta(
         return projected_delta(events, epsilon, accountant, ask, records_at_risk(events, relation, group))
     problem = _pose(events, relation, group, accountant)
     if not problem.private:
-        answer = _Answer(1.0, "upper bound", accountant, ("Some steps had no noise: nothing is private.",))
-    elif problem.events:
+        answer = _Answer(1.0, "upper bound", accountant, (_NO_NOISE,))
+    elif problem.upper:
         answer = _answer(problem, epsilon, accountant, _DELTA)
     else:
         answer = _Answer(0.0, "numerically exact", accountant)

@@ -9,14 +9,14 @@ from dataclasses import replace
 
 from clipwise.accounting.accountant import account
 from clipwise.accounting.events import Event, GaussianSteps
-from clipwise.accounting.problem import Accountant, Relation, check_delta, pose
+from clipwise.accounting.problem import LEAST_NOISE, Accountant, Relation, check_delta, pose
 from clipwise.accounting.saddle import quick_epsilon
 from clipwise.errors import AccountingError
 from clipwise.sampling import FixedSize, FullBatch, Poisson, Sampling, Shuffled
 
 __all__ = ["free_cap", "max_batch_size", "max_steps", "noise_multiplier", "noise_scale"]
 
-_LIMITS = (1e-2, 1e7)
+_LIMITS = (LEAST_NOISE, 1e7)
 _TIGHT = 5e-4  # share of the target that may be left unused
 _MOST_STEPS = 10**9
 

@@ -159,6 +159,10 @@ def _cumulants(composition: Composition, tilts: tuple[float, ...]) -> Cumulants:
             third = third + count * np.sum(tilted * np.abs(away) ** 3, axis=1)
             four = (c3, c4 - 3.0 * c2**2, c5 - 10.0 * c3 * c2, c6 - 15.0 * c4 * c2 - 10.0 * c3**2 + 30.0 * c2**3)
             higher = [total + count * one for total, one in zip(higher, four, strict=True)]
+        if not np.all(variance > 0.0):
+            raise AccountingError(
+                "So little noise has no Edgeworth expansion in double precision; use the exact accountant."
+            )
         a, b, c, d = (kappa / variance ** (0.5 * k) for k, kappa in zip((3, 4, 5, 6), higher, strict=True))
     return Cumulants(mean, variance, (a, b, c, d), third, log_moment)
 

@@ -24,6 +24,10 @@ _SAMPLINGS: dict[str, type[Any]] = {
 }
 
 
+_MOST = 10**12
+"""Steps, or records: more than anybody has, and few enough for double precision."""
+
+
 def _check_noise(noise_multiplier: object) -> None:
     number = isinstance(noise_multiplier, (int, float)) and not isinstance(noise_multiplier, bool)
     if not number or not math.isfinite(noise_multiplier) or noise_multiplier < 0:  # type: ignore[arg-type, operator]
@@ -35,6 +39,8 @@ def _check_noise(noise_multiplier: object) -> None:
 def _check_count(name: str, count: object) -> None:
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:
         raise AccountingError(f"{name} must be a positive integer, got {count!r}.")
+    if count > _MOST:
+        raise AccountingError(f"{name} must be at most {_MOST:.0e}, got a larger number.")
 
 
 def _check_sampling(sampling: object) -> None:
@@ -43,6 +49,8 @@ def _check_sampling(sampling: object) -> None:
             f"sampling must be cw.Poisson, cw.FullBatch, cw.Shuffled or cw.FixedSize, got {sampling!r}. "
             "A bare rate does not say how batches were drawn."
         )
+    if sampling.sample_size > _MOST:
+        raise AccountingError(f"sample_size must be at most {_MOST:.0e} for accounting.")
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ all roots of a polynomial in exp(gap x) real and negative, as binomial weights h
 
 from __future__ import annotations
 
-import itertools
 import math
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -90,10 +89,7 @@ def _smoothness(pair: Pair, low: float, high: float, window: float = 0.0) -> tup
     x = np.linspace(low, high, 257)
     mean_p, var_p = _posterior_moments(pair.p, x)
     mean_q, var_q = _posterior_moments(pair.q, x)
-    gap = max(
-        (b - a for side in (pair.p, pair.q) for a, b in itertools.pairwise(sorted(m for _, m in side))), default=0
-    )
-    strip = 0.8 * math.pi / gap if gap > 0 else 6.0
+    strip = 0.8 * math.pi / pair.gap if pair.gap > 0 else 6.0
     slope, curvature = np.abs(mean_p - mean_q), np.maximum(var_q - var_p, 0.0)
     steep = 0.0
     if window > 0.0:

@@ -7,6 +7,7 @@ else.
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -19,6 +20,7 @@ Mixture: TypeAlias = tuple[tuple[float, float], ...]
 """(weight, mean) of each unit-variance Gaussian component; the weights sum to one."""
 
 _ZERO: Mixture = ((1.0, 0.0),)
+_IMPOSSIBLE = 1e-34
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,18 @@ class Pair:
     def reversed(self) -> Pair:
         """The pair with the roles of the two data sets exchanged."""
         return self if self.symmetrised else Pair(self.q, self.p)
+
+    @property
+    def gap(self) -> float:
+        """The largest distance of neighbouring means on one side."""
+        sides = (sorted(mean for _, mean in side) for side in (self.p, self.q))
+        return max((b - a for side in sides for a, b in itertools.pairwise(side)), default=0.0)
+
+    @property
+    def reach(self) -> float:
+        """The largest distance of any two means: whatever is revealed, N(0, 1) against N(reach, 1) is worse."""
+        means = [mean for side in (self.p, self.q) for _, mean in side]
+        return max(means) - min(means)
 
     @property
     def shift(self) -> float | None:
@@ -81,6 +95,11 @@ class Composition:
         return Composition(self.gaussian, tuple((law.reversed(), count) for law, count in self.terms))
 
     @property
+    def unamplified(self) -> float:
+        """The sum of squared shifts, were every step a plain Gaussian one of its reach: an upper bound for all laws."""
+        return self.gaussian + sum(count * max(pair.reach for _, pair in law.parts) ** 2 for law, count in self.terms)
+
+    @property
     def single(self) -> Pair | None:
         """The pair when there is one step only, and that of one pair."""
         if self.gaussian == 0.0 and len(self.terms) == 1 and self.terms[0][1] == 1 and len(self.terms[0][0].parts) == 1:
@@ -104,7 +123,8 @@ def _binomial(rate: float, mu: float, group: int) -> Mixture:
     if group == 1:
         return ((1.0 - rate, 0.0), (rate, mu))
     weights = stats.binom.pmf(range(group + 1), group, rate)
-    return tuple((float(weight), k * mu) for k, weight in enumerate(weights) if weight > 0.0)
+    # What is left out happens with less than 1e-20 in 10^10 steps, far below any delta that can be asked for.
+    return tuple((float(weight), k * mu) for k, weight in enumerate(weights) if weight > _IMPOSSIBLE)
 
 
 def poisson(rate: float, mu: float, replace: bool, group: int = 1) -> Law:

@@ -12,12 +12,14 @@ from clipwise.accounting.laws import Composition, Law, fixed_size, gaussian, poi
 from clipwise.errors import AccountingError
 from clipwise.sampling import FixedSize, FullBatch, Poisson, Sampling, Shuffled
 
-__all__ = ["Accountant", "Problem", "Relation", "ShuffledRun", "check_delta", "check_epsilon", "pose"]
+__all__ = ["LEAST_NOISE", "Accountant", "Problem", "Relation", "ShuffledRun", "check_delta", "check_epsilon", "pose"]
 
 Relation = Literal["add_remove", "replace_one", "zero_out"]
 Accountant = Literal["exact", "rdp", "pld", "gdp", "edgeworth"]
 
 _GROUP_LIMIT = 1_000
+LEAST_NOISE = 0.01
+"""Below this noise multiplier a run counts as not private: epsilon would be in the tens of thousands."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ def check_epsilon(epsilon: object) -> float:
 
 def pose(events: Iterable[Event], relation: Relation = "add_remove", group: int = 1) -> Problem:
     """Turn events into the pairs to compose, refusing what has no meaning."""
-    events = tuple(events)
+    events = _merged(events)
     if relation not in get_args(Relation):
         raise AccountingError(f"relation must be one of {', '.join(get_args(Relation))}, got {relation!r}.")
     if not isinstance(group, int) or isinstance(group, bool) or not 1 <= group <= _GROUP_LIMIT:
@@ -81,7 +83,7 @@ def pose(events: Iterable[Event], relation: Relation = "add_remove", group: int 
         )
     schemes = [_sampling(event) for event in events]
     relation, warnings = _meaningful_relation(schemes, relation)
-    private = all(event.noise_multiplier > 0 for event in events)
+    private = all(event.noise_multiplier >= LEAST_NOISE for event in events)
     sizes = [scheme.sample_size for scheme in schemes if scheme is not None]
     upper, lower = _directions(events, relation, group) if private else ((), None)
     return Problem(
@@ -97,6 +99,17 @@ def pose(events: Iterable[Event], relation: Relation = "add_remove", group: int 
         sample_size=min(sizes) if sizes else None,
         warnings=warnings,
     )
+
+
+def _merged(events: Iterable[Event]) -> tuple[Event, ...]:
+    """Equal consecutive events counted together, as on a ledger: how a run is split changes nothing."""
+    found: list[Event] = []
+    for event in events:
+        if found and found[-1].same_mechanism(event):
+            found[-1] = event.repeated(found[-1].count + event.count)
+        else:
+            found.append(event)
+    return tuple(found)
 
 
 def _sampling(event: Event) -> Sampling | None:
@@ -122,12 +135,13 @@ def _directions(
     lower: list[Composition] = []
     interval = any(isinstance(_sampling(event), (FixedSize, Shuffled)) for event in events)
     # Disjoint calibration data composes in parallel: each record is in one of the two parts.
-    apart = [e for e in events if isinstance(e, PrivateCalibration) and e.disjoint]
-    together = [e for e in events if not (isinstance(e, PrivateCalibration) and e.disjoint)]
+    numbered = list(enumerate(events))
+    apart = [(i, e) for i, e in numbered if isinstance(e, PrivateCalibration) and e.disjoint]
+    together = [(i, e) for i, e in numbered if not (isinstance(e, PrivateCalibration) and e.disjoint)]
     for part in (together, apart):
         for bucket, bound in ((upper, "upper"), (lower, "lower")):
             composition = Composition.of(
-                [(law, n) for event in part for law, n in _laws(event, relation, group, bound, event is events[0])]
+                [(law, n) for i, event in part for law, n in _laws(event, relation, group, bound, first=i == 0)]
             )
             if composition.empty:
                 continue
@@ -182,12 +196,13 @@ def _single(group: int, scheme: str) -> None:
 
 def _shuffled_runs(events: tuple[Event, ...]) -> list[ShuffledRun]:
     runs = []
-    for event in events:
+    for i, event in enumerate(events):
         scheme = _sampling(event)
         if isinstance(scheme, Shuffled):
             longest = -(-scheme.sample_size // scheme.batch_size)
-            # A later event may begin in the middle of an epoch: what is left of that one proves nothing.
-            whole = (event.count if event is events[0] else event.count - longest + 1) // longest
+            # Only whole epochs: an unfinished one, or the rest of one that a later event may begin in, is left out,
+            # and whoever sees less of the output learns at most as much, so the bound stays below the truth.
+            whole = (event.count if i == 0 else event.count - longest + 1) // longest
             if whole > 0:
                 runs.append(ShuffledRun(1.0 / event.noise_multiplier, longest, whole))
     return runs

@@ -67,6 +67,8 @@ def _step(law: Law) -> Floats:
         result[~whole] = _by_quadrature(law, ORDERS[~whole])
     else:
         result = _by_quadrature(law, ORDERS)
+    # Renyi divergences are quasi-convex, so no mixture exceeds its farthest components; far orders have no lattice.
+    result = np.minimum(result, 0.5 * ORDERS * max(pair.reach for _, pair in law.parts) ** 2)
     result.flags.writeable = False
     return result
 

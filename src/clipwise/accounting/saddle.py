@@ -29,6 +29,7 @@ __all__ = [
 ]
 
 _TILT = 8.0
+_WIDEST = 150.0  # distance of two means in deviations of the noise, at most
 ALIAS = 1e-11  # share of delta that the equal steps of a contour may add, at most
 
 
@@ -108,6 +109,8 @@ def tail_share(composition: Composition, mass: float) -> float:
 @lru_cache(maxsize=256)
 def saddle_table(composition: Composition, tail: float) -> Saddle:
     """K at 81 abscissas around the reciprocal of the loss's standard deviation, `tail` per step faded out."""
+    if any(pair.gap > _WIDEST for law, _ in composition.terms for _, pair in law.parts):
+        raise NotConverged("So little noise would need millions of points, for an epsilon in the millions.")
     grids = [(points_cut(law, tail), count) for law, count in composition.terms]
     spread = composition.gaussian + sum(count * float(g.weight @ g.loss**2) for g, count in grids)
     reliable = min(max(_TILT, 60.0 / math.sqrt(spread)), 1e5)
@@ -206,7 +209,8 @@ def quick_epsilon(composition: Composition, delta: float) -> float:
     with contextlib.suppress(NotConverged):
         table = saddle_table(composition, tail_share(composition, 1e-6 * delta))
         proven = table.renyi_epsilon(math.log(delta * (1.0 - 1e-5)))
-    return max(0.0, min(proven, largest_loss(composition)))
+    plain = gaussian_epsilon(math.sqrt(composition.unamplified), delta)
+    return max(0.0, min(proven, plain, largest_loss(composition)))
 
 
 def quick_delta(composition: Composition, epsilon: float) -> float:
@@ -215,6 +219,7 @@ def quick_delta(composition: Composition, epsilon: float) -> float:
         return gaussian_delta(math.sqrt(composition.gaussian), epsilon)
     if epsilon >= largest_loss(composition):
         return 0.0
+    plain = gaussian_delta(math.sqrt(composition.unamplified), epsilon)
     with contextlib.suppress(NotConverged):
-        return saddle_table(composition, tail_share(composition, 1e-18)).chernoff_delta(epsilon) + 1e-17
-    return 1.0
+        return min(plain, saddle_table(composition, tail_share(composition, 1e-18)).chernoff_delta(epsilon) + 1e-17)
+    return plain

@@ -25,7 +25,7 @@ _ROUND_OFF = 1e-13
 def shuffled_epsilon(run: ShuffledRun, delta: float) -> float:
     """The largest epsilon at which the lower bound of delta still reaches `delta`."""
     losses, _ = _composed(run)
-    high = float(losses[-1])
+    high = float(np.max(losses, initial=0.0))
 
     def gap(epsilon: float) -> float:
         return shuffled_delta(run, epsilon) - delta
@@ -56,6 +56,8 @@ def _composed(run: ShuffledRun) -> tuple[Floats, Floats]:
     edges = np.linspace(-9.0 * sigma, 2.0 + 9.0 * sigma, _BINS + 1)
     p, q = _bin_masses(2.0, edges, run.mu, run.batches), _bin_masses(1.0, edges, run.mu, run.batches)
     seen = (p > 1e-18) & (q > 1e-30)
+    if not np.any(seen):  # so little noise that the two never overlap in double precision: nothing is proven
+        return np.empty(0), np.empty(0)
     p, loss = p[seen], np.log(p[seen] / q[seen])
     step = run.full_epochs * (float(loss.max()) - float(loss.min())) / (_GRID // 2)
     place = np.floor(loss / step).astype(np.int64)

@@ -57,7 +57,7 @@ def _threshold(pair: Pair, epsilon: float, side: float) -> float:
     far = side * 60.0 + max((mean for m in (pair.p, pair.q) for _, mean in m), key=lambda mean: side * mean)
     if gap(far) <= 0.0:
         return math.inf
-    near = far
+    near, step = far, 60.0
     while gap(near) > 0.0:
-        near -= side * 60.0
+        near, step = near - side * step, 2.0 * step
     return float(optimize.brentq(gap, near, far, xtol=1e-14, rtol=1e-14))
