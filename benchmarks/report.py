@@ -267,6 +267,11 @@ def draw_scaling(results: Json, path: Path) -> None:
         axes.set_yscale("log")
         factors = sorted({int(key.split(" x")[1]) for key in found if key.startswith(f"{study} x")})
         axes.set_xticks(factors, [f"×{f}" for f in factors])
+        low, high = axes.get_ylim()
+        ticks = [d * 10**k for k in range(6) for d in (1, 2, 5) if low <= d * 10**k <= high]
+        axes.set_yticks(ticks, [f"{t:g}" for t in ticks])
+        axes.set_yticks([], minor=True)
+        axes.set_xlabel("times the smallest size")
         axes.set_title(study)
         axes.grid(color="0.92")
     panels[0][0].set_ylabel("CPU time of a step, ms")

@@ -16,6 +16,8 @@ myst_heading_anchors = 3
 exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = f"clipwise {version}"
+html_static_path = ["_static"]
+html_css_files = ["clipwise.css"]
 
 # Docstrings mark code with single backticks.
 default_role = "literal"
