@@ -6,6 +6,7 @@ import logging
 import math
 import re
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -263,10 +264,62 @@ def test_a_saved_run_goes_on_as_if_not_interrupted() -> None:
     second.load_state_dict(saved)
     assert [report.number for report in run(second, parts, users, work)] == [2, 3]
     assert torch.equal(flat(whole), flat(parts)) and second.ledger.steps == 4
-    with pytest.raises(cw.CheckpointError, match="same plan"):
-        Server(make_plan(), parts).load_state_dict(saved)
-    with pytest.raises(cw.CheckpointError):
+    with pytest.raises(cw.CheckpointError, match="another plan"):
+        Server(make_plan(), parts, seed=1).load_state_dict(saved)
+    with pytest.raises(cw.CheckpointError, match="another seed"):
+        Server(plan, parts).load_state_dict(saved)
+    with pytest.raises(cw.CheckpointError, match="4 rounds already"):
         second.load_state_dict(saved)
+
+
+@pytest.mark.parametrize("seed", [None, 1])
+def test_rounds_after_the_last_save_stay_charged(seed: int | None, tmp_path: Path) -> None:
+    """A process dies after round 4 of 5, saved after round 2."""
+    plan, users = make_plan(rounds=5, clip=AdaptiveClip(R=0.1)), make_users(20)
+    work = LocalTraining(loss_fn, partial(torch.optim.SGD, lr=0.1), seed=1)
+
+    def begin() -> tuple[nn.Module, torch.optim.Optimizer, Server]:
+        model = make_model()
+        return model, torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9), Server(plan, model, seed=seed)
+
+    model, optimizer, server = begin()
+    for report in run(server, model, users, work, optimizer):
+        if report.number == 1:
+            server.save(tmp_path / "run", model, optimizer, extra={"note": "after two"})
+        if report.number == 3:
+            break
+    if seed is not None:
+        whole, with_momentum, uninterrupted = begin()
+        list(run(uninterrupted, whole, users, work, with_momentum))
+
+    model, optimizer, server = begin()
+    assert server.resume(tmp_path / "run", model, optimizer) == {"note": "after two"}
+    done = [report.number for report in run(server, model, users, work, optimizer)]
+    counts = {event.reason: event.count for event in server.ledger.events}
+    assert server.epsilon(1e-3) == plan.epsilon(1e-3)
+    if seed is None:
+        assert done == [4] and counts == {"federated": 1, "interrupted": 2} and server.ledger.steps == 5
+    else:
+        assert done == [2, 3, 4] and counts == {"federated": 5}
+        assert torch.equal(flat(model), flat(whole))
+
+
+def test_saved_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    model, plan = make_model(), make_plan()
+    server = Server(plan, model)
+    server.save(tmp_path / "first", model)
+    server.save(tmp_path / "second", model)
+    with pytest.raises(cw.CheckpointError, match="replaced by a later"):
+        Server(plan, model).resume(tmp_path / "first", model)
+    with pytest.raises(cw.CheckpointError, match="without a server's optimizer"):
+        Server(plan, model).resume(tmp_path / "second", model, torch.optim.SGD(model.parameters(), lr=1.0))
+    with pytest.raises(cw.CheckpointError, match="does not fit this model"):
+        Server(plan, model).resume(tmp_path / "second", nn.Linear(1, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    private = cw.Private(cw.Plan(cw.FullBatch(2), 1, cw.Abadi(1.0), 1.0), model, optimizer)
+    private.save(tmp_path / "other")
+    with pytest.raises(cw.CheckpointError, match="does not hold a federated run"):
+        Server(plan, model).resume(tmp_path / "other", model)
 
 
 def test_the_servers_optimizer_must_know_the_parameters() -> None:

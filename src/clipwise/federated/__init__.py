@@ -6,6 +6,7 @@
 
 from clipwise.federated.adaptive import AdaptiveClip
 from clipwise.federated.local import LocalGradient, LocalTraining, Task, Work
+from clipwise.federated.partition import dirichlet, shards, uniform
 from clipwise.federated.plan import FederatedPlan
 from clipwise.federated.runner import run
 from clipwise.federated.server import Failure, Round, RoundReport, Server, apply, select
@@ -25,7 +26,10 @@ __all__ = [
     "Work",
     "apply",
     "clip_update",
+    "dirichlet",
     "run",
     "select",
+    "shards",
     "shorten",
+    "uniform",
 ]

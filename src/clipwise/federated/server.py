@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,16 +17,17 @@ from torch.optim import Optimizer
 from clipwise.accounting import FederatedRounds, Ledger
 from clipwise.accounting.accountant import Accountant, Relation
 from clipwise.clipping import Style
-from clipwise.errors import BudgetSpent, CheckpointError, DataError, InvalidPlan, InvalidSampling
+from clipwise.errors import BudgetSpent, DataError, InvalidPlan, InvalidSampling
+from clipwise.federated import saving
 from clipwise.federated.adaptive import AdaptiveClip
 from clipwise.federated.plan import FederatedPlan
 from clipwise.federated.updates import Reply, admit, groups_of, norms, shorten
 from clipwise.noise import Entropy, GaussianNoise, Normals
+from clipwise.private.checkpoint import Journal
 
 __all__ = ["Failure", "Round", "RoundReport", "Server", "apply", "select"]
 
 _LOG = logging.getLogger("clipwise.federated")
-_VERSION = 1
 _ROUNDING = 1e-4  # an update longer than the bound by less was clipped in another precision, not by nobody
 
 
@@ -130,6 +133,7 @@ class Server:
         self._done = 0
         self._opened: Round | None = None
         self._last: RoundReport | None = None
+        self._journal: Journal | None = None
 
     @property
     def plan(self) -> FederatedPlan:
@@ -145,6 +149,11 @@ class Server:
     def rounds_done(self) -> int:
         """Rounds of the plan that are used up."""
         return self._done
+
+    @property
+    def bound(self) -> float | None:
+        """Where an adaptive norm stands; covered by epsilon."""
+        return self._bound
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -188,6 +197,8 @@ class Server:
         gathered = self._gather(opened, replies)
         self._ledger.record(self._event)
         self._opened, self._done = None, self._done + 1
+        if self._journal is not None:
+            self._journal.charge(self._done)
         if self._adaptive is None or self._bound is None:
             mean = self._noised(opened.style, gathered.sums, self._multiplier, [])
         else:
@@ -251,25 +262,43 @@ class Server:
         return self._noise.scaled(sums, [*(std_of[name] for name in self._like), *stds], scale, self._done)
 
     def state_dict(self) -> dict[str, Any]:
-        """Rounds made, ledger and adaptive norm, to save beside the model. Never the seed, a sum or a key of noise."""
-        ledger = self._ledger.to_json()
-        return {
-            "version": _VERSION,
-            "plan": repr(self._plan),
-            "rounds": self._done,
-            "bound": self._bound,
-            "ledger": ledger,
-        }
+        """Rounds made, ledger, adaptive norm and, for a seeded run only, the seed. Never a sum or a key of noise."""
+        return saving.capture(self)
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Go on from `state_dict()`, in a server that has made no round yet, with the same plan (and seed, if any)."""
-        if self._done or saved.get("version") != _VERSION or saved.get("plan") != repr(self._plan):
-            raise CheckpointError(
-                "a saved federated run goes on in a new Server with the same plan: expected "
-                f"{self._plan!r}, got {saved.get('plan')} (version {saved.get('version')!r}) after {self._done} rounds."
-            )
-        self._ledger = Ledger.from_json(saved["ledger"])
-        self._done, self._bound, self._opened = saved["rounds"], saved["bound"], None
+        """Go on from `state_dict()`, in a server that has made no round yet, with the same plan and seed.
+
+        Rounds made after `state_dict()` was called are not known here. `save` and `resume` count those too.
+        """
+        saving.restore(self, saved)
+
+    def save(
+        self, path: str | os.PathLike[str], model: nn.Module, optimizer: Optimizer | None = None, extra: Any = None
+    ) -> None:
+        """Write the run, the model and the server's optimizer to one file that a crash cannot damage.
+
+        From then on every round is counted in that file before its noise is drawn (unseeded runs).
+        """
+        journal = saving.write(path, self, model, optimizer, extra)
+        if self._entropy.seed is not None:  # a replay after a crash is the same release, charged once
+            journal.close()
+            return
+        old, self._journal = self._journal, journal
+        if old is not None and old.path != journal.path:
+            old.retire(self._done)
+        elif old is not None:
+            old.close()
+
+    def resume(self, path: str | os.PathLike[str], model: nn.Module, optimizer: Optimizer | None = None) -> Any:
+        """Go on from `save`, in a server that has made no round yet; model and optimizer are filled.
+
+        A seeded run makes the rounds after the last save again, bit for bit, given the same users and examples. An
+        unseeded one draws fresh noise, and the rounds begun since stay charged. Returns `extra`.
+        """
+        extra = saving.read(path, self, model, optimizer)
+        if self._entropy.seed is None:
+            self._journal = Journal(Path(path))
+        return extra
 
 
 @torch.no_grad()

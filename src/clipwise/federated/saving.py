@@ -1,0 +1,89 @@
+"""A federated run in one file: model, server's optimizer, ledger, and a count of the rounds begun since."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from clipwise.accounting import FederatedRounds, Ledger
+from clipwise.errors import CheckpointError
+from clipwise.private import checkpoint
+
+if TYPE_CHECKING:
+    from clipwise.federated.server import Server
+
+__all__ = ["capture", "read", "restore", "write"]
+
+_VERSION = 1
+_KEYS = {"version", "plan", "rounds", "bound", "ledger", "seed"}
+
+
+def capture(server: Server) -> dict[str, Any]:
+    """The state of a run. Only a seeded one holds anything that its randomness could be rebuilt from."""
+    return {
+        "version": _VERSION,
+        "plan": repr(server.plan),
+        "rounds": server.rounds_done,
+        "bound": server.bound,
+        "ledger": server.ledger.to_json(),
+        "seed": server._entropy.seed,
+    }
+
+
+def restore(server: Server, saved: Mapping[str, Any]) -> None:
+    """Put the state into a new server with the same plan and seed; anything else is refused and changes nothing."""
+    if not isinstance(saved, Mapping) or set(saved) != _KEYS or saved["version"] != _VERSION:
+        raise CheckpointError(f"a saved federated run has the keys {sorted(_KEYS)} and version {_VERSION}.")
+    if server.rounds_done:
+        raise CheckpointError(f"this server has made {server.rounds_done} rounds already; go on in a new one.")
+    mine = (repr(server.plan), server._entropy.seed)
+    if mine != (saved["plan"], saved["seed"]):
+        what = "plan" if mine[0] != saved["plan"] else "seed"
+        raise CheckpointError(f"the run was begun with another {what}: expected {mine[0]}, saved is {saved['plan']}.")
+    server._ledger = Ledger.from_json(saved["ledger"])
+    server._done, server._bound = saved["rounds"], saved["bound"]
+
+
+def write(
+    path: str | os.PathLike[str], server: Server, model: nn.Module, optimizer: Optimizer | None, extra: Any
+) -> checkpoint.Journal:
+    """Write everything such that a crash leaves the old file or the new one."""
+    record = {
+        "federated": capture(server),
+        "model": dict(model.state_dict()),
+        "optimizer": None if optimizer is None else optimizer.state_dict(),
+        "extra": extra,
+    }
+    return checkpoint.write(path, record, server.rounds_done)
+
+
+def read(path: str | os.PathLike[str], server: Server, model: nn.Module, optimizer: Optimizer | None) -> Any:
+    """Fill server, model and optimizer from what `write` wrote, charge rounds begun since, and give back `extra`."""
+    record, begun, live = checkpoint.read(path)
+    if set(record) != {"federated", "model", "optimizer", "extra"}:
+        raise CheckpointError(f"{Path(path)} does not hold a federated run.")
+    if (record["optimizer"] is None) != (optimizer is None):
+        raise CheckpointError(f"{Path(path)} was saved with{'' if optimizer is None else 'out'} a server's optimizer.")
+    seeded = record["federated"].get("seed") is not None
+    if not seeded and not live:
+        raise CheckpointError(
+            f"{Path(path)} was replaced by a later checkpoint elsewhere, and the rounds made since are counted there. "
+            "Resume from the latest one."
+        )
+    restore(server, record["federated"])
+    try:
+        model.load_state_dict(record["model"])
+        if optimizer is not None:
+            optimizer.load_state_dict(record["optimizer"])
+    except (RuntimeError, ValueError, KeyError) as error:
+        raise CheckpointError(f"{Path(path)} does not fit this model or optimizer: {error}") from error
+    lost = begun - server.rounds_done
+    if lost > 0 and not seeded:  # a seeded run makes these rounds again, which is the same release
+        server._ledger.record(FederatedRounds(server.plan.sampling, server._multiplier, lost, "interrupted"))
+        server._done = begun
+    return record["extra"]
