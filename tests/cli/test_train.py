@@ -31,7 +31,7 @@ def test_a_run_is_printed_and_reported(tiny: str, capsys: pytest.CaptureFixture[
         "Accuracy",
         "ECE",
         "-differential privacy by the exact",
-        " to ",
+        " – ",
     ):
         assert text in shown.out
     assert "report: runs/tiny/report.html" in shown.out.replace("\\", "/")
