@@ -16,6 +16,23 @@ if TYPE_CHECKING:
 __all__ = ["loss_flows", "ntk_monitor", "spectra"]
 
 
+def _both_directions(axes: Any, linear: float, ticks: int) -> None:
+    """A scale that is logarithmic above and below zero, linear up to `linear`, with zero marked."""
+    # A power of ten, so that no tick falls into the linear piece and onto the zero.
+    axes.set_yscale("symlog", linthresh=10.0 ** np.floor(np.log10(max(linear, 1e-300))))
+    axes.yaxis.get_major_locator().set_params(numticks=ticks)
+    axes.axhline(0.0, color=GAP, linewidth=0.8)
+
+
+def _shade(axes: Any, below: bool) -> None:
+    """Mark the side of zero that theory would rather not see."""
+    low, high = axes.get_ylim()
+    axes.axhspan(
+        min(low, 0.0) if below else 0.0, 0.0 if below else max(high, 0.0), color="#D55E00", alpha=0.08, linewidth=0
+    )
+    axes.set_ylim(low, high)
+
+
 @styled
 def spectra(eigenvalues: Mapping[str, Sequence[float]], title: str = "Eigenvalues") -> Any:
     """Eigenvalues from the largest to the smallest, one line per matrix; what is below zero is shaded.
@@ -33,11 +50,9 @@ def spectra(eigenvalues: Mapping[str, Sequence[float]], title: str = "Eigenvalue
             np.arange(1, len(values) + 1), values, markevery=max(1, len(values) // 12), **look(place).line
         )
         mark_arm(line, place)
-    axes.set_yscale("symlog", linthresh=max(largest * 1e-6, 1e-300))
-    axes.axhline(0.0, color=GAP, linewidth=0.8)
-    low = min(float(values[-1]) for values in ordered)
-    if low < 0:
-        axes.axhspan(axes.get_ylim()[0], 0.0, color="#D55E00", alpha=0.08, linewidth=0)
+    _both_directions(axes, largest * 1e-5, ticks=9)
+    if min(float(values[-1]) for values in ordered) < 0:
+        _shade(axes, below=True)
     axes.set_xlabel("rank")
     axes.set_ylabel("eigenvalue")
     axes.set_title(title)
@@ -65,10 +80,9 @@ def loss_flows(flows: Mapping[str, GradientFlow], title: str = "Loss along the f
     if not linear:
         top.set_yscale("log")
     rates = np.concatenate([np.abs(flow.loss_rate.numpy()) for flow in flows.values()])
-    bottom.set_yscale("symlog", linthresh=max(float(rates.max()) * 1e-3, 1e-300))
-    bottom.axhline(0.0, color=GAP, linewidth=0.8)
+    _both_directions(bottom, float(rates.max()) * 1e-2, ticks=5)
     if any(float(flow.loss_rate.max()) > 0 for flow in flows.values()):
-        bottom.axhspan(0.0, max(bottom.get_ylim()[1], 0.0), color="#D55E00", alpha=0.08, linewidth=0)
+        _shade(bottom, below=False)
     top.set_title(title)
     top.set_ylabel("loss L")
     bottom.set_ylabel("dL/dt")
@@ -104,8 +118,8 @@ def ntk_monitor(monitors: Mapping[str, NTKMonitor]) -> Any:
         axes.set_title(name)
         axes.set_xlabel("step")
     for axes in (grid[1], grid[5]):
-        axes.set_yscale("symlog", linthresh=1e-3)
-        axes.axhline(0.0, color=GAP, linewidth=0.8)
+        largest = max(float(np.abs(line.get_ydata()).max()) for line in axes.lines)
+        _both_directions(axes, largest * 1e-3, ticks=5)
     percent_axis(grid[4].yaxis)
     notes = list(dict.fromkeys(monitor.note for monitor in monitors.values()))
     drawn.suptitle("; ".join(notes), fontsize="small", color=MUTED, x=0.01, ha="left")
