@@ -89,6 +89,41 @@ def test_fixed_size_is_an_interval_of_replacing(relation: Any) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("scheme", "sigma", "steps", "published"),
+    [(FixedSize(50_000, 1_000), 1.3, 750, 4.844), (FixedSize(60_000, 256), 1.1, 14_040, 5.239)],
+)
+def test_bounds_for_noise_over_twice_the_clipping_norm_do_not_hold(
+    scheme: FixedSize, sigma: float, steps: int, published: float
+) -> None:
+    """dp-accounting's noise multiplier refers to the sensitivity of replacing, 2R; training adds sigma R."""
+    dpa = pytest.importorskip("dp_accounting")
+    from dp_accounting import rdp
+
+    theirs = rdp.RdpAccountant(neighboring_relation=dpa.NeighboringRelation.REPLACE_ONE)
+    theirs.compose(
+        dpa.SampledWithoutReplacementDpEvent(scheme.sample_size, scheme.batch_size, dpa.GaussianDpEvent(sigma)), steps
+    )
+    assert theirs.get_epsilon(1e-5) == pytest.approx(published, abs=1e-3)
+    guarantee = account((GaussianSteps(scheme, sigma, steps),), 1e-5, relation="replace_one")
+    assert guarantee.lower is not None and guarantee.lower > 1.9 * published
+    # Told the truth, half the noise multiplier, it agrees with the interval's upper end.
+    told = rdp.RdpAccountant(neighboring_relation=dpa.NeighboringRelation.REPLACE_ONE)
+    told.compose(
+        dpa.SampledWithoutReplacementDpEvent(scheme.sample_size, scheme.batch_size, dpa.GaussianDpEvent(sigma / 2)),
+        steps,
+    )
+    assert told.get_epsilon(1e-5) > guarantee.epsilon
+
+
+def test_groups_of_a_thousand_take_no_time() -> None:
+    guarantee = account(MNIST, 1e-5, group=1_000)
+    assert guarantee.accountant == "exact" and guarantee.seconds < 5.0
+    assert guarantee.epsilon == pytest.approx(124_498.26, rel=1e-6)
+    fifty = account(MNIST, 1e-5, group=50)
+    assert fifty.epsilon < account(MNIST, 1e-5, "rdp", group=50).epsilon < 1.2 * fifty.epsilon
+
+
 def test_fixed_size_of_everything_is_a_full_batch() -> None:
     fixed, full = (GaussianSteps(s, 9.0, 50) for s in (FixedSize(100, 100), FullBatch(100)))
     expected = account((full,), 1e-3, relation="replace_one").epsilon
@@ -121,6 +156,14 @@ def test_disjoint_calibration_composes_in_parallel() -> None:
     weak = PrivateCalibration(50.0, disjoint=True)
     assert account((*MNIST, weak), 1e-5).epsilon == account(MNIST, 1e-5).epsilon
     assert account((*MNIST, PrivateCalibration(50.0)), 1e-5).epsilon > account(MNIST, 1e-5).epsilon
+
+
+def test_a_group_may_lie_in_both_disjoint_parts() -> None:
+    """Two records, one trained on and one calibrated with: the cost is at least that of both releases composed."""
+    training, calibration = (GaussianSteps(FullBatch(100), 2.0, 1),), PrivateCalibration(2.0, disjoint=True)
+    pair = account((*training, calibration), 1e-5, group=2).epsilon
+    both = account((*training, PrivateCalibration(2.0)), 1e-5).epsilon
+    assert pair >= both
 
 
 def test_units_do_not_mix() -> None:

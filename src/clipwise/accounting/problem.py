@@ -134,11 +134,11 @@ def _directions(
     upper: list[Composition] = []
     lower: list[Composition] = []
     interval = any(isinstance(_sampling(event), (FixedSize, Shuffled)) for event in events)
-    # Disjoint calibration data composes in parallel: each record is in one of the two parts.
+    # Disjoint calibration data composes in parallel: each record is in one of the two parts, but a group may be in both.
     numbered = list(enumerate(events))
     apart = [(i, e) for i, e in numbered if isinstance(e, PrivateCalibration) and e.disjoint]
     together = [(i, e) for i, e in numbered if not (isinstance(e, PrivateCalibration) and e.disjoint)]
-    for part in (together, apart):
+    for part in (together, apart) if group == 1 else (numbered,):
         for bucket, bound in ((upper, "upper"), (lower, "lower")):
             composition = Composition.of(
                 [(law, n) for i, event in part for law, n in _laws(event, relation, group, bound, first=i == 0)]
