@@ -75,16 +75,20 @@ def plan_rows(plan: Mapping[str, Any]) -> list[tuple[str, str]]:
     >>> plan_rows({"version": 1, "steps": 1500, "noise_multiplier": 1.1})
     [('optimizer steps', '1,500'), ('noise multiplier (sigma)', '1.1')]
     """
-    return [
-        (_LABELS.get(name, name.replace("_", " ")), describe(value))
-        for name, value in plan.items()
-        if name != "version"
-    ]
+    rows = {name: describe(value) for name, value in plan.items() if name != "version"}
+    labels = _LABELS
+    if "federated" in plan:  # its batches are of users
+        rows["sampling"] = rows["sampling"].replace("records", "users")
+        labels = {**_LABELS, "sampling": "users in a round", "steps": "rounds", "learning_rate": "users' learning rate"}
+    return [(labels.get(name, name.replace("_", " ")), text) for name, text in rows.items()]
 
 
 def event_row(event: Event) -> tuple[str, str, str, str]:
     """An event of a ledger: what happened, how often, with which noise, on whom."""
     what = "steps" if isinstance(event, GaussianSteps) else type(event).__name__
+    what = "rounds" if event.unit == "client" else what
     sampling = getattr(event, "sampling", None)
     drawn = "every record" if sampling is None else describe({"kind": type(sampling).__name__, **vars(sampling)})
+    if event.unit == "client":
+        drawn = drawn.replace("records", "users")
     return event.reason, f"{event.count:,} {what}", f"{event.noise_multiplier:g}", drawn

@@ -17,13 +17,14 @@ from clipwise.clipping import Clip, Flat, NoClip
 from clipwise.sampling import FixedSize, FullBatch, Poisson, Sampling, Shuffled
 from clipwise.training.clips import read_clip
 from clipwise.training.datasets import DataChoice, read_data
+from clipwise.training.federation import FEDERATED, Federation, check, read_federation
 from clipwise.training.models import Architecture, read_model
 from clipwise.training.optimizers import OptimizerChoice, read_optimizer
 from clipwise.training.toml import Source, Table, nearest
 
 __all__ = ["Batches", "Config", "Evaluation", "Privacy", "Recalibration", "default_delta"]
 
-ALGORITHMS = ("dp-sgd",)
+ALGORITHMS = ("dp-sgd", *FEDERATED)
 SAMPLINGS = ("fixed-size", "full-batch", "poisson", "shuffled")
 PUBLIC_METHODS = ("isotonic", "temperature", "vector")
 PRIVATE_METHODS = ("private-temperature",)
@@ -210,6 +211,8 @@ class Config:
     privacy: Privacy
     evaluation: Evaluation
     recalibration: Recalibration
+    federated: Federation | None
+    """Of the federated algorithms: the users."""
     text: str
     """The configuration in force, as TOML."""
 
@@ -224,9 +227,10 @@ class Config:
         root = source.root()
         name = root.text("name", Path(source.name).stem)
         model, privacy = root.table("model"), Privacy.read(root.table("privacy"))
+        algorithm = root.text("algorithm", "dp-sgd", ALGORITHMS)
         config = cls(
             name=name,
-            algorithm=root.text("algorithm", "dp-sgd", ALGORITHMS),
+            algorithm=algorithm,
             seed=root.integer("seed", None, least=0),
             output=Path(root.text("output", f"runs/{name}")),
             device=_device(root),
@@ -240,10 +244,12 @@ class Config:
             privacy=privacy,
             evaluation=Evaluation.read(root.table("evaluation")),
             recalibration=Recalibration.read(root.table("recalibration"), privacy),
+            federated=read_federation(root.table("federated"), algorithm),
             text=source.effective(),
         )
         model.close()
         root.close()
+        check(config)
         return config
 
 

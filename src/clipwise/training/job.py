@@ -106,9 +106,10 @@ def prepare(config: Config, data: DataSet | None = None) -> Job:
     if config.recalibration.methods and data.task == "regression":
         raise InvalidConfig("recalibration.methods are for classification.")
     delta = None
+    units = len(train) if config.federated is None else config.federated.users
     if config.privacy.is_private:
-        delta = default_delta(len(train)) if config.privacy.delta is None else config.privacy.delta
-    plan = _plan(config, len(train), delta)
+        delta = default_delta(units) if config.privacy.delta is None else config.privacy.delta
+    plan = _plan(config, units, delta)
     for step in (0, plan.steps - 1):  # a rule that cannot be followed is told now, not when its step comes
         config.optimizer.learning_rate.at(plan.style(step), list(parameters))
     return Job(
@@ -122,7 +123,7 @@ def prepare(config: Config, data: DataSet | None = None) -> Job:
         parameters,
         plan,
         delta,
-        tuple(_warnings(data, train, delta)),
+        tuple(_warnings(data, units, delta)),
     )
 
 
@@ -157,12 +158,12 @@ def _plan(config: Config, sample_size: int, delta: float | None) -> Plan:
     return replace(plan, noise_multiplier=noise_scale((steps,), config.privacy.epsilon, delta, fixed=fixed))
 
 
-def _warnings(data: DataSet, train: Records, delta: float | None) -> list[str]:
+def _warnings(data: DataSet, units: int, delta: float | None) -> list[str]:
     """What the report cannot know by itself."""
     warnings = [data.note] if data.note else []
-    if delta is not None and delta > 1 / len(train):
+    if delta is not None and delta > 1 / units:
         warnings.append(
-            f"delta = {delta:g} is over 1/n = {1 / len(train):.3g}: such a promise allows publishing a whole record. "
+            f"delta = {delta:g} is over 1/n = {1 / units:.3g}: such a promise allows publishing a whole record. "
             "Use a delta below 1/n."
         )
     return warnings

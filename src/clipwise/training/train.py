@@ -21,7 +21,7 @@ from clipwise.accounting.panel import panel_of
 from clipwise.data import DataSet
 from clipwise.errors import ClipwiseError, MissingExtra
 from clipwise.report import Run
-from clipwise.training import dp_sgd
+from clipwise.training import dp_sgd, fedavg
 from clipwise.training.config import Config
 from clipwise.training.folder import Folder
 from clipwise.training.job import Job, prepare
@@ -34,7 +34,11 @@ __all__ = ["ALGORITHMS", "Algorithm", "train"]
 Algorithm: TypeAlias = Callable[[Job, Folder, Watch, bool], Ledger]
 """Trains `job.model` in place, from the folder's checkpoint when the last argument is true; what it released."""
 
-ALGORITHMS: Mapping[str, Algorithm] = {"dp-sgd": dp_sgd.train}
+ALGORITHMS: Mapping[str, Algorithm] = {
+    "dp-sgd": dp_sgd.train,
+    "dp-fedavg": fedavg.train,
+    "dp-fedsgd": fedavg.train,
+}
 """A further algorithm is a function here and its name in `config.ALGORITHMS`."""
 
 PACKAGES = ("torch", "numpy", "scipy", "transformers")
@@ -134,6 +138,7 @@ def _choices(job: Job) -> dict[str, Any]:
         "learning_rate": rates.pop() if len(rates) == 1 else str(rule),
         "optimizer": str(job.config.optimizer),
         "algorithm": job.config.algorithm,
+        **({} if job.config.federated is None else {"federated": job.config.federated.described()}),
     }
 
 

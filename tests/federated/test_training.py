@@ -1,0 +1,141 @@
+"""`clipwise train` with the federated algorithms: users out of records, rounds as steps, kills survived."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import clipwise as cw
+from clipwise.accounting import FederatedRounds, account
+from clipwise.federated import dirichlet, shards, uniform
+from clipwise.report.describe import event_row, plan_rows
+from clipwise.training import train as training
+from clipwise.training.config import Config
+from clipwise.training.toml import Source
+from clipwise.training.train import train
+from clipwise.training.watch import Progress
+
+TINY = """
+name = "tiny"
+algorithm = "dp-fedavg"
+seed = 3
+steps = 6
+batch_size = 10
+data.source = "digits"
+model = { source = "mlp", hidden = [8] }
+clip = { rule = "Abadi", R = 0.5 }
+optimizer.learning_rate = 0.2
+privacy.noise_multiplier = 1.0
+evaluation = { every = 2, resamples = 0 }
+federated = { users = 50, local_batch_size = 8 }
+"""
+
+
+@pytest.fixture(autouse=True)
+def exact_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other accountants take seconds, and are tested where they are made."""
+    monkeypatch.setattr(training, "panel_of", lambda events, delta: {"exact": account(events, delta)})
+
+
+def config(*overrides: str) -> Config:
+    return Config.of(Source.parse(TINY, "tiny.toml", overrides))
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (),
+        ("algorithm=dp-fedsgd", "optimizer.learning_rate=1.0"),
+        ('federated.split="dirichlet"', "federated.weight_cap=20.0", "federated.total_weight=900.0"),
+        ("federated.quantile=0.5", 'federated.server={learning_rate="0.3 / R", momentum=0.9}'),
+        ('federated.split="uniform"', 'federated.clip_every="batch"', 'clip={rule="GlobalScaled",R=0.5,Z=2.0}'),
+    ],
+    ids=["dp-fedavg", "dp-fedsgd", "weights", "adaptive", "global clip after every batch"],
+)
+def test_a_run_protects_users(overrides: tuple[str, ...], tmp_path: Path) -> None:
+    run, folder = train(config(*overrides), output=tmp_path / "run", page=False)
+    assert run.ledger is not None
+    assert run.ledger.events == (FederatedRounds(cw.Poisson(50, 10), 1.0, 6),)
+    assert run.delta == 1e-2 and run.guarantees["exact"]["unit"] == "client"
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [2, 4, 6]
+    assert rows[-1]["epsilon"] == pytest.approx(run.guarantees["exact"]["epsilon"])
+    assert not (folder / "checkpoint").exists() and (folder / "model.safetensors").exists()
+    assert dict(plan_rows(run.plan))["users in a round"] == "Poisson: each of 50 users with probability 10/50"
+    assert event_row(run.ledger.events[0])[1:] == ("6 rounds", "1", "Poisson: each of 50 users with probability 10/50")
+
+
+def test_a_run_without_privacy_learns(tmp_path: Path) -> None:
+    overrides = ("privacy={private=false}", "clip={rule='NoClip'}", "steps=10", "batch_size=25")
+    run, _ = train(config(*overrides, "federated.local_epochs=3"), output=tmp_path / "run", page=False)
+    assert run.ledger is None and run.test.accuracy is not None and run.test.accuracy > 0.6
+
+
+def test_an_interrupted_run_goes_on(tmp_path: Path) -> None:
+    def stop(progress: Progress) -> None:
+        if progress.step == 5:
+            raise KeyboardInterrupt
+
+    whole, _ = train(config(), output=tmp_path / "whole", page=False)
+    with pytest.raises(KeyboardInterrupt):
+        train(config(), output=tmp_path / "cut", page=False, watch=stop)
+    again, _ = train(config(), output=tmp_path / "cut", page=False, resume=True)
+    weights = [load_file(tmp_path / name / "model.safetensors") for name in ("whole", "cut")]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    assert whole.ledger == again.ledger and whole.curves == again.curves
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("algorithm=dp-sgd", "federated.*is for algorithm"),
+        ("sampling=shuffled", "own coin"),
+        ("max_batch_size=12", "own coin"),
+        ("physical_batch_size=12", "one after the other"),
+        ('optimizer.learning_rate="1 / R"', "federated.server"),
+        ("federated.concentration=1.0", "dirichlet"),
+        ("federated.user=3", "did you mean 'users'"),
+        ("federated.users=0", "users"),
+        ("federated.quantile=1.5", "quantile"),
+        ('recalibration={methods=["private-temperature"],noise_multiplier=3.0}', "whole users"),
+    ],
+)
+def test_configurations_that_contradict_are_refused(override: str, message: str) -> None:
+    with pytest.raises(cw.InvalidConfig, match=message):
+        config(override)
+
+
+def test_only_flat_clipping_adapts() -> None:
+    with pytest.raises(cw.InvalidConfig, match="rule = 'Abadi'"):
+        config('clip={rule="GlobalScaled",R=0.5,Z=2.0}', "federated.quantile=0.5")
+
+
+@pytest.mark.parametrize("override", ["federated.local_epochs=2", 'optimizer.name="Adam"', "optimizer.momentum=0.5"])
+def test_fedsgd_is_one_gradient(override: str) -> None:
+    with pytest.raises(cw.InvalidConfig, match="one gradient"):
+        config("algorithm=dp-fedsgd", override)
+
+
+def test_partitions_hold_every_record_once() -> None:
+    labels = torch.arange(10).repeat_interleave(37)[torch.randperm(370, generator=torch.Generator().manual_seed(0))]
+    for parts in (uniform(370, 17), shards(labels, 17, 3), dirichlet(labels, 17, 0.3)):
+        assert len(parts) == 17 and np.array_equal(np.sort(np.concatenate(parts)), np.arange(370))
+    few = [len(labels[torch.from_numpy(part)].unique()) for part in shards(labels, 17, 2)]
+    many = [len(labels[torch.from_numpy(part)].unique()) for part in uniform(370, 17)]
+    assert max(few) <= 4 and min(many) >= 6
+    assert len({len(part) for part in dirichlet(labels, 17, 0.3)}) > 5
+
+
+def test_partitions_differ_by_seed_and_need_enough_records() -> None:
+    labels = torch.arange(100) % 10
+    assert not np.array_equal(shards(labels, 10, seed=0)[0], shards(labels, 10, seed=1)[0])
+    assert np.array_equal(dirichlet(labels, 10, seed=4)[0], dirichlet(labels, 10, seed=4)[0])
+    with pytest.raises(cw.InvalidConfig, match="cannot be cut"):
+        shards(labels, 60)
+    with pytest.raises(cw.InvalidConfig, match="positive"):
+        dirichlet(labels, 3, concentration=0.0)
