@@ -134,7 +134,7 @@ def _directions(
     upper: list[Composition] = []
     lower: list[Composition] = []
     interval = any(isinstance(_sampling(event), (FixedSize, Shuffled)) for event in events)
-    # Disjoint calibration data composes in parallel: each record is in one of the two parts, but a group may be in both.
+    # Disjoint calibration data composes in parallel: a record is in one of two parts, but a group may be in both.
     numbered = list(enumerate(events))
     apart = [(i, e) for i, e in numbered if isinstance(e, PrivateCalibration) and e.disjoint]
     together = [(i, e) for i, e in numbered if not (isinstance(e, PrivateCalibration) and e.disjoint)]
