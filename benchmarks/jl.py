@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -167,15 +168,19 @@ def memory_table(results: Json) -> str:
     return "\n".join(lines)
 
 
+def printed(epsilon: float) -> str:
+    """Rounded up, as bounds are."""
+    return f"{math.ceil(1e3 * epsilon) / 1e3:.3f}"
+
+
 def privacy_table(results: Json) -> str:
     """The price of estimating."""
     found = results["privacy"]
     noise = PRIVACY_PLAN["noise_multiplier"]
     lines = header("projections", f"epsilon at noise multiplier {noise:g}", "noise multiplier for the exact epsilon")
-    lines.append(row("exact norms", f"{found['exact']:.3f}", f"{noise:g}"))
+    lines.append(row("exact norms", printed(found["exact"]), f"{noise:g}"))
     for each in found["rows"]:
-        epsilon = f"{each['epsilon']:.3f}" if each["epsilon"] < 1e3 else "over 1000"
-        lines.append(row(str(each["projections"]), epsilon, f"{each['noise_multiplier']:.3g}"))
+        lines.append(row(str(each["projections"]), printed(each["epsilon"]), f"{each['noise_multiplier']:.3g}"))
     return "\n".join(lines)
 
 
@@ -185,7 +190,8 @@ def page(results: Json) -> str:
     return (
         "# Estimated norms (DP-SGD-JL) beside exact ones\n\n"
         f"Measured {results['date']} at revision {results['revision']} on {machine['cores']} cores of "
-        f"{machine['cpu']}, 1 thread, torch {versions['torch']}. Command: `python -m benchmarks.jl`. Numbers: `jl.json`.\n\n"
+        f"{machine['cpu']}, 1 thread, torch {versions['torch']}. Command: `python -m benchmarks.jl`. "
+        "Numbers: `jl.json`.\n\n"
         "## Error and time\n\nEvery sample is clipped. Time is CPU time in plain steps.\n\n"
         f"{cost_table(results)}\n\n"
         "## Peak memory\n\nOver that of the plain step, as in `RESULTS.md`; a first step plans or checks.\n\n"

@@ -7,6 +7,7 @@ peak is that of training without privacy. The estimates have a price in privacy,
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -81,6 +82,11 @@ def _check_flat(style: object) -> Flat:
     return style
 
 
+def _finite(values: Tensor) -> bool:
+    """Whether all numbers are, without a temporary of their size."""
+    return not values.numel() or math.isfinite(float(torch.linalg.vector_norm(values, math.inf)))
+
+
 class EstimatedClipper:
     """The clipped sum of a batch whose norms were estimated before: factors from these, one backward pass."""
 
@@ -99,7 +105,7 @@ class EstimatedClipper:
         (norms, bad), self.estimate = self.estimate, None
         factors = rule(norms).masked_fill(bad | (norms <= negligible_norm(losses.dtype)), 0.0)
         sums = sums_by_backward(losses, list(self._params.values()), factors)
-        if not all(bool(torch.isfinite(s).all()) for s in sums):
+        if not all(_finite(s) for s in sums):
             raise InvalidLosses(
                 "a gradient is not finite, though its estimated norm is. It cannot be left out without changing what "
                 "the other samples contribute; leave the sample out of the data, or use clipwise.Private."

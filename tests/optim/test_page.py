@@ -1,0 +1,74 @@
+"""What docs/optimizers.md says: its tables are the kept numbers, its examples run."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import TensorDataset
+
+import clipwise as cw
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks import jl  # noqa: E402
+
+PAGE = (ROOT / "docs" / "optimizers.md").read_text(encoding="utf-8")
+RESULTS = json.loads((ROOT / "benchmarks" / "jl.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("table", [jl.privacy_table, jl.cost_table, jl.memory_table])
+def test_tables_are_the_kept_numbers(table: object) -> None:
+    text = table(RESULTS)  # type: ignore[operator]
+    assert text in PAGE
+    assert text in (ROOT / "benchmarks" / "jl.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("row", RESULTS["privacy"]["rows"][2:5], ids=lambda row: str(row["projections"]))
+def test_the_price_in_privacy_is_what_the_package_computes(row: dict[str, float]) -> None:
+    given = jl.PRIVACY_PLAN
+    plan = cw.optim.ProjectedPlan(
+        cw.Poisson(given["sample_size"], given["batch_size"]), given["steps"], cw.Abadi(1.0), given["noise_multiplier"],
+        projections=row["projections"],
+    )  # type: ignore[arg-type]  # fmt: skip
+    assert plan.epsilon(given["delta"]) == pytest.approx(row["epsilon"], rel=1e-4)
+
+
+def test_the_example_prints_what_the_page_shows() -> None:
+    pytest.importorskip("sklearn")
+    done = subprocess.run(
+        [sys.executable, ROOT / "examples" / "dp_sgld.py"], capture_output=True, text=True, timeout=300, check=True
+    )
+    shown = re.search(r"```\n(epsilon .*?)```", PAGE, flags=re.DOTALL)
+    assert shown
+    number = r"\d+\.\d+"
+    assert re.sub(number, "#", done.stdout) == re.sub(number, "#", shown[1])
+    pairs = zip(re.findall(number, done.stdout), re.findall(number, shown[1]), strict=True)
+    for found, wanted in pairs:  # another processor may round otherwise, and the chain then goes its own way
+        assert float(found) == pytest.approx(float(wanted), rel=0.1, abs=0.05)
+
+
+@pytest.mark.parametrize("block", re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL), ids=["sgld", "jl"])
+def test_the_code_on_the_page_runs(block: str) -> None:
+    torch.manual_seed(0)
+    small = block.replace("60_000", "300").replace("14_040", "2").replace("steps=600", "steps=4")
+    small = small.replace("batch_size=256", "batch_size=100").replace("projections=256", "projections=30")
+    model = nn.Linear(4, 3)
+    names = {
+        "cw": cw,
+        "F": F,
+        "model": model,
+        "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
+        "dataset": TensorDataset(torch.randn(300, 4), torch.arange(300) % 3),
+        "x_test": torch.randn(5, 4),
+    }
+    exec(small, names)
+    assert names["private"].steps_done == names["private"].plan.steps  # type: ignore[attr-defined]
