@@ -12,11 +12,12 @@ import pytest
 from clipwise.accounting import GaussianSteps, Ledger, account, account_delta, privacy_panel, saddle_interval
 from clipwise.accounting.contour import exact_epsilon
 from clipwise.accounting.edgeworth import edgeworth_delta, edgeworth_epsilon
+from clipwise.accounting.gaussian import gaussian_epsilon
 from clipwise.accounting.laws import fixed_size, poisson, truncated_poisson
 from clipwise.accounting.problem import pose
 from clipwise.accounting.rdp import ORDERS, _by_quadrature, _step, rdp_delta, rdp_epsilon
 from clipwise.errors import AccountingError, MissingExtra
-from clipwise.sampling import FullBatch, Poisson
+from clipwise.sampling import FixedSize, FullBatch, Poisson
 
 from .common import MNIST, SNLI, run, scheme
 
@@ -159,6 +160,38 @@ def test_edgeworth_refuses_unknown_orders() -> None:
         edgeworth_epsilon(run(1.0, 0.1, 10), 1e-5, 5)
     with pytest.raises(AccountingError, match="order"):
         edgeworth_epsilon(run(1.0, 0.1, 10), 1e-5, 0)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "sigma", "steps"), [(Poisson(117, 1, 3), 0.2976, 19_451), (Poisson(60_000, 256), 0.01, 1_000)]
+)
+def test_edgeworth_says_where_it_has_no_value(scheme: Poisson, sigma: float, steps: int) -> None:
+    events = (GaussianSteps(scheme, sigma, steps),)
+    with pytest.raises(AccountingError, match="leaves double precision"):
+        account(events, 0.03, "edgeworth", "replace_one")
+
+
+def test_gdp_of_a_huge_mu() -> None:
+    # The central limit theorem's mu of this run is about 1e14: no bound, but no crash either.
+    event = GaussianSteps(Poisson(1_339, 1), 0.11336806396179262, 10)
+    assert 1e28 < account((event,), 1e-8, "gdp").epsilon < math.inf
+    assert math.isinf(gaussian_epsilon(1e200, 1e-8))
+
+
+@pytest.mark.parametrize("scheme", [Poisson(60_000, 256), Poisson(60_000, 256, 300), FixedSize(60_000, 256)])
+def test_very_little_noise_has_a_finite_bound_and_less_counts_as_none(scheme: Any) -> None:
+    little, less = (GaussianSteps(scheme, sigma, 10) for sigma in (0.01, 0.0099))
+    for name in ("exact", "rdp"):
+        # Never worse than without any amplification: a shift of at most four sensitivities in each step.
+        bound = gaussian_epsilon(4.0 * 100.0 * 10**0.5, 1e-5)
+        assert 0.0 < account((little,), 1e-5, name).epsilon <= 1.1 * bound  # type: ignore[arg-type]
+    nothing = account((less,), 1e-5)
+    assert math.isinf(nothing.epsilon) and "below 0.01" in nothing.warnings[-1]
+
+
+def test_so_much_noise_that_nothing_is_left() -> None:
+    for name in ("exact", "rdp", "gdp", "edgeworth"):
+        assert account((GaussianSteps(FullBatch(100), 1e200, 10),), 1e-5, name).epsilon == 0.0  # type: ignore[arg-type]
 
 
 def test_panel_has_all_with_their_kinds() -> None:

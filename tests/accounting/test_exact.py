@@ -195,3 +195,12 @@ def test_delta_of_a_ledger_takes_the_larger_direction() -> None:
     found = account_delta(MNIST, 2.0)
     both = [exact_delta(c, 2.0) for c in (run(1.1, 256 / 60_000, 14_040), run(1.1, 256 / 60_000, 14_040).reversed())]
     assert found.delta == pytest.approx(max(both), rel=1e-12)
+
+
+def test_a_law_that_overflows_on_the_contour_is_answered_all_the_same() -> None:
+    events = (
+        GaussianSteps(Poisson(23_805, 1), 7.133416483194745, 1_430),
+        GaussianSteps(Poisson(1_194_947, 1), 0.903580942579272, 1),
+    )
+    guarantee = account(events, 1.6e-4, relation="replace_one", group=5)
+    assert 0.0 < guarantee.epsilon <= account(events, 1.6e-4, "rdp", "replace_one", 5).epsilon

@@ -236,24 +236,24 @@ class _Contour:
         return count_points(law, self._tail, self._t, y, self._lattice_scale, self._window)
 
     def _moments(self, z: Complexes) -> Complexes:
-        """exp(K(z)) over exp(K(t)), or of the runs with a large loss only."""
+        """exp(K(z)) over exp(K(t)), or of the runs with a large loss only; what overflows is caught by the checks."""
         total, lost = 0.5 * self._composition.gaussian * z * (z + 1.0), 0.0
         excess = np.zeros_like(z) if self._window else None
-        for law, count in self._composition.terms:
-            y = float(z[-1].imag)
-            self._budget.spend(self._count(law, y) * len(z))
-            grid = points(law, self._tail, self._t, y, self._lattice_scale, window=self._window)
-            lost += count * grid.lost
-            if excess is None:
-                total = total + count * log_moment(grid, z)
-                continue
-            log_calm, ratio = split_moment(grid, z, self._window)
-            total = total + count * log_calm
-            excess = excess + count * log1p(ratio)
-        self.lost = max(self.lost, lost)
-        if len(self._z) == 0:
-            self._log_scale = float(total[0].real)
         with np.errstate(over="ignore", invalid="ignore"):
+            for law, count in self._composition.terms:
+                y = float(z[-1].imag)
+                self._budget.spend(self._count(law, y) * len(z))
+                grid = points(law, self._tail, self._t, y, self._lattice_scale, window=self._window)
+                lost += count * grid.lost
+                if excess is None:
+                    total = total + count * log_moment(grid, z)
+                    continue
+                log_calm, ratio = split_moment(grid, z, self._window)
+                total = total + count * log_calm
+                excess = excess + count * log1p(ratio)
+            self.lost = max(self.lost, lost)
+            if len(self._z) == 0:
+                self._log_scale = float(total[0].real)
             return np.asarray(np.exp(total - self._log_scale) * (1.0 if excess is None else np.expm1(excess)))
 
     def _terms(self, epsilon: float) -> Complexes:

@@ -118,14 +118,19 @@ def _with_error(composition: Composition, t: Floats) -> tuple[Floats, Floats, Fl
 
 def _approximation(composition: Composition, epsilon: Floats, order: int, form: Form) -> Floats:
     law = _cumulants(composition, (0.0,))
-    if form == "classic":
-        other = _cumulants(composition, (-1.0,))
-        return _upper_tail(law, epsilon, order, 0.0 * epsilon) - _upper_tail(other, epsilon, order, epsilon)
-    s = float(np.sqrt(law.variance[0]))
-    z = (epsilon - law.mean[0]) / s
-    exact, damped = _integrals(z, 0.0, order), _integrals(z, s, order)
-    total = sum(c[0] * (exact[k] - damped[k]) for k, c in _coefficients(law, order).items())
-    return np.asarray(total * np.exp(-0.5 * z**2) / math.sqrt(2.0 * math.pi))
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        if form == "classic":
+            other = _cumulants(composition, (-1.0,))
+            found = _upper_tail(law, epsilon, order, 0.0 * epsilon) - _upper_tail(other, epsilon, order, epsilon)
+        else:
+            s = float(np.sqrt(law.variance[0]))
+            z = (epsilon - law.mean[0]) / s
+            exact, damped = _integrals(z, 0.0, order), _integrals(z, s, order)
+            total = sum(c[0] * (exact[k] - damped[k]) for k, c in _coefficients(law, order).items())
+            found = np.asarray(total * np.exp(-0.5 * z**2) / math.sqrt(2.0 * math.pi))
+    if not np.all(np.isfinite(found)):
+        raise AccountingError("The Edgeworth expansion leaves double precision here; use the exact accountant.")
+    return found
 
 
 def _check(order: int, form: str) -> None:
@@ -159,10 +164,6 @@ def _cumulants(composition: Composition, tilts: tuple[float, ...]) -> Cumulants:
             third = third + count * np.sum(tilted * np.abs(away) ** 3, axis=1)
             four = (c3, c4 - 3.0 * c2**2, c5 - 10.0 * c3 * c2, c6 - 15.0 * c4 * c2 - 10.0 * c3**2 + 30.0 * c2**3)
             higher = [total + count * one for total, one in zip(higher, four, strict=True)]
-        if not np.all(variance > 0.0):
-            raise AccountingError(
-                "So little noise has no Edgeworth expansion in double precision; use the exact accountant."
-            )
         a, b, c, d = (kappa / variance ** (0.5 * k) for k, kappa in zip((3, 4, 5, 6), higher, strict=True))
     return Cumulants(mean, variance, (a, b, c, d), third, log_moment)
 

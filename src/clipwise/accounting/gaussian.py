@@ -30,10 +30,10 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     """
     if mu == 0.0 or gaussian_delta(mu, 0.0) <= delta:
         return 0.0
-    if not math.isfinite(mu):
+    # delta(eps) <= Phi(-eps/mu + mu/2), and the normal tail at x is at most exp(-x^2/2); a little more for round-off.
+    high = (0.5 * mu * mu + mu * math.sqrt(-2.0 * math.log(delta))) * (1.0 + 1e-9)
+    if not math.isfinite(high):
         return math.inf
-    # delta(eps) <= Phi(-eps/mu + mu/2), and the normal tail at x is at most exp(-x^2/2).
-    high = 0.5 * mu**2 + mu * math.sqrt(-2.0 * math.log(delta))
 
     def gap(epsilon: float) -> float:
         return math.log(max(gaussian_delta(mu, epsilon), 1e-320) / delta)
