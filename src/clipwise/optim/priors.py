@@ -60,7 +60,7 @@ class GaussianPrior:
 
 @dataclass(frozen=True)
 class LaplacePrior:
-    """Every weight has density exp(-|w|/scale) / (2 scale): a lasso.
+    """Every weight has density exp(-abs(w)/scale)/(2 scale): a lasso.
 
     >>> LaplacePrior(scale=0.5).log_density_gradient(torch.tensor([1.0, -2.0]))
     tensor([-2.,  2.])
