@@ -1,0 +1,43 @@
+"""The examples of docs/federated.md run."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.supercore.task_identity import TaskIdentity
+
+import clipwise as cw
+from clipwise.federated.flower import DPFedAvg
+from tests.federated.test_flower import StandIn
+
+PAGE = Path(__file__).parents[2] / "docs" / "federated.md"
+HERE, FLOWER = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
+
+
+def test_the_example_in_one_process_learns(capsys: pytest.CaptureFixture[str]) -> None:
+    names: dict[str, Any] = {}
+    exec(HERE, names)
+    assert 7.9 < float(capsys.readouterr().out) <= 8.0
+    accuracy = (names["model"](names["x"]).argmax(dim=1) == names["y"]).float().mean()
+    assert float(accuracy) > 0.75
+
+
+def test_the_example_on_flower_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_run_id", "_task_id", "_node_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)
+    names: dict[str, Any] = {}
+    exec(FLOWER, names)
+    plan = cw.federated.FederatedPlan(cw.FullBatch(2), rounds=1, clip=cw.Abadi(0.5), noise_multiplier=1.0)
+    strategy = DPFedAvg(plan, names["make_model"](), min_available_nodes=0)
+    arrays = ArrayRecord(names["make_model"]().state_dict())
+    messages = list(strategy.configure_train(1, arrays, ConfigRecord(), StandIn(2).grid))
+    replies: list[Message] = [names["train"](message, None) for message in messages]
+    before = arrays.to_torch_state_dict()
+    after, _ = strategy.aggregate_train(1, replies)
+    assert strategy.server.last is not None and strategy.server.last.used == 2
+    assert after is not None and not torch.equal(after.to_torch_state_dict()["weight"], before["weight"])
