@@ -61,7 +61,7 @@ def projected_epsilon(
 
     def spent(share: float) -> Guarantee:
         found = ask(_at_reduced_noise(events, share * delta / at_risk), delta * (1.0 - share), accountant)
-        return _restated(found, events, share * delta / at_risk, at_risk, delta)
+        return _restated(found, events, share * delta / at_risk, delta)
 
     usual = spent(_USUAL_SHARE)
     if not 0.0 < usual.epsilon < math.inf:
@@ -86,7 +86,7 @@ def projected_delta(
     def spent(log_failure: float) -> Guarantee:
         failure = math.exp(log_failure)
         found = ask(_at_reduced_noise(events, failure), epsilon, accountant)
-        return _restated(found, events, failure, at_risk, min(1.0, found.delta + at_risk * failure))
+        return _restated(found, events, failure, min(1.0, found.delta + at_risk * failure))
 
     def log_delta(log_failure: float) -> float:
         return math.log(max(spent(log_failure).delta, 1e-300))
@@ -128,12 +128,11 @@ def _fewest(events: Sequence[Event]) -> int:
     return min(event.projections for event in events if isinstance(event, ProjectedSteps))
 
 
-def _restated(found: Guarantee, events: Sequence[Event], failure: float, at_risk: int, delta: float) -> Guarantee:
+def _restated(found: Guarantee, events: Sequence[Event], failure: float, delta: float) -> Guarantee:
     projections = _fewest(events)
     note = (
-        f"Norms were estimated from {projections} random projections: accounted at "
-        f"{noise_kept(projections, failure):.3g} of the noise multiplier, and {failure * at_risk:.2g} of "
-        "delta is for estimates that are too small."
+        f"Norms were estimated from {projections} random projections: accounted at about "
+        f"{noise_kept(projections, failure):.2f} of the noise multiplier, and delta covers estimates that are too small."
     )
     if math.isinf(found.epsilon):
         note = f"Norms estimated from only {projections} random projections prove nothing here: use more."

@@ -73,6 +73,7 @@ class Posterior:
         labels: Tensor,
         *,
         bins: int = 15,
+        resamples: int = 0,
         forward: Forward | None = None,
         batch_size: int = 1_000,
     ) -> AveragedCalibration:
@@ -88,7 +89,8 @@ class Posterior:
             )
             for each in (self, own)
         )
-        return AveragedCalibration(evaluate(average, labels, bins=bins), evaluate(point, labels, bins=bins), len(self))
+        found = [evaluate(each, labels, bins=bins, resamples=resamples) for each in (average, point)]
+        return AveragedCalibration(found[0], found[1], len(self))
 
     def _check(self) -> None:
         if not self.samples:

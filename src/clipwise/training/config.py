@@ -19,12 +19,13 @@ from clipwise.training.clips import read_clip
 from clipwise.training.datasets import DataChoice, read_data
 from clipwise.training.federation import FEDERATED, Federation, check, read_federation
 from clipwise.training.models import Architecture, read_model
-from clipwise.training.optimizers import OptimizerChoice, read_optimizer
+from clipwise.training.optimizers import OptimizerChoice
 from clipwise.training.toml import Source, Table, nearest
+from clipwise.training.variants import JL, SGLD, Sampler, read_projections, read_steps
 
 __all__ = ["Batches", "Config", "Evaluation", "Privacy", "Recalibration", "default_delta"]
 
-ALGORITHMS = ("dp-sgd", *FEDERATED)
+ALGORITHMS = ("dp-sgd", JL, SGLD, *FEDERATED)
 SAMPLINGS = ("fixed-size", "full-batch", "poisson", "shuffled")
 PUBLIC_METHODS = ("isotonic", "temperature", "vector")
 PRIVATE_METHODS = ("private-temperature",)
@@ -207,12 +208,17 @@ class Config:
     model: Architecture
     trainable: tuple[str, ...]
     clip: Clip
-    optimizer: OptimizerChoice
+    optimizer: OptimizerChoice | None
+    """None: the sampler decides how the weights move."""
     privacy: Privacy
     evaluation: Evaluation
     recalibration: Recalibration
     federated: Federation | None
     """Of the federated algorithms: the users."""
+    sampler: Sampler | None
+    """Of dp-sgld: the chain."""
+    projections: int | None
+    """Of dp-sgd-jl: random directions for the norms."""
     text: str
     """The configuration in force, as TOML."""
 
@@ -228,6 +234,7 @@ class Config:
         name = root.text("name", Path(source.name).stem)
         model, privacy = root.table("model"), Privacy.read(root.table("privacy"))
         algorithm = root.text("algorithm", "dp-sgd", ALGORITHMS)
+        optimizer, sampler = read_steps(root, algorithm)
         config = cls(
             name=name,
             algorithm=algorithm,
@@ -240,11 +247,13 @@ class Config:
             model=read_model(model),
             trainable=model.texts("trainable", ("*",)),
             clip=_clip(root, privacy),
-            optimizer=read_optimizer(root.table("optimizer")),
+            optimizer=optimizer,
             privacy=privacy,
             evaluation=Evaluation.read(root.table("evaluation")),
             recalibration=Recalibration.read(root.table("recalibration"), privacy),
             federated=read_federation(root.table("federated"), algorithm),
+            sampler=sampler,
+            projections=read_projections(root, algorithm),
             text=source.effective(),
         )
         model.close()

@@ -3,31 +3,56 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
-from clipwise.accounting import Ledger
 from clipwise.clipping import Style
+from clipwise.engine.check import LossFn
 from clipwise.private import Private
 from clipwise.training.datasets import Records
 from clipwise.training.folder import Folder
-from clipwise.training.job import Job
+from clipwise.training.job import Job, Trained
 from clipwise.training.measure import evaluate, headline, step_statistics
 from clipwise.training.watch import Progress, Watch
 
-__all__ = ["train"]
+__all__ = ["begin", "by_losses", "carry_on", "train"]
 
 
-def train(job: Job, folder: Folder, watch: Watch, resume: bool) -> Ledger:
+def train(job: Job, folder: Folder, watch: Watch, resume: bool) -> Trained:
     """Train `job.model` to the end of the plan, from the folder's checkpoint when asked to resume.
 
     Guarantees: every step is charged in the folder before it is made, so a kill at any moment under-counts nothing; a
     seeded run that was killed and resumed ends with the weights of one that was not.
     """
-    optimizer = job.config.optimizer.build(job.parameters.values())
-    private = _private(job, optimizer, folder, resume)
+    optimizer = job.optimizer.build(job.parameters.values())
+    private = begin(Private, job, optimizer, folder, resume)
+    carry_on(job, folder, watch, resume, private, optimizer, by_losses(job, private))
+    return Trained(private.ledger)
+
+
+def by_losses(job: Job, private: Private) -> Callable[[Any], tuple[bool, float]]:
+    """The step of an ordinary loop: the losses of a batch, given to `private.step`."""
+
+    def step(batch: Any) -> tuple[bool, float]:
+        losses = _losses(job, batch)
+        return private.step(losses), float(losses.detach().mean())
+
+    return step
+
+
+def carry_on(
+    job: Job,
+    folder: Folder,
+    watch: Watch,
+    resume: bool,
+    private: Private,
+    optimizer: Optimizer,
+    step_of: Callable[[Any], tuple[bool, float]],
+) -> None:
+    """The loop, with measuring and saving; `step_of` a batch tells whether it ended a step, and the mean loss."""
     # Empty batches are handed out too, so that every step gets its own learning rate.
     loader = private.loader(
         job.train, job.config.batches.physical_batch_size, yield_empty=True, collate_fn=Records.collate
@@ -45,24 +70,27 @@ def train(job: Job, folder: Folder, watch: Watch, resume: bool) -> Ledger:
         step = private.steps_done + 1
         if style is not job.plan.style(step - 1):
             style = job.plan.style(step - 1)
-            _set_rate(optimizer, job.config.optimizer.learning_rate.at(style, list(job.parameters)))
+            _set_rate(optimizer, job.optimizer.learning_rate.at(style, list(job.parameters)))
         measured = step % job.evaluate_every == 0 or step == job.plan.steps
-        losses = _losses(job, batch)
-        if not private.step(losses):
+        ended, loss = step_of(batch)
+        if not ended:
             continue
-        row = _row(job, private, float(losses.detach().mean())) if measured else None
+        row = _row(job, private, loss) if measured else None
         if row is not None:
             folder.append(row)
         if step % job.checkpoint_every == 0 or step == job.plan.steps:
             save()
         watch(Progress(step, job.plan.steps, first, lambda: _epsilon(job, private), row and row["test"]))
-    return private.ledger
 
 
-def _private(job: Job, optimizer: Optimizer, folder: Folder, resume: bool) -> Private:
+def begin(
+    kind: type[Private], job: Job, optimizer: Optimizer, folder: Folder, resume: bool, loss_fn: LossFn | None = None
+) -> Private:
+    """The run's `Private`, new or from the folder's checkpoint."""
+    losses = job.losses if loss_fn is None else loss_fn
     if not resume:
-        return Private(job.plan, job.model, optimizer, seed=job.config.seed, loss_fn=job.losses)
-    private = Private.resume(folder.checkpoint, job.model, optimizer, plan=job.plan, loss_fn=job.losses)
+        return kind(job.plan, job.model, optimizer, seed=job.config.seed, loss_fn=losses)
+    private = kind.resume(folder.checkpoint, job.model, optimizer, plan=job.plan, loss_fn=losses)
     folder.cut_metrics(private.extra["step"])
     folder.seconds = float(private.extra["seconds"])
     return private

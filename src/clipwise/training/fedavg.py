@@ -9,18 +9,17 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from clipwise.accounting import Ledger
 from clipwise.errors import CheckpointError
 from clipwise.federated import RoundReport, Server, run
 from clipwise.training.folder import Folder
-from clipwise.training.job import Job
+from clipwise.training.job import Job, Trained
 from clipwise.training.measure import evaluate, headline
 from clipwise.training.watch import Progress, Watch
 
 __all__ = ["train"]
 
 
-def train(job: Job, folder: Folder, watch: Watch, resume: bool) -> Ledger:
+def train(job: Job, folder: Folder, watch: Watch, resume: bool) -> Trained:
     """Train `job.model` to the end of the plan, from the folder's checkpoint when asked to resume.
 
     Guarantees: every round is charged in the folder before it is made, so a kill at any moment under-counts nothing; a
@@ -53,7 +52,7 @@ def train(job: Job, folder: Folder, watch: Watch, resume: bool) -> Ledger:
         if last or done % job.checkpoint_every == 0:
             save()
         watch(Progress(done, server.plan.rounds, first, lambda: _epsilon(job, server), row and row["test"]))
-    return server.ledger
+    return Trained(server.ledger)
 
 
 def _extra(job: Job, server: Server, folder: Folder) -> dict[str, Any]:

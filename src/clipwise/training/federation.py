@@ -100,6 +100,7 @@ class Federation:
 
     def work(self, config: Config, losses: Callable[[nn.Module, Sequence[Tensor]], Tensor]) -> Work:
         """What users do in a round."""
+        assert config.optimizer is not None  # the users' own, which is read for these algorithms
         if config.algorithm == "dp-fedsgd":
             rate, size = config.optimizer.learning_rate.value, self.local_batch_size
             return LocalGradient(losses, rate, size, Records.collate, config.seed)
@@ -163,7 +164,7 @@ def read_federation(table: Table, algorithm: str) -> Federation | None:
 def check(config: Config) -> None:
     """Refuse what makes no sense together with `[federated]`."""
     federated, batches = config.federated, config.batches
-    if federated is None:
+    if federated is None or config.optimizer is None:
         return
     if batches.sampling not in ("full-batch", "poisson") or batches.max_batch_size is not None:
         raise InvalidConfig(

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
-from clipwise.accounting import GaussianSteps, noise_scale
+from clipwise.accounting import Ledger, noise_scale
+from clipwise.calibration import CalibrationResult
 from clipwise.data import DataSet
 from clipwise.errors import InvalidConfig
+from clipwise.optim import ProjectedPlan
 from clipwise.plan import Plan
 from clipwise.recalibration import PrivateTemperatureScaling
 from clipwise.training.config import Config, default_delta
 from clipwise.training.datasets import Records
 from clipwise.training.models import freeze
+from clipwise.training.optimizers import OptimizerChoice
 
-__all__ = ["Job", "prepare", "private_scaling"]
+__all__ = ["Job", "Trained", "prepare", "private_scaling"]
 
 SPLIT_SEED = 20
 
@@ -40,6 +43,8 @@ class Job:
     parameters: dict[str, nn.Parameter]
     """What is trained."""
     plan: Plan
+    optimizer: OptimizerChoice
+    """How the weights move; of the users, where it is federated."""
     delta: float | None
     warnings: tuple[str, ...]
 
@@ -90,6 +95,15 @@ class Job:
         return torch.cat(parts)
 
 
+@dataclass(frozen=True)
+class Trained:
+    """What an algorithm leaves behind, beside the weights: what it released, and what else it can predict with."""
+
+    ledger: Ledger
+    further: Mapping[str, CalibrationResult] = field(default_factory=dict)
+    """On the held-out records, under names for the report."""
+
+
 def prepare(config: Config, data: DataSet | None = None) -> Job:
     """Load the data (unless they are given), build the network, find the noise."""
     data = config.data.load() if data is None else data
@@ -110,8 +124,9 @@ def prepare(config: Config, data: DataSet | None = None) -> Job:
     if config.privacy.is_private:
         delta = default_delta(units) if config.privacy.delta is None else config.privacy.delta
     plan = _plan(config, units, delta)
+    optimizer = _optimizer(config, plan, model)
     for step in (0, plan.steps - 1):  # a rule that cannot be followed is told now, not when its step comes
-        config.optimizer.learning_rate.at(plan.style(step), list(parameters))
+        optimizer.learning_rate.at(plan.style(step), list(parameters))
     return Job(
         config,
         data,
@@ -122,6 +137,7 @@ def prepare(config: Config, data: DataSet | None = None) -> Job:
         model,
         parameters,
         plan,
+        optimizer,
         delta,
         tuple(_warnings(data, units, delta)),
     )
@@ -149,13 +165,23 @@ def private_scaling(config: Config) -> PrivateTemperatureScaling | None:
 
 def _plan(config: Config, sample_size: int, delta: float | None) -> Plan:
     sampling = config.batches.scheme(sample_size)
-    plan = Plan(sampling, config.batches.count(sampling), config.clip, config.privacy.noise_multiplier)
+    steps, noise = config.batches.count(sampling), config.privacy.noise_multiplier
+    plan = Plan(sampling, steps, config.clip, noise)
+    if config.projections is not None:
+        plan = ProjectedPlan(sampling, steps, config.clip, noise, projections=config.projections)
     if config.privacy.epsilon is None or delta is None:
         return plan
     scaling = private_scaling(config)
     fixed = () if scaling is None else (scaling.event,)
-    steps = GaussianSteps(sampling, 1.0, plan.steps)
-    return replace(plan, noise_multiplier=noise_scale((steps,), config.privacy.epsilon, delta, fixed=fixed))
+    shape = replace(plan, noise_multiplier=1.0).events()
+    return replace(plan, noise_multiplier=noise_scale(shape, config.privacy.epsilon, delta, fixed=fixed))
+
+
+def _optimizer(config: Config, plan: Plan, model: nn.Module) -> OptimizerChoice:
+    if config.optimizer is not None:
+        return config.optimizer
+    assert config.sampler is not None
+    return config.sampler.optimizer(config.sampler.chain(plan, model))
 
 
 def _warnings(data: DataSet, units: int, delta: float | None) -> list[str]:

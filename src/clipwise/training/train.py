@@ -16,26 +16,28 @@ from torch import nn
 
 import clipwise
 from clipwise import report
-from clipwise.accounting import Event, Ledger
+from clipwise.accounting import Event
 from clipwise.accounting.panel import panel_of
 from clipwise.data import DataSet
 from clipwise.errors import ClipwiseError, MissingExtra
 from clipwise.report import Run
-from clipwise.training import dp_sgd, fedavg
+from clipwise.training import dp_sgd, dp_sgd_jl, dp_sgld, fedavg
 from clipwise.training.config import Config
 from clipwise.training.folder import Folder
-from clipwise.training.job import Job, prepare
+from clipwise.training.job import Job, Trained, prepare
 from clipwise.training.measure import evaluate
 from clipwise.training.recalibrate import recalibrate
 from clipwise.training.watch import Progress, Watch, silent
 
 __all__ = ["ALGORITHMS", "Algorithm", "train"]
 
-Algorithm: TypeAlias = Callable[[Job, Folder, Watch, bool], Ledger]
-"""Trains `job.model` in place, from the folder's checkpoint when the last argument is true; what it released."""
+Algorithm: TypeAlias = Callable[[Job, Folder, Watch, bool], Trained]
+"""Trains `job.model` in place, from the folder's checkpoint when the last argument is true."""
 
 ALGORITHMS: Mapping[str, Algorithm] = {
     "dp-sgd": dp_sgd.train,
+    "dp-sgd-jl": dp_sgd_jl.train,
+    "dp-sgld": dp_sgld.train,
     "dp-fedavg": fedavg.train,
     "dp-fedsgd": fedavg.train,
 }
@@ -68,8 +70,8 @@ def train(
     job = prepare(config, data)
     if not resume:
         folder.begin(config.text)
-    ledger = _carry_out(job, folder, watch, resume)
-    run = _run(job, folder, ledger, {"command": command, "started": started})
+    trained = _carry_out(job, folder, watch, resume)
+    run = _run(job, folder, trained, {"command": command, "started": started})
     _save_weights(job.model, folder.path / "model.safetensors")
     run.save(folder.path)
     folder.checkpoint.unlink()
@@ -78,7 +80,7 @@ def train(
     return run, folder.path
 
 
-def _carry_out(job: Job, folder: Folder, watch: Watch, resume: bool) -> Ledger:
+def _carry_out(job: Job, folder: Folder, watch: Watch, resume: bool) -> Trained:
     """Run the algorithm; a model or a plan that is refused before the first step leaves no folder behind."""
     begun = resume
 
@@ -102,9 +104,10 @@ def _check_extras() -> None:
         raise MissingExtra(f"a run's folder is written with {' and '.join(missing)}: pip install 'clipwise[train]'.")
 
 
-def _run(job: Job, folder: Folder, ledger: Ledger, origin: Mapping[str, Any]) -> Run:
+def _run(job: Job, folder: Folder, trained: Trained, origin: Mapping[str, Any]) -> Run:
     """Everything that is to be kept of a run that has been trained."""
     test = evaluate(job, job.config.evaluation.resamples)
+    ledger = trained.ledger
     recalibrated, problems = recalibrate(job, ledger)
     private = job.delta is not None
     return Run(
@@ -112,7 +115,7 @@ def _run(job: Job, folder: Folder, ledger: Ledger, origin: Mapping[str, Any]) ->
         task=job.data.task,
         seed=job.config.seed,
         test=test,
-        recalibrated=recalibrated,
+        recalibrated={**trained.further, **recalibrated},
         curves=folder.rows(),
         plan={**job.plan.to_dict(), **_choices(job)},
         ledger=ledger if private else None,
@@ -132,11 +135,11 @@ def _guarantees(events: tuple[Event, ...], delta: float) -> dict[str, dict[str, 
 
 def _choices(job: Job) -> dict[str, Any]:
     """What else was chosen, beside the plan; the learning rate as a number where it is one."""
-    rule, names = job.config.optimizer.learning_rate, list(job.parameters)
+    rule, names = job.optimizer.learning_rate, list(job.parameters)
     rates = {rule.at(job.plan.style(step), names) for step in (0, job.plan.steps - 1)}
     return {
         "learning_rate": rates.pop() if len(rates) == 1 else str(rule),
-        "optimizer": str(job.config.optimizer),
+        "optimizer": str(job.optimizer),
         "algorithm": job.config.algorithm,
         **({} if job.config.federated is None else {"federated": job.config.federated.described()}),
     }
