@@ -1,7 +1,8 @@
 """Regenerate everything that docs/theory.md shows: `clipwise reproduce theory`, or `python -m papers.theory`.
 
 Instances that the search found are read from instances.json and checked again; `--search` searches anew (a quarter of
-an hour). `--quick` does everything on a small scale, in about a minute, and leaves the committed files alone.
+an hour). `--quick` does everything on a small scale, in about a minute, and leaves the committed files alone. `--mnist`
+trains the paper's MNIST network with the monitor, which needs the data (`clipwise data get mnist`).
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from typing import Any
 import torch
 
 import clipwise as cw
-from papers.theory import figures, optimizers, order, table
+from papers.theory import figures, monitor, optimizers, order, table
 from papers.theory.networks import Case
+from papers.theory.search import markdown as searched
 from papers.theory.search import positive_definite, search
 
 HERE = Path(__file__).parent
@@ -71,13 +73,14 @@ def draw(out: Path, instances: dict[str, Any], found: dict[str, Any], flows: dic
     titles = {
         "flat_rising": "Small R, flat: the loss rises for a while",
         "layerwise_stuck": "Small R, layerwise: the flow stops above zero",
-        "layerwise_diverging": "Small R, layerwise: the loss does not converge",
-        "flat_diverging_normalized": "Normalized gradients, logistic loss: the loss does not converge",
+        "layerwise_diverging": "Small R, layerwise: the loss grows without end",
+        "flat_diverging_normalized": "Normalized, logistic loss: it grows without end",
     }
     for name, title in titles.items():
         case = Case.from_dict(instances[name]["case"])
         compared = figures.compared(case, points=41 if quick else 401)
-        figures.save(cw.plots.loss_flows(compared, title), folder, name)
+        linear = name in ("flat_rising", "flat_diverging_normalized")
+        figures.save(cw.plots.loss_flows(compared, title, linear=linear), folder, name)
     figures.save(figures.order_figure(found["orders"]), folder, "order")
     figures.save(figures.noise_figure(found["noise"]), folder, "noise")
     figures.save(figures.optimizer_figure(flows), folder, "optimizers")
@@ -101,6 +104,7 @@ def reproduce(out: Path, quick: bool, instances: dict[str, Any]) -> dict[str, An
     draw(out, instances, found, flows, quick)
     (out / "results.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     (out / "table.md").write_text(table.markdown(found["table"]), encoding="utf-8")
+    (out / "searched.md").write_text(searched(instances), encoding="utf-8")
     return found
 
 
@@ -118,12 +122,20 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="papers.theory", description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--quick", action="store_true", help="a small scale, written to a temporary folder")
     parser.add_argument("--search", action="store_true", help="search for the instances anew")
+    parser.add_argument("--mnist", action="store_true", help="only the monitor in a run on MNIST (ten minutes)")
     parser.add_argument("--out", type=Path, help="where to write (default: this folder; --quick: a temporary one)")
     args = parser.parse_args(argv)
     torch.set_num_threads(1)  # the networks are tiny: threads only wait for each other
     out = args.out or (Path(tempfile.mkdtemp(prefix="theory-")) if args.quick else HERE)
     out.mkdir(parents=True, exist_ok=True)
     start = time.perf_counter()
+    if args.mnist:
+        watched = monitor.run(out, *((20, 10) if args.quick else (1170, 39)))
+        (out / "monitor.json").write_text(json.dumps(watched, indent=1) + "\n", encoding="utf-8")
+        (out / "monitor.md").write_text(monitor.markdown(watched), encoding="utf-8")
+        print(monitor.markdown(watched))
+        print(f"written to {out} ({time.perf_counter() - start:.0f} s)")
+        return 0
     if args.search:
         instances = search(args.quick)
         (out / "instances.json").write_text(json.dumps(instances, indent=1) + "\n", encoding="utf-8")
