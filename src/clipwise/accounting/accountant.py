@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import get_args
 
-from clipwise.accounting.contour import NotConverged, exact_delta, exact_epsilon
+from clipwise.accounting.contour import EASY, HARD, Attempt, NotConverged, exact_delta, exact_epsilon
 from clipwise.accounting.edgeworth import edgeworth_delta, edgeworth_epsilon
 from clipwise.accounting.events import Event
 from clipwise.accounting.gdp import gdp_delta, gdp_epsilon
@@ -130,7 +130,7 @@ def _guarantee(
 class _Question:
     """The accountants' functions for one unknown, epsilon or delta."""
 
-    exact: Callable[[Composition, float, int], float]
+    exact: Callable[[Composition, float, Sequence[Attempt]], float]
     grid: Callable[[Composition, float], float]
     rough: Callable[[Composition, float], float]
     quick: Callable[[Composition, float], float]
@@ -185,14 +185,14 @@ def _exact_or_bound(
 ) -> tuple[float, str]:
     """The value, or a bound of it where the contours fail; below `known` the value does not matter."""
     with contextlib.suppress(NotConverged):
-        return ask.exact(composition, given, 1), "exact"
+        return ask.exact(composition, given, EASY), "exact"
     if known >= 0.0:
         with contextlib.suppress(NotConverged):
             rough = ask.rough(composition, given)
             if rough <= known:
                 return rough, "grid"
     with contextlib.suppress(NotConverged):
-        return ask.exact(composition, given, 3), "exact"
+        return ask.exact(composition, given, HARD), "exact"
     bounds = [(ask.rdp(composition, given), "rdp"), (ask.quick(composition, given), "rdp")]
     with contextlib.suppress(NotConverged):
         bounds.append((ask.grid(composition, given), "grid"))

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -40,7 +40,7 @@ from clipwise.accounting.saddle import (
 )
 from clipwise.accounting.single import single_delta, single_epsilon
 
-__all__ = ["NotConverged", "exact_delta", "exact_epsilon"]
+__all__ = ["EASY", "HARD", "Attempt", "NotConverged", "exact_delta", "exact_epsilon"]
 
 _REST = 1e-10  # share of delta in the part of the contour that is not summed
 _AGREE = 1e-7  # two contours must agree to this share of delta
@@ -63,7 +63,7 @@ class _Budget:
 
 
 @dataclass(frozen=True)
-class _Attempt:
+class Attempt:
     """How hard to try: the share of delta faded out with the loss's tail, and the work (lattice points times nodes)."""
 
     tail: float
@@ -76,17 +76,18 @@ class _Attempt:
 
 
 _ATTEMPTS = (
-    _Attempt(1e-12, split=False, work=3_000_000),
-    _Attempt(1e-10, split=True, work=16_000_000),
-    _Attempt(1e-7, split=False, work=4_000_000),
+    Attempt(1e-12, split=False, work=3_000_000),
+    Attempt(1e-10, split=True, work=16_000_000),
+    Attempt(1e-7, split=False, work=4_000_000),
 )
 
 
-def exact_epsilon(composition: Composition, delta: float, effort: int = len(_ATTEMPTS)) -> float:
-    """The epsilon at `delta`, to about 1e-9 of its value; raises `NotConverged` when that cannot be had.
+EASY, HARD = _ATTEMPTS[:1], _ATTEMPTS[1:]
+"""The attempt that suits most runs and fails fast, and those for the others."""
 
-    `effort` is how many kinds of contours are tried: the first suits most runs and fails fast.
-    """
+
+def exact_epsilon(composition: Composition, delta: float, attempts: Sequence[Attempt] = _ATTEMPTS) -> float:
+    """The epsilon at `delta`, to about 1e-9 of its value; raises `NotConverged` when that cannot be had."""
     if composition.empty:
         return 0.0
     if not composition.terms:
@@ -95,10 +96,12 @@ def exact_epsilon(composition: Composition, delta: float, effort: int = len(_ATT
         return single_epsilon(composition.single, delta)
     if _total_variation(composition) <= delta:
         return 0.0
-    return _first_sound(lambda attempt: _epsilon(composition, delta, attempt), effort)
+    return _first_sound(lambda attempt: _epsilon(composition, delta, attempt), attempts)
 
 
-def exact_delta(composition: Composition, epsilon: float, effort: int = len(_ATTEMPTS), floor: float = 1e-18) -> float:
+def exact_delta(
+    composition: Composition, epsilon: float, attempts: Sequence[Attempt] = _ATTEMPTS, floor: float = 1e-18
+) -> float:
     """The delta at `epsilon`; a value below `floor` is given as `floor`."""
     if composition.empty:
         return 0.0
@@ -106,17 +109,17 @@ def exact_delta(composition: Composition, epsilon: float, effort: int = len(_ATT
         return max(floor, gaussian_delta(math.sqrt(composition.gaussian), epsilon))
     if composition.single is not None:
         return max(floor, single_delta(composition.single, epsilon))
-    return _first_sound(lambda attempt: _delta(composition, epsilon, floor, attempt), effort)
+    return _first_sound(lambda attempt: _delta(composition, epsilon, floor, attempt), attempts)
 
 
-def _first_sound(answer: Callable[[_Attempt], float], effort: int) -> float:
-    for attempt in _ATTEMPTS[: effort - 1]:
+def _first_sound(answer: Callable[[Attempt], float], attempts: Sequence[Attempt]) -> float:
+    for attempt in attempts[:-1]:
         with contextlib.suppress(NotConverged):
             return answer(attempt)
-    return answer(_ATTEMPTS[effort - 1])
+    return answer(attempts[-1])
 
 
-def _epsilon(composition: Composition, delta: float, attempt: _Attempt) -> float:
+def _epsilon(composition: Composition, delta: float, attempt: Attempt) -> float:
     budget = attempt.budget(composition)
     tail = tail_share(composition, attempt.tail * delta)
     saddle = saddle_table(composition, tail)
@@ -140,7 +143,7 @@ def _epsilon(composition: Composition, delta: float, attempt: _Attempt) -> float
     return epsilon
 
 
-def _delta(composition: Composition, epsilon: float, floor: float, attempt: _Attempt) -> float:
+def _delta(composition: Composition, epsilon: float, floor: float, attempt: Attempt) -> float:
     size, budget = max(floor, quick_delta(composition, epsilon)), attempt.budget(composition)
     for _ in range(12):
         tail = tail_share(composition, attempt.tail * size)

@@ -63,7 +63,7 @@ class PrivacyCurve:
 
 
 def privacy_curve(
-    events: Iterable[Event], relation: Relation = "add_remove", min_delta: float = 1e-10, count: int = 60
+    events: Iterable[Event], relation: Relation = "add_remove", min_delta: float = 1e-10, count: int = 40
 ) -> PrivacyCurve:
     """The curve from epsilon 0 to where delta is `min_delta`.
 

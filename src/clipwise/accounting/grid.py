@@ -30,18 +30,19 @@ __all__ = ["grid_delta", "grid_epsilon", "rough_delta", "rough_epsilon"]
 
 _TAIL = 1e-5  # share of delta that is counted as lost outright
 _CELLS = (1 << 17, 1 << 18, 1 << 20)
-_AGREE = 1e-5  # two grids that agree to this share need no finer one
+_AGREE = 1e-5  # two grids that agree to this share of epsilon need no finer one
+_AGREE_DELTA = 1e-4  # the same, of delta
 _LAWS = 200
 
 
 def grid_epsilon(composition: Composition, delta: float) -> float:
     """An upper bound of epsilon at `delta`."""
-    return _refined(lambda cells: _epsilon(composition, delta, cells))
+    return _refined(lambda cells, _: _epsilon(composition, delta, cells), _AGREE)
 
 
 def grid_delta(composition: Composition, epsilon: float, floor: float = 1e-18) -> float:
     """An upper bound of delta at `epsilon`, not below `floor`."""
-    return _refined(lambda cells: _delta(composition, epsilon, floor, cells))
+    return _refined(lambda cells, known: _delta(composition, epsilon, floor, cells, known), _AGREE_DELTA)
 
 
 def rough_epsilon(composition: Composition, delta: float) -> float:
@@ -51,15 +52,15 @@ def rough_epsilon(composition: Composition, delta: float) -> float:
 
 def rough_delta(composition: Composition, epsilon: float) -> float:
     """A quick upper bound of delta at `epsilon`."""
-    return _delta(composition, epsilon, 1e-18, _CELLS[0])
+    return _delta(composition, epsilon, 1e-18, _CELLS[0], 1.0)
 
 
-def _refined(bound: Callable[[int], float]) -> float:
-    """The bound on the first grid that a coarser one agrees with; every one is a bound."""
-    found = bound(_CELLS[0])
+def _refined(bound: Callable[[int, float], float], agree: float) -> float:
+    """The bound on the first grid that a coarser one agrees with, told the one before; every one is a bound."""
+    found = bound(_CELLS[0], 1.0)
     for cells in _CELLS[1:]:
-        before, found = found, min(found, bound(cells))
-        if before - found <= _AGREE * found:
+        before, found = found, min(found, bound(cells, found))
+        if before - found <= agree * found:
             break
     return found
 
@@ -86,8 +87,8 @@ def _epsilon(composition: Composition, delta: float, cells: int) -> float:
     return epsilon
 
 
-def _delta(composition: Composition, epsilon: float, floor: float, cells: int) -> float:
-    size = max(floor, quick_delta(composition, epsilon))
+def _delta(composition: Composition, epsilon: float, floor: float, cells: int, known: float) -> float:
+    size = max(floor, min(known, quick_delta(composition, epsilon)))
     for _ in range(8):
         tail = tail_share(composition, _TAIL * size)
         losses, mass, lost = _composed(composition, tail, epsilon, size, cells)

@@ -194,6 +194,7 @@ def points_cut(law: Law, tail: float, tilt: float = 8.0) -> Points:
     return _join(law, [(pair, _Span(*_extent(pair, tail))) for _, pair in law.parts], tilt)
 
 
+@lru_cache(maxsize=8)
 def points_fine(law: Law, tail: float, count: int) -> Points:
     """At least `count` points per pair, cut off where a probability of `tail` is left."""
     spans = [(pair, _Span(*_extent(pair, tail))) for _, pair in law.parts]

@@ -102,8 +102,9 @@ class Saddle:
 
 
 def tail_share(composition: Composition, mass: float) -> float:
-    """The probability per step that may be faded out for a total of `mass`."""
-    return mass / max(1, sum(count for _, count in composition.terms))
+    """The probability per step that may be faded out for a total of `mass`, rounded down: neighbours share it."""
+    share = mass / max(1, sum(count for _, count in composition.terms))
+    return 10.0 ** math.floor(math.log10(max(share, 1e-290)))
 
 
 @lru_cache(maxsize=256)
