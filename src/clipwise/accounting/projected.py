@@ -130,9 +130,10 @@ def _fewest(events: Sequence[Event]) -> int:
 
 def _restated(found: Guarantee, events: Sequence[Event], failure: float, delta: float) -> Guarantee:
     projections = _fewest(events)
+    kept = noise_kept(projections, failure)
     note = (
-        f"Norms were estimated from {projections} random projections: accounted at about "
-        f"{noise_kept(projections, failure):.2f} of the noise multiplier, and delta covers estimates that are too small."
+        f"Norms were estimated from {projections} random projections: accounted at about {kept:.2f} of the noise "
+        "multiplier, and delta covers estimates that are too small."
     )
     if math.isinf(found.epsilon):
         note = f"Norms estimated from only {projections} random projections prove nothing here: use more."
