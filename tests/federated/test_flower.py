@@ -95,6 +95,20 @@ def test_flower_and_the_runner_are_the_same_algorithm(clip: Any) -> None:
     assert strategy.ledger == server.ledger and strategy.epsilon(1e-2) == plan.epsilon(1e-2)
 
 
+def test_a_run_on_flower_goes_on_after_a_stop(tmp_path: Path) -> None:
+    plan, whole, first = make_plan(), make_model(), make_model()
+    trained = start(DPFedAvg(plan, whole, seed=5), StandIn(), whole, 4)
+    strategy = DPFedAvg(plan, first, seed=5)
+    start(strategy, StandIn(), first, 2)
+    strategy.server.save(tmp_path / "run", first)
+
+    second = make_model(8)
+    strategy = DPFedAvg(plan, second, seed=5)
+    strategy.server.resume(tmp_path / "run", second)
+    assert torch.equal(flat(start(strategy, StandIn(), second, 2)), flat(trained))
+    assert strategy.ledger.steps == 4
+
+
 def test_participation_on_flower_is_independent_coins() -> None:
     strategy = DPFedAvg(make_plan(rounds=2_000), make_model(), seed=1)
     grid, arrays = StandIn(), ArrayRecord(make_model().state_dict())

@@ -43,7 +43,7 @@ __all__ = ["DPFedAvg", "answer"]
 _Record = TypeVar("_Record")
 
 _LOG = logging.getLogger("clipwise.federated")
-_ROUND, _STYLE, _ASKS = "server-round", "clipwise-style", "clipwise-asks-within"  # in the configuration
+_ROUND, _STYLE, _ASKS = "clipwise-round", "clipwise-style", "clipwise-asks-within"  # in the configuration
 _WEIGHT, _WITHIN = "num-examples", "within"  # in the metrics
 
 
@@ -111,7 +111,9 @@ class DPFedAvg(FedAvg):
         if len(nodes) > self.server.plan.users:
             _LOG.warning("%d nodes are connected, the plan counts on %d users", len(nodes), self.server.plan.users)
         opened = self.server.open(sorted(nodes))
-        told = ConfigRecord({**config, _ROUND: server_round, _STYLE: _encode(opened.style), _ASKS: opened.asks_within})
+        # Flower counts rounds from the start of the process, the server those of the plan.
+        ours = {_ROUND: opened.number, _STYLE: _encode(opened.style), _ASKS: opened.asks_within}
+        told = ConfigRecord({**config, "server-round": server_round, **ours})
         record = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: told})
         return self._construct_messages(record, list(opened.selected), MessageType.TRAIN)
 
@@ -156,7 +158,7 @@ def answer(
     if _STYLE not in config:
         raise InvalidPlan("the message does not say how to clip: the server's strategy must be clipwise's DPFedAvg.")
     task = Task(
-        number=config[_ROUND] - 1,
+        number=config[_ROUND],
         user=message.metadata.dst_node_id if user is None else user,
         weights=arrays.to_torch_state_dict(),
         style=_decode(config[_STYLE]),
