@@ -112,7 +112,7 @@ class DPFedAvg(FedAvg):
             _LOG.warning("%d nodes are connected, the plan counts on %d users", len(nodes), self.server.plan.users)
         opened = self.server.open(sorted(nodes))
         # Flower counts rounds from the start of the process, the server those of the plan.
-        ours = {_ROUND: opened.number, _STYLE: _encode(opened.style), _ASKS: opened.asks_within}
+        ours: dict[str, Any] = {_ROUND: opened.number, _STYLE: _encode(opened.style), _ASKS: opened.asks_within}
         told = ConfigRecord({**config, "server-round": server_round, **ours})
         record = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: told})
         return self._construct_messages(record, list(opened.selected), MessageType.TRAIN)
