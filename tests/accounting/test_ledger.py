@@ -93,6 +93,19 @@ def test_an_edited_ledger_is_refused(change: Any) -> None:
         Ledger.from_json(json.dumps(body))
 
 
+@pytest.mark.parametrize("character", ["0", "9", " ", '"', "a", "}"])
+def test_no_single_character_can_be_changed_unseen(character: str) -> None:
+    text = Ledger(EVENTS[:3]).to_json()
+    for place in range(len(text)):
+        changed = text[:place] + character + text[place + 1 :]
+        if changed != text:
+            try:
+                again = Ledger.from_json(changed).to_json()
+            except LedgerError:
+                continue
+            assert again == text  # white space
+
+
 def test_a_newer_version_is_refused_even_with_a_good_checksum() -> None:
     body = json.loads(Ledger(EVENTS).to_json())
     del body["checksum"]

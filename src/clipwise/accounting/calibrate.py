@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
+from clipwise.accounting import functions
 from clipwise.accounting.accountant import account
 from clipwise.accounting.events import Event, GaussianSteps
 from clipwise.accounting.problem import LEAST_NOISE, Accountant, Relation, check_delta, pose
@@ -97,7 +98,7 @@ def max_steps(
     delta = check_delta(delta)
 
     def fits(steps: int, by: Accountant) -> bool:
-        return account((GaussianSteps(sampling, noise_multiplier, steps),), delta, by, relation).epsilon <= target
+        return functions.epsilon(noise_multiplier, sampling, steps, delta, by, relation) <= target
 
     return _largest_integer(fits, accountant, _MOST_STEPS)
 
@@ -124,7 +125,7 @@ def max_batch_size(
 
     def fits(batch_size: int, by: Accountant) -> bool:
         scheme: Poisson | FixedSize = replace(sampling, batch_size=batch_size)
-        return account((GaussianSteps(scheme, noise_multiplier, steps),), delta, by, relation).epsilon <= target
+        return functions.epsilon(noise_multiplier, scheme, steps, delta, by, relation) <= target
 
     return _largest_integer(fits, accountant, sampling.sample_size)
 
@@ -147,7 +148,7 @@ def free_cap(
 
     def spent(cap: int | None) -> float:
         scheme = replace(sampling, max_batch_size=cap)
-        return account((GaussianSteps(scheme, noise_multiplier, steps),), delta, "exact", relation).epsilon
+        return functions.epsilon(noise_multiplier, scheme, steps, delta, relation=relation)
 
     limit = spent(None) * (1.0 + tolerance)
     low, high = sampling.batch_size, min(sampling.sample_size, 2 * sampling.batch_size + 40)

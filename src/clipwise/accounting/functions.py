@@ -1,9 +1,9 @@
-"""Epsilon, delta and noise of one run, in one call each."""
+"""Epsilon and delta of one run, in one call each."""
 
 from __future__ import annotations
 
 from clipwise.accounting.accountant import account, account_delta
-from clipwise.accounting.events import GaussianSteps
+from clipwise.accounting.events import Event, GaussianSteps
 from clipwise.accounting.problem import Accountant, Relation
 from clipwise.sampling import Sampling
 
@@ -24,9 +24,7 @@ def epsilon(
     >>> 2.3 < epsilon(1.1, Poisson(60_000, 256), steps=14_040, delta=1e-5) < 2.6
     True
     """
-    if steps == 0:
-        return account((), delta, accountant, relation).epsilon
-    return account((GaussianSteps(sampling, noise_multiplier, steps),), delta, accountant, relation).epsilon
+    return account(_events(sampling, noise_multiplier, steps), delta, accountant, relation).epsilon
 
 
 def delta(
@@ -43,6 +41,9 @@ def delta(
     >>> delta(1.1, Poisson(60_000, 256), steps=14_040, epsilon=3.0) < 1e-5
     True
     """
-    if steps == 0:
-        return account_delta((), epsilon, accountant, relation).delta
-    return account_delta((GaussianSteps(sampling, noise_multiplier, steps),), epsilon, accountant, relation).delta
+    return account_delta(_events(sampling, noise_multiplier, steps), epsilon, accountant, relation).delta
+
+
+def _events(sampling: Sampling, noise_multiplier: float, steps: int) -> tuple[Event, ...]:
+    # No step yet is a state of every run, though no event.
+    return () if steps == 0 else (GaussianSteps(sampling, noise_multiplier, steps),)
