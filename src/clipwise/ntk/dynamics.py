@@ -30,7 +30,7 @@ class Descent:
     loss_rate: float
     """dL/dt of the clipped flow."""
     unclipped_rate: float
-    """dL/dt of the flow without clipping, -|dL/dw|^2."""
+    """dL/dt of the flow without clipping, minus the squared length of dL/dw."""
     alignment: float
     """The cosine of the angle between clipped and true gradient; NaN when one of them is zero."""
     fraction_clipped: float

@@ -176,7 +176,7 @@ FLOWS: dict[str, Dynamics] = {
 
 @dataclass(frozen=True, eq=False)
 class GradientFlow:
-    """A flow at the times t: loss, its rate dL/dt, the speed |dw/dt|, and the weights."""
+    """A flow at the times t: loss, its rate dL/dt, its speed, the length of dw/dt, and the weights."""
 
     t: Tensor
     loss: Tensor

@@ -44,7 +44,7 @@ class Properties:
     positive_eigenvalues: bool
     tolerance: float
     asymmetry: float
-    """The largest |A_ij - A_ji|."""
+    """The largest absolute difference of A_ij and A_ji."""
     min_quadratic: float
     """The smallest eigenvalue of the symmetric part: the least x^T A x over unit vectors x."""
     min_eigenvalue: float
@@ -142,7 +142,7 @@ def _prepared(matrix: Tensor, tolerance: float | None) -> tuple[Any, float]:
 
 
 def _asymmetry(values: Any, rows: int = 512) -> tuple[float, tuple[int, int]]:
-    """The largest |A_ij - A_ji| and where, some rows at a time."""
+    """The largest absolute difference of A_ij and A_ji and where, some rows at a time."""
     largest, pair = 0.0, (0, 0)
     for start in range(0, len(values), rows):
         gap = np.abs(values[start : start + rows] - values[:, start : start + rows].T)
