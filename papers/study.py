@@ -33,13 +33,15 @@ class Variant:
 
 @dataclass(frozen=True)
 class Study:
-    """What is trained: `config.toml` of the recipe's folder in every variant, with the seeds 0, 1, ..."""
+    """What is trained: one configuration in every variant, with the seeds 0, 1, ..."""
 
     folder: Path
     variants: tuple[Variant, ...]
     seeds: int
     quick: tuple[str, ...]
     """Settings of the scaled-down form, which shows that everything works and nothing else."""
+    config: Path | None = None
+    """The configuration; None is `config.toml` of the recipe's folder."""
 
     @property
     def name(self) -> str:
@@ -98,8 +100,9 @@ def jobs(study: Study, root: Path, args: argparse.Namespace) -> list[Job]:
     seeds = args.seeds or (1 if args.quick else study.seeds)
     settings = study.quick if args.quick else ()
     chosen = [known[name] for name in args.only] if args.only else study.variants
+    config = study.config or study.folder / "config.toml"
     return [
-        Job(study.folder / "config.toml", variant, seed, settings, root / f"{_slug(variant.name)}-{seed}")
+        Job(config, variant, seed, settings, root / f"{_slug(variant.name)}-{seed}")
         for seed in range(seeds)
         for variant in chosen
     ]
