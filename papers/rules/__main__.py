@@ -33,7 +33,7 @@ STUDY = Study(
 REMARKS = (
     "Automatic and Normalize divide by the norm, so that their R is a unit of the learning rate and nothing else. "
     "GlobalScaled(R, Z) with the learning rate c / R makes the steps of Global(Z) with c / Z: longer gradients "
-    "than Z are dropped. The arms R = 1 and R = 200 are the runs of `papers/mnist`: Abadi's rule over all parameters.\n",
+    "than Z are dropped. The arms R = 1 and R = 200 are the runs of `papers/mnist`: Abadi's rule, flat.\n",
 )
 
 
