@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
@@ -29,6 +30,8 @@ class Variant:
 
     name: str
     settings: tuple[str, ...] = ()
+    seeds: int | None = None
+    """At most so many runs of it, where the study has more; None: as many as the study."""
 
 
 @dataclass(frozen=True)
@@ -79,16 +82,16 @@ def carry_out(job: Job) -> Job:
     return job
 
 
-def parse(study: Study, arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line that every recipe has."""
-    parser = argparse.ArgumentParser(prog=f"clipwise reproduce {study.name}")
+def parser_of(name: str, seeds: int) -> argparse.ArgumentParser:
+    """The command line that every recipe has, to which it may add."""
+    parser = argparse.ArgumentParser(prog=f"clipwise reproduce {name}")
     parser.add_argument("--quick", action="store_true", help="a scaled-down form: shows that it works, nothing else")
-    parser.add_argument("--seeds", type=int, default=None, help=f"runs of each arm (default {study.seeds})")
+    parser.add_argument("--seeds", type=int, default=None, help=f"runs of each arm (default {seeds})")
     parser.add_argument("--only", nargs="+", metavar="ARM", help="only these arms")
     parser.add_argument("--resume", action="store_true", help="go on with an unfinished set; finished runs are kept")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="runs at a time (default: all cores)")
     parser.add_argument("--draw", action="store_true", help="train nothing: tables and figures of the runs there are")
-    return parser.parse_args(arguments)
+    return parser
 
 
 def jobs(study: Study, root: Path, args: argparse.Namespace) -> list[Job]:
@@ -105,6 +108,7 @@ def jobs(study: Study, root: Path, args: argparse.Namespace) -> list[Job]:
         Job(config, variant, seed, settings, root / f"{_slug(variant.name)}-{seed}")
         for seed in range(seeds)
         for variant in chosen
+        if variant.seeds is None or seed < variant.seeds
     ]
 
 
@@ -137,23 +141,33 @@ def runs_of(study: Study, root: Path) -> Iterator[Run]:
                 yield Run.load(folder)
 
 
+@contextmanager
+def place(folder: Path, quick: bool) -> Iterator[Path]:
+    """Where runs, figures and tables go: the folder, or for the scaled-down form one that is gone afterwards."""
+    with tempfile.TemporaryDirectory() as scratch:
+        yield Path(scratch) if quick else folder
+
+
+def complete(study: Study, root: Path, args: argparse.Namespace) -> tuple[Arm, ...]:
+    """Train the runs that are missing in `root`; the arms of all that are there."""
+    every = [] if args.draw else jobs(study, root, args)
+    finished = [job for job in every if job.finished]
+    if finished and not args.resume:
+        raise SystemExit(
+            f"{root} holds {len(finished)} finished runs of this set: --resume keeps them and goes on; remove "
+            "them to start anew."
+        )
+    todo = [job for job in every if not job.finished]
+    if todo:
+        train_all(todo, args.jobs)
+    found = list(runs_of(study, root))
+    if not found:
+        raise SystemExit(f"{root} holds no finished run.")
+    return arms_of(found)
+
+
 def main(study: Study, write: Callable[[Sequence[Arm], Path], str], arguments: Sequence[str] | None = None) -> None:
     """Train what is missing, then `write(arms, folder)` tables and figures; its text is printed."""
-    args = parse(study, arguments)
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch) if args.quick else study.folder
-        root = folder / "runs"
-        every = [] if args.draw else jobs(study, root, args)
-        finished = [job for job in every if job.finished]
-        if finished and not args.resume:
-            raise SystemExit(
-                f"{root} holds {len(finished)} finished runs of this set: --resume keeps them and goes on; remove "
-                "them to start anew."
-            )
-        todo = [job for job in every if not job.finished]
-        if todo:
-            train_all(todo, args.jobs)
-        found = list(runs_of(study, root))
-        if not found:
-            raise SystemExit(f"{root} holds no finished run.")
-        print(write(arms_of(found), folder))
+    args = parser_of(study.name, study.seeds).parse_args(arguments)
+    with place(study.folder, args.quick) as folder:
+        print(write(complete(study, folder / "runs", args), folder))
