@@ -10,7 +10,7 @@ import math
 from typing import Any
 
 from clipwise.accounting.events import PrivateCalibration
-from clipwise.accounting.problem import Problem
+from clipwise.accounting.problem import Problem, uses
 from clipwise.accounting.saddle import quick_epsilon
 from clipwise.errors import AccountingError, MissingExtra
 from clipwise.sampling import FixedSize, FullBatch, Poisson, Shuffled
@@ -59,17 +59,17 @@ def _distributions(problem: Problem, interval: float) -> list[Any]:
     results = []
     for apart in (False, True):
         total = None
-        for event in problem.events:
+        for i, event in enumerate(problem.events):
             if (isinstance(event, PrivateCalibration) and event.disjoint) != apart:
                 continue
-            piece = _event(pld, relation, event, problem.group * (2.0 if replace else 1.0), interval)
+            piece = _event(pld, relation, event, problem.group * (2.0 if replace else 1.0), interval, first=i == 0)
             total = piece if total is None else total.compose(piece)
         if total is not None:
             results.append(total)
     return results
 
 
-def _event(pld: Any, relation: Any, event: Any, sensitivity: float, interval: float) -> Any:
+def _event(pld: Any, relation: Any, event: Any, sensitivity: float, interval: float, first: bool) -> Any:
     scheme = None if isinstance(event, PrivateCalibration) else event.sampling
     common: dict[str, Any] = {"value_discretization_interval": interval, "neighboring_relation": relation}
     if isinstance(scheme, FixedSize):
@@ -84,9 +84,7 @@ def _event(pld: Any, relation: Any, event: Any, sensitivity: float, interval: fl
     if isinstance(scheme, Poisson) and scheme.rate < 1.0:
         step = pld.from_gaussian_mechanism(event.noise_multiplier, sampling_prob=scheme.rate, **common)
         return step.self_compose(event.count)
-    count = event.count
-    if isinstance(scheme, Shuffled):
-        count = -(-count // (scheme.sample_size // scheme.batch_size))
+    count = uses(scheme, event.count, first) if isinstance(scheme, Shuffled) else event.count
     assert scheme is None or isinstance(scheme, (FullBatch, Poisson, Shuffled))
     # Gaussian steps add up to one Gaussian step with less noise.
     deviation = event.noise_multiplier / (sensitivity * count**0.5)

@@ -12,7 +12,17 @@ from clipwise.accounting.laws import Composition, Law, fixed_size, gaussian, poi
 from clipwise.errors import AccountingError
 from clipwise.sampling import FixedSize, FullBatch, Poisson, Sampling, Shuffled
 
-__all__ = ["LEAST_NOISE", "Accountant", "Problem", "Relation", "ShuffledRun", "check_delta", "check_epsilon", "pose"]
+__all__ = [
+    "LEAST_NOISE",
+    "Accountant",
+    "Problem",
+    "Relation",
+    "ShuffledRun",
+    "check_delta",
+    "check_epsilon",
+    "pose",
+    "uses",
+]
 
 Relation = Literal["add_remove", "replace_one", "zero_out"]
 Accountant = Literal["exact", "rdp", "pld", "gdp", "edgeworth"]
@@ -178,15 +188,18 @@ def _laws(event: Event, relation: Relation, group: int, bound: str, first: bool)
         return [(truncated_poisson(scheme.sample_size, scheme.rate, cap, mu, replace), event.count)]
     _single(group, "shuffled and fixed-size batches")
     if isinstance(scheme, Shuffled):
-        # Each record is used at most once an epoch, unamplified. Only the first event is known to begin with one.
-        batches = scheme.sample_size // scheme.batch_size
-        epochs = -(-event.count // batches) if first else -(-(event.count - 1) // batches) + 1
-        return [(gaussian(reach), epochs)] if bound == "upper" else []
+        return [(gaussian(reach), uses(scheme, event.count, first))] if bound == "upper" else []
     rate = scheme.batch_size / scheme.sample_size
     if bound == "upper" or rate == 1.0:
         return [(fixed_size(rate, mu), event.count)]
     # Reached by data where every other record pushes the other way, so that the filled-up place counts double.
     return [(poisson(rate, 2.0 * mu, replace=False), event.count)]
+
+
+def uses(scheme: Shuffled, steps: int, first: bool) -> int:
+    """In how many of the steps a record can be: once an epoch, and only the first event surely begins with one."""
+    batches = scheme.sample_size // scheme.batch_size
+    return -(-steps // batches) if first else -(-(steps - 1) // batches) + 1
 
 
 def _single(group: int, scheme: str) -> None:
