@@ -81,6 +81,20 @@ def test_a_schedule_keeps_its_shape() -> None:
     assert 0.999 * 3.0 <= account(scaled, 1e-5).epsilon <= 3.0
 
 
+@pytest.mark.parametrize("unit", [1e-9, 1.0, 1e3, 1e9])
+@pytest.mark.parametrize("target", [1.0, 500.0, 3_000.0])
+def test_the_scale_of_a_shape_does_not_matter(unit: float, target: float) -> None:
+    shape = (GaussianSteps(FullBatch(100), 1.5 * unit, 2), GaussianSteps(FullBatch(100), unit, 1))
+    factor = noise_scale(shape, target, 1e-5)
+    scaled = [GaussianSteps(e.sampling, factor * e.noise_multiplier, e.steps) for e in shape]
+    assert 0.999 * target <= account(scaled, 1e-5).epsilon <= target
+
+
+def test_a_target_that_the_least_noise_meets() -> None:
+    least = noise_multiplier(1e6, 1e-5, FullBatch(100), 1)
+    assert least == pytest.approx(0.01) and 0.0 < epsilon(least, FullBatch(100), 1, 1e-5) <= 1e6
+
+
 def test_published_solutions() -> None:
     # jax_privacy's documentation: sigma(eps=1) = 9.66 and 155 steps at eps = 2, for rate 0.1.
     assert noise_multiplier(1.0, 1e-6, Poisson(1_000, 100), 512) == pytest.approx(9.66, rel=1e-3)

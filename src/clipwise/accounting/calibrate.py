@@ -17,7 +17,7 @@ from clipwise.sampling import FixedSize, FullBatch, Poisson, Sampling, Shuffled
 
 __all__ = ["free_cap", "max_batch_size", "max_steps", "noise_multiplier", "noise_scale"]
 
-_LIMITS = (LEAST_NOISE, 1e7)
+_LIMITS = (LEAST_NOISE, 1e7)  # of the noise multiplier, the least one of a schedule
 _TIGHT = 5e-4  # share of the target that may be left unused
 _MOST_STEPS = 10**9
 
@@ -31,6 +31,8 @@ def noise_multiplier(
     relation: Relation = "add_remove",
 ) -> float:
     """The noise multiplier whose accounted epsilon is at most the target, and within 0.1 % of it.
+
+    A target so large that the least noise that counts, 0.01, meets it is answered by that noise.
 
     >>> from clipwise.sampling import Poisson
     >>> sigma = noise_multiplier(8.0, 1e-5, Poisson(50_000, 2_000), steps=2_250)
@@ -63,21 +65,24 @@ def noise_scale(
     if not shape or any(event.noise_multiplier <= 0.0 for event in shape):
         raise AccountingError("Noise can be calibrated only for events that have some; got none or noise 0.")
 
-    def scaled(scale: float) -> tuple[Event, ...]:
-        return (*(replace(event, noise_multiplier=scale * event.noise_multiplier) for event in shape), *rest)
+    least = min(event.noise_multiplier for event in shape)
 
-    def bound(scale: float) -> float:
-        return max((quick_epsilon(c, delta) for c in pose(scaled(scale), relation).upper), default=math.inf)
+    def scaled(noise: float) -> tuple[Event, ...]:
+        """The run whose least noise multiplier is `noise`."""
+        return (*(replace(event, noise_multiplier=noise * (event.noise_multiplier / least)) for event in shape), *rest)
+
+    def bound(noise: float) -> float:
+        return max((quick_epsilon(c, delta) for c in pose(scaled(noise), relation).upper), default=math.inf)
 
     def spent(by: Accountant) -> Callable[[float], float]:
-        return lambda scale: account(scaled(scale), delta, by, relation).epsilon
+        return lambda noise: account(scaled(noise), delta, by, relation).epsilon
 
     start = 1.0
     with contextlib.suppress(AccountingError):  # not every event has so quick a bound
         start = _smallest_noise(bound, target, start, tight=0.1)
     if accountant == "pld":  # each of its answers takes a second, and the exact one is nearly the same
         start = _smallest_noise(spent("exact"), target, start)
-    return _smallest_noise(spent(accountant), target, start)
+    return _smallest_noise(spent(accountant), target, start) / least
 
 
 def max_steps(
@@ -88,7 +93,7 @@ def max_steps(
     accountant: Accountant = "exact",
     relation: Relation = "add_remove",
 ) -> int:
-    """The largest number of steps whose epsilon is at most the target (0 when not even one fits).
+    """The largest number of steps, up to 10^9, whose epsilon is at most the target (0 when not even one fits).
 
     >>> from clipwise.sampling import Poisson
     >>> max_steps(2.0, 1e-6, Poisson(1_000, 100), noise_multiplier=3.0)
@@ -176,12 +181,13 @@ def _smallest_noise(spent: Callable[[float], float], target: float, start: float
         return points[log_sigma]
 
     low = high = math.log(start)
+    floor = math.log(_LIMITS[0]) + 1e-9  # below, epsilon counts as infinite
     # Epsilon falls about as fast as the noise rises, or faster.
     step = min(0.7, max(4.0 * tight, 1.1 * abs(gap(low))))
     while gap(low) <= 0.0:
-        high, low, step = low, low - step, 2.0 * step
-        if low < math.log(_LIMITS[0]):
-            return math.exp(high)
+        if low <= floor:
+            return math.exp(low)
+        high, low, step = low, max(floor, low - step), 2.0 * step
     while gap(high) > 0.0:
         low, high, step = high, high + step, 2.0 * step
         if high > math.log(_LIMITS[1]):
