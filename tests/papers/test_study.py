@@ -1,0 +1,86 @@
+"""The frame of the recipes: what is trained, kept, resumed and written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from papers.study import Study, Variant, main, runs_of
+from papers.tables import Claim, page
+
+from clipwise.report import Arm
+
+CONFIG = """
+batch_size = 64
+steps = 3
+
+[data]
+source = "digits"
+
+[model]
+source = "mlp"
+hidden = [4]
+
+[clip]
+rule = "NoClip"
+
+[optimizer]
+name = "SGD"
+learning_rate = 0.5
+
+[privacy]
+private = false
+
+[evaluation]
+resamples = 0
+"""
+CLAIMS = (Claim("fast", "accuracy", 0.9), Claim("missing", "ece", 0.01))
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Study:
+    (tmp_path / "config.toml").write_text(CONFIG)
+    variants = (Variant("fast"), Variant("not so fast", ("optimizer.learning_rate=0.05",)))
+    return Study(tmp_path, variants, seeds=2, quick=("steps=1",))
+
+
+def write(arms: Sequence[Arm], folder: Path) -> str:
+    return page(folder, "Test", arms, CLAIMS, [])
+
+
+def test_a_set_that_was_cut_goes_on_and_its_page_counts_seeds(
+    study: Study, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    main(study, write, ["--jobs", "1", "--only", "fast", "--seeds", "1"])
+    first = (study.folder / "runs" / "fast-0" / "result.json").read_bytes()
+    with pytest.raises(SystemExit, match="--resume keeps them"):
+        main(study, write, ["--jobs", "1"])
+    main(study, write, ["--jobs", "1", "--resume"])
+    assert (study.folder / "runs" / "fast-0" / "result.json").read_bytes() == first
+    runs = list(runs_of(study, study.folder / "runs"))
+    assert [(run.name, run.plan["learning_rate"]) for run in runs] == [("fast", 0.5)] * 2 + [("not so fast", 0.05)] * 2
+    said = capsys.readouterr().out
+    assert "[3/3]" in said and "| not so fast | 2 |" in said and "| missing | ECE | 1.00 % | not run | - |" in said
+    saved = json.loads((study.folder / "results.json").read_text())
+    assert set(saved) == {"fast", "not so fast"} and saved["fast"]["accuracy"]["mean"] > 0
+    page_text = (study.folder / "README.md").read_text()
+    main(study, write, ["--draw"])
+    assert (study.folder / "README.md").read_text() == page_text
+
+
+def test_quick_leaves_the_folder_alone(study: Study) -> None:
+    main(study, write, ["--quick", "--jobs", "1", "--only", "fast"])
+    assert [path.name for path in study.folder.iterdir()] == ["config.toml"]
+
+
+def test_an_unknown_arm_is_refused_with_the_known_ones(study: Study) -> None:
+    with pytest.raises(SystemExit, match="no arm is called 'slow'; there are 'fast', 'not so fast'"):
+        main(study, write, ["--only", "slow"])
+
+
+def test_nothing_to_draw_is_said(study: Study) -> None:
+    with pytest.raises(SystemExit, match="holds no finished run"):
+        main(study, write, ["--draw"])
