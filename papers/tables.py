@@ -17,11 +17,20 @@ HEADLINES = {"classification": ("accuracy", "nll", "ece", "mce"), "regression": 
 
 @dataclass(frozen=True)
 class Claim:
-    """A number of the paper: the arm, the metric, its value."""
+    """A number of the paper: the arm, the metric, its value, and why ours may differ."""
 
     arm: str
     metric: str
     value: float
+    why: str = ""
+    unit: float = 0.001
+    """One of the last digit that the paper prints."""
+
+    def verdict(self, ours: Estimate) -> str:
+        """Same: within the paper's rounding, or within two standard deviations of ours over the seeds."""
+        apart = abs(ours.mean - self.value)
+        same = apart <= max(self.unit / 2, 2 * (ours.deviation or 0.0))
+        return "same" if same else f"different{': ' + self.why if self.why else ''}"
 
 
 def _number(metric: str, value: float) -> str:
@@ -49,15 +58,28 @@ def results_table(arms: Sequence[Arm], metrics: Sequence[str]) -> str:
 
 
 def claims_table(arms: Sequence[Arm], claims: Sequence[Claim]) -> str:
-    """The paper's numbers beside ours."""
+    """The paper's numbers beside ours, and whether they are the same."""
     by_name = {arm.name: arm for arm in arms}
     lines = []
     for claim in claims:
-        arm = by_name.get(claim.arm)
-        ours = "not run" if arm is None else _estimate(claim.metric, arm.estimates[claim.metric])
-        seeds = "-" if arm is None else str(len(arm.runs))
-        lines.append([claim.arm, _TITLES[claim.metric], _number(claim.metric, claim.value), ours, seeds])
-    return _rows(["arm", "metric", "paper", "ours", "seeds"], lines)
+        said = [claim.arm, _TITLES[claim.metric], _number(claim.metric, claim.value)]
+        if claim.arm in by_name:
+            arm = by_name[claim.arm]
+            ours = arm.estimates[claim.metric]
+            lines.append([*said, _estimate(claim.metric, ours), str(len(arm.runs)), claim.verdict(ours)])
+        else:
+            lines.append([*said, "not run", "-", "-"])
+    return _rows(["arm", "metric", "paper", "ours", "seeds", "same?"], lines)
+
+
+def bins_table(arms: Sequence[Arm], bins: Sequence[int] = (10, 15, 20)) -> str:
+    """MCE for several numbers of bins: the paper does not state its own."""
+    lines = []
+    for arm in arms:
+        results = [run.test for run in arm.runs]
+        values = [Estimate.over_seeds([result.fine_bins.merged(count).mce for result in results]) for count in bins]
+        lines.append([arm.name, *(_estimate("mce", value) for value in values)])
+    return _rows(["arm", *(f"MCE, {count} bins" for count in bins)], lines)
 
 
 def figure(folder: Path, name: str, drawn: Any, caption: str) -> str:
@@ -75,6 +97,7 @@ def page(
     claims: Sequence[Claim],
     figures: Sequence[str],
     remarks: Sequence[str] = (),
+    command: str | None = None,
 ) -> str:
     """Write `results.json` and `README.md` of a recipe; returns the tables."""
     metrics = HEADLINES[arms[0].first.task]
@@ -82,8 +105,9 @@ def page(
     (folder / "results.json").write_text(json.dumps(values, indent=1) + "\n")
     minutes = sum(run.provenance["seconds"] for arm in arms for run in arm.runs) / 60
     tables = f"{results_table(arms, metrics)}\n{claims_table(arms, claims)}" if claims else results_table(arms, metrics)
+    command = command or f"clipwise reproduce {folder.name}"
     head = (
-        f"# {title}\n\nWritten by `clipwise reproduce {folder.name}` from the runs in `runs/`, which took "
+        f"# {title}\n\nWritten by `{command}` from the runs in `runs/`, which took "
         f"{minutes:.0f} minutes of training in all. ± is the standard deviation over the seeds.\n\n"
     )
     (folder / "README.md").write_text("\n".join([head + tables, *remarks, *figures]))

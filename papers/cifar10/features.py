@@ -1,0 +1,137 @@
+"""What a frozen network says of every image, computed once and kept in the cache folder; and images to fine-tune on.
+
+`python -m papers.cifar10.features [NETWORK]` computes them ahead of the studies. A shard is written whole or not at
+all, so an interrupted computation goes on where it stopped. The folder's name holds a SHA-256 of what made them.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.utils.data import TensorDataset
+
+from clipwise.data import DataSet, load
+from clipwise.data.store import folders
+from clipwise.errors import DataError
+from clipwise.files import replacing
+from clipwise.private.checkpoint import digest
+from papers.cifar10.networks import Network, extractor
+
+SHARD, BATCH = 2_000, 50
+
+
+@lru_cache(maxsize=1)
+def images(records: int | None = None, test_records: int | None = None, synthetic: bool = False) -> DataSet:
+    """CIFAR-10 or its first records; `synthetic` ones are noise with a colour for each class, and need no files."""
+    data = _synthetic() if synthetic else load("cifar10")
+    parts = ((data.train, records), (data.test, test_records))
+    train, test = (TensorDataset(*(tensor[:count] for tensor in part.tensors)) for part, count in parts)
+    note = f"The first {len(train):,} training and {len(test):,} test images." if records or test_records else ""
+    note = "Synthetic images: numbers mean nothing." if synthetic else note
+    return DataSet(data.name, data.task, train, test, data.classes, source=data.source, licence=data.licence, note=note)
+
+
+def _synthetic() -> DataSet:
+    rng = torch.Generator().manual_seed(0)
+    y = torch.arange(800) % 10
+    colours = torch.rand(10, 3, 1, 1, generator=rng)
+    x = (colours[y] + 0.3 * torch.randn(800, 3, 32, 32, generator=rng)).clamp(0, 1)
+    parts = TensorDataset(x[:600], y[:600]), TensorDataset(x[600:], y[600:])
+    return DataSet("synthetic images", "classification", *parts, classes=tuple(map(str, range(10))))
+
+
+@lru_cache(maxsize=1)
+def features(network: str, synthetic: bool = False) -> DataSet:
+    """Features of all images as a data set; computed first where they are not in the cache folder."""
+    model = extractor(network)
+    data = None
+    if synthetic:
+        data = images(synthetic=True)
+        parts = [(torch.from_numpy(compute(model, part)), part.tensors[1]) for part in (data.train, data.test)]
+    else:
+        folder = cached(network, model)
+        parts = [_read(folder, "train"), _read(folder, "test")]
+    train, test = (TensorDataset(x.float(), y) for x, y in parts)
+    note = "Synthetic images: numbers mean nothing." if synthetic else f"Features of the frozen {Path(network).name}."
+    return DataSet(
+        f"cifar10 seen by {Path(network).name}",
+        "classification",
+        train,
+        test,
+        classes=data.classes if data else tuple(map(str, range(10))),
+        source="synthetic" if synthetic else folder.name,
+        note=note,
+    )
+
+
+def compute(model: Network, part: TensorDataset, start: int = 0, stop: int | None = None) -> np.ndarray:
+    """Features of some records, float16 of shape (records, features)."""
+    with torch.inference_mode():
+        pieces = [model(x).half() for x in part.tensors[0][start:stop].split(BATCH)]
+    found: np.ndarray = torch.cat(pieces).numpy()
+    return found
+
+
+def cached(network: str, model: Network) -> Path:
+    """The folder with all shards; what is missing in it is computed."""
+    made_of = {
+        "data": "cifar10, every record, in order",  # the loader checks the files' own hashes
+        "weights": digest(dict(model.state_dict())),
+        "inputs": f"bilinear to {model.side} pixels, (x - {model.mean!r}) / {model.std!r}",
+        "form": f"float16, {SHARD} records a shard",
+    }
+    folder = _home() / f"cifar10-{Path(network).name}-{digest(made_of)[:16]}"
+    if not (folder / "made_of.json").is_file():
+        folder.mkdir(exist_ok=True)
+        _fill(folder, model)
+        # Written last: a folder with this file is whole.
+        with replacing(folder / "made_of.json", DataError) as file:
+            file.write(json.dumps(made_of, indent=1).encode() + b"\n")
+    return folder
+
+
+def _home() -> Path:
+    """`features` in the first cache folder that can be written."""
+    problems = []
+    for base in folders():
+        try:
+            (base / "features").mkdir(parents=True, exist_ok=True)
+        except OSError as problem:
+            problems.append(str(problem))
+        else:
+            return base / "features"
+    raise DataError(f"there is no cache folder for features ({'; '.join(problems)}). Set CLIPWISE_DATA.")
+
+
+def _fill(folder: Path, model: Network) -> None:
+    data = load("cifar10")
+    wanted = [(name, part, k) for name, part in (("train", data.train), ("test", data.test))
+              for k in range(0, len(part), SHARD)]  # fmt: skip
+    begun = time.monotonic()
+    todo = [each for each in wanted if not (folder / _shard(each[0], each[2])).is_file()]
+    for done, (name, part, k) in enumerate(todo, start=1):
+        found = compute(model, part, k, k + SHARD)
+        with replacing(folder / _shard(name, k), DataError) as file:
+            np.savez(file, x=found, y=part.tensors[1][k : k + SHARD].numpy())
+        left = (time.monotonic() - begun) / done * (len(todo) - done)
+        print(f"features: {done} of {len(todo)} shards, {left / 60:.0f} min left", file=sys.stderr, flush=True)
+
+
+def _shard(name: str, start: int) -> str:
+    return f"{name}-{start:05d}.npz"
+
+
+def _read(folder: Path, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+    shards = [np.load(path, allow_pickle=False) for path in sorted(folder.glob(f"{name}-*.npz"))]
+    x, y = (np.concatenate([shard[key] for shard in shards]) for key in ("x", "y"))
+    return torch.from_numpy(x), torch.from_numpy(y)
+
+
+if __name__ == "__main__":
+    print(cached(name := (sys.argv[1] if len(sys.argv) > 1 else "efficientnet_lite0"), extractor(name)))

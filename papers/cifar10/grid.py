@@ -1,0 +1,122 @@
+"""The ablation over clipping norm and learning rate: many short runs, of which only the metrics are kept.
+
+`grid.json` is written anew after every cell, so an interrupted grid goes on with `--resume`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from math import nan, sqrt
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from clipwise.data import DataSet
+from clipwise.errors import DataError
+from clipwise.files import replacing
+from clipwise.report import Estimate, Point
+
+BINS = (10, 15, 20)
+METRICS = ("accuracy", "nll", "ece", *(f"mce{bins}" for bins in BINS))
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of the grid."""
+
+    style: str
+    """`flat` or `layerwise`."""
+    steps: int
+    R: float
+    rate: float
+    seed: int
+
+    def overrides(self) -> list[str]:
+        """What it sets in the configuration; R is the joint sensitivity, which the head's two layers share."""
+        each = self.R if self.style == "flat" else self.R / sqrt(2)
+        style = "Flat" if self.style == "flat" else "Layerwise"
+        return [
+            f"seed={self.seed}",
+            f"steps={self.steps}",
+            f'clip={{style="{style}",rule="Abadi",R={each!r}}}',
+            f"optimizer.learning_rate={self.rate!r}",
+            f"evaluation.every={self.steps}",
+            "evaluation.resamples=0",
+        ]
+
+
+def measure(cell: Cell, config: Path, settings: Sequence[str]) -> dict[str, Any]:
+    """Train one cell; its metrics on the test records, None where it diverged."""
+    import torch
+
+    from clipwise.training.config import Config
+    from clipwise.training.train import train
+
+    torch.set_num_threads(1)  # cells are done side by side instead
+    begun = time.monotonic()
+    with tempfile.TemporaryDirectory() as scratch:
+        try:
+            made = Config.load(config, [*cell.overrides(), *settings])
+            run, _ = train(made, output=Path(scratch, "run"), data=_records(config, tuple(settings)), page=False)
+        except DataError as error:
+            if "diverged" not in str(error):
+                raise
+            return {**asdict(cell), **dict.fromkeys(METRICS)}
+    test, last = run.test, run.curves[-1]["private"]
+    found = {"accuracy": test.accuracy, "nll": test.nll, "ece": test.ece}
+    found |= {f"mce{bins}": test.fine_bins.merged(bins).mce for bins in BINS}
+    told = {"clipped": last["fraction_clipped"], "seconds": round(time.monotonic() - begun, 2)}
+    return {**asdict(cell), **found, **told}
+
+
+@lru_cache(maxsize=1)
+def _records(config: Path, settings: tuple[str, ...]) -> DataSet:
+    """Read once in a process: reading takes longer than a cell does."""
+    from clipwise.training.config import Config
+
+    return Config.load(config, settings).data.load()
+
+
+def complete(wanted: Sequence[Cell], path: Path, config: Path, settings: Sequence[str], jobs: int) -> list[Any]:
+    """Train the cells that `path` does not have; all of them that it has then."""
+    rows = read(path)
+    done = {tuple(row[name] for name in asdict(wanted[0])) for row in rows} if wanted else set()
+    todo = [cell for cell in wanted if tuple(asdict(cell).values()) not in done]
+    begun = time.monotonic()
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        futures = [pool.submit(measure, cell, config, settings) for cell in todo]
+        for count, future in enumerate(as_completed(futures), start=1):
+            rows.append(future.result())
+            rows.sort(key=lambda row: [row[name] for name in asdict(todo[0])])
+            with replacing(path, DataError) as file:
+                file.write(("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n").encode())
+            left = (time.monotonic() - begun) / count * (len(todo) - count)
+            print(f"\rgrid: {count} of {len(todo)} cells, {left / 60:.0f} min left ", end="", file=sys.stderr)
+    print(file=sys.stderr)
+    return rows
+
+
+def read(path: Path) -> list[Any]:
+    """The cells there are."""
+    found: list[Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
+    return found
+
+
+def points(rows: Sequence[Any], style: str, steps: int) -> list[Point]:
+    """Means over the seeds of every pair of R and learning rate; a cell where a seed diverged has none."""
+    chosen = [row for row in rows if (row["style"], row["steps"]) == (style, steps)]
+    made = []
+    for R, rate in sorted({(row["R"], row["rate"]) for row in chosen}):
+        seeds = [row for row in chosen if (row["R"], row["rate"]) == (R, rate)]
+        values = {m: [nan if row[m] is None else row[m] for row in seeds] for m in METRICS}
+        metrics = {m: Estimate.over_seeds(each) for m, each in values.items()}
+        metrics["mce"] = metrics["mce15"]
+        made.append(Point(f"R = {R:g}, rate {rate:g}", R, rate, metrics))
+    return made
