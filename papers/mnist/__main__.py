@@ -12,7 +12,7 @@ from pathlib import Path
 from clipwise import plots
 from clipwise.report import Arm
 from papers.study import Study, Variant, main
-from papers.tables import Claim, figure, page
+from papers.tables import Claim, bins_table, figure, page
 
 LADDER = (0.1, 10.0, 50.0, 1000.0)
 STUDY = Study(
@@ -31,9 +31,9 @@ STUDY = Study(
     quick=("steps=40", "evaluation.every=20", "evaluation.resamples=0"),
 )
 CLAIMS = (
-    Claim("R = 1", "accuracy", 0.96),
-    Claim("R = 200", "accuracy", 0.95),
-    Claim("not private", "accuracy", 0.99),
+    Claim("R = 1", "accuracy", 0.96, unit=0.01),
+    Claim("R = 200", "accuracy", 0.95, unit=0.01),
+    Claim("not private", "accuracy", 0.99, unit=0.01),
     Claim("R = 1", "ece", 0.023),
     Claim("R = 200", "ece", 0.007),
     Claim("not private", "ece", 0.004),
@@ -58,7 +58,7 @@ def write(arms: Sequence[Arm], folder: Path) -> str:
         figure(folder, "confidence", plots.confidence_histogram(shown), "Confidence, first seed"),
         figure(folder, "true_class", plots.true_class_histogram(shown), "Probability of the true class, first seed"),
     ]
-    return page(folder, "MNIST with a CNN", arms, CLAIMS, figures)
+    return page(folder, "MNIST with a CNN", arms, CLAIMS, figures, [bins_table(arms)])
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import pytest
 from papers.study import Study, Variant, main, runs_of
 from papers.tables import Claim, page
 
-from clipwise.report import Arm
+from clipwise.report import Arm, Estimate
 
 CONFIG = """
 batch_size = 64
@@ -63,7 +63,7 @@ def test_a_set_that_was_cut_goes_on_and_its_page_counts_seeds(
     runs = list(runs_of(study, study.folder / "runs"))
     assert [(run.name, run.plan["learning_rate"]) for run in runs] == [("fast", 0.5)] * 2 + [("not so fast", 0.05)] * 2
     said = capsys.readouterr().out
-    assert "[3/3]" in said and "| not so fast | 2 |" in said and "| missing | ECE | 1.00 % | not run | - |" in said
+    assert "[3/3]" in said and "| not so fast | 2 |" in said and "| missing | ECE | 1.00 % | not run | - | - |" in said
     saved = json.loads((study.folder / "results.json").read_text())
     assert set(saved) == {"fast", "not so fast"} and saved["fast"]["accuracy"]["mean"] > 0
     page_text = (study.folder / "README.md").read_text()
@@ -74,6 +74,12 @@ def test_a_set_that_was_cut_goes_on_and_its_page_counts_seeds(
 def test_quick_leaves_the_folder_alone(study: Study) -> None:
     main(study, write, ["--quick", "--jobs", "1", "--only", "fast"])
     assert [path.name for path in study.folder.iterdir()] == ["config.toml"]
+
+
+@pytest.mark.parametrize(("mean", "verdict"), [(0.953, "same"), (0.93, "same"), (0.91, "different: fewer steps")])
+def test_verdict_allows_for_rounding_and_for_the_spread_of_the_seeds(mean: float, verdict: str) -> None:
+    ours = Estimate(mean, 0.018 if mean == 0.93 else 0.0)
+    assert Claim("R = 1", "accuracy", 0.96, "fewer steps", unit=0.02).verdict(ours) == verdict
 
 
 def test_an_unknown_arm_is_refused_with_the_known_ones(study: Study) -> None:
