@@ -227,7 +227,12 @@ def test_bad_questions_are_refused() -> None:
     for delta in (0.0, 1.0, -1e-5, 2.0, float("nan"), True, "1e-5"):
         with pytest.raises(AccountingError, match="delta"):
             account(MNIST, delta)  # type: ignore[arg-type]
-    for epsilon in (-1.0, float("inf"), float("nan")):
+    for delta in (9e-21, 5e-324):
+        with pytest.raises(AccountingError, match="at least 1e-20"):
+            account(MNIST, delta)
+    with pytest.raises(AccountingError, match="Only events"):
+        account(("a step",), 1e-5)  # type: ignore[arg-type]
+    for epsilon in (-1.0, float("inf"), float("nan"), 10**400):
         with pytest.raises(AccountingError, match="epsilon"):
             account_delta(MNIST, epsilon)
     with pytest.raises(AccountingError, match="accountant"):

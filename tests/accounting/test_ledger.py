@@ -48,6 +48,13 @@ def test_only_events_are_recorded_and_a_failed_call_changes_nothing() -> None:
     assert ledger.to_json() == before
 
 
+def test_a_ledger_that_is_full_stays_readable() -> None:
+    ledger = Ledger([GaussianSteps(FullBatch(10), 1.0, 10**12)])
+    with pytest.raises(LedgerError, match="more than 1e"):
+        ledger.record(GaussianSteps(FullBatch(10), 1.0))
+    assert Ledger.from_json(ledger.to_json()).steps == 10**12
+
+
 def test_events_cannot_be_changed_from_outside() -> None:
     ledger = Ledger(EVENTS)
     assert isinstance(ledger.events, tuple)
@@ -225,6 +232,9 @@ def test_ledger_answers() -> None:
         lambda: GaussianSteps(0.01, 1.0),
         lambda: FederatedRounds(0.01, 1.0),
         lambda: FederatedRounds(Poisson(10, 1), 1.0, -2),
+        lambda: GaussianSteps(Poisson(10, 1), 10**400),
+        lambda: GaussianSteps(Poisson(10, 1), 1.0, reason=None),  # type: ignore[arg-type]
+        lambda: PrivateCalibration(1.0, reason={"why": "calibration"}),  # type: ignore[arg-type]
         lambda: PrivateCalibration(1.0, 0),
         lambda: PrivateCalibration(1.0, disjoint=1),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
@@ -166,7 +167,7 @@ def free_cap(
 
 
 def _check_target(epsilon: object) -> float:
-    if not isinstance(epsilon, (int, float)) or isinstance(epsilon, bool) or not 0 < epsilon < math.inf:
+    if not isinstance(epsilon, (int, float)) or isinstance(epsilon, bool) or not 0 < epsilon <= sys.float_info.max:
         raise AccountingError(f"The target epsilon must be a finite number > 0, got {epsilon!r}.")
     return float(epsilon)
 

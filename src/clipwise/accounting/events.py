@@ -6,7 +6,7 @@ protects) and `repeated(count)`; `encode` and `decode` are its JSON form.
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, TypeAlias
@@ -24,13 +24,13 @@ _SAMPLINGS: dict[str, type[Any]] = {
 }
 
 
-_MOST = 10**12
+MOST = 10**12
 """Steps, or records: more than anybody has, and few enough for double precision."""
 
 
 def _check_noise(noise_multiplier: object) -> None:
     number = isinstance(noise_multiplier, (int, float)) and not isinstance(noise_multiplier, bool)
-    if not number or not math.isfinite(noise_multiplier) or noise_multiplier < 0:  # type: ignore[arg-type, operator]
+    if not number or not 0.0 <= noise_multiplier <= sys.float_info.max:  # type: ignore[operator]
         raise AccountingError(
             f"noise_multiplier must be a finite number >= 0 (0 means not private), got {noise_multiplier!r}."
         )
@@ -39,8 +39,13 @@ def _check_noise(noise_multiplier: object) -> None:
 def _check_count(name: str, count: object) -> None:
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:
         raise AccountingError(f"{name} must be a positive integer, got {count!r}.")
-    if count > _MOST:
-        raise AccountingError(f"{name} must be at most {_MOST:.0e}, got a larger number.")
+    if count > MOST:
+        raise AccountingError(f"{name} must be at most {MOST:.0e}, got a larger number.")
+
+
+def _check_reason(reason: object) -> None:
+    if not isinstance(reason, str):
+        raise AccountingError(f"reason must be a text, got {reason!r}.")
 
 
 def _check_sampling(sampling: object) -> None:
@@ -49,8 +54,8 @@ def _check_sampling(sampling: object) -> None:
             f"sampling must be cw.Poisson, cw.FullBatch, cw.Shuffled or cw.FixedSize, got {sampling!r}. "
             "A bare rate does not say how batches were drawn."
         )
-    if sampling.sample_size > _MOST:
-        raise AccountingError(f"sample_size must be at most {_MOST:.0e} for accounting.")
+    if sampling.sample_size > MOST:
+        raise AccountingError(f"sample_size must be at most {MOST:.0e} for accounting.")
 
 
 @dataclass(frozen=True)
@@ -74,6 +79,7 @@ class GaussianSteps:
         _check_sampling(self.sampling)
         _check_noise(self.noise_multiplier)
         _check_count("steps", self.steps)
+        _check_reason(self.reason)
 
     @property
     def count(self) -> int:
@@ -122,6 +128,7 @@ class ProjectedSteps:
         _check_noise(self.noise_multiplier)
         _check_count("projections", self.projections)
         _check_count("steps", self.steps)
+        _check_reason(self.reason)
         if isinstance(self.sampling, Poisson) and self.sampling.max_batch_size is not None:
             raise AccountingError(
                 "estimated norms have no proof for batches that are cut: leave max_batch_size out, or use exact norms."
@@ -164,6 +171,7 @@ class FederatedRounds:
         _check_sampling(self.sampling)
         _check_noise(self.noise_multiplier)
         _check_count("rounds", self.rounds)
+        _check_reason(self.reason)
 
     @property
     def count(self) -> int:
@@ -202,6 +210,7 @@ class PrivateCalibration:
     def __post_init__(self) -> None:
         _check_noise(self.noise_multiplier)
         _check_count("releases", self.releases)
+        _check_reason(self.reason)
         if not isinstance(self.disjoint, bool):
             raise AccountingError(f"disjoint must be True or False, got {self.disjoint!r}.")
 

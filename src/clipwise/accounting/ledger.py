@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from clipwise.accounting.accountant import Accountant, Relation, account, account_delta
-from clipwise.accounting.events import Event, PrivateCalibration, decode, encode
+from clipwise.accounting.events import MOST, Event, PrivateCalibration, decode, encode
 from clipwise.accounting.guarantee import Guarantee
 from clipwise.errors import LedgerError
 from clipwise.files import replacing
@@ -46,6 +46,8 @@ class Ledger:
     def record(self, event: Event) -> None:
         """Append one event; equal consecutive ones are counted together."""
         if self._mechanisms and self._mechanisms[-1].same_mechanism(event):
+            if self._counts[-1] + event.count > MOST:
+                raise LedgerError(f"One kind of step cannot stand on a ledger more than {MOST:.0e} times.")
             self._counts[-1] += event.count
             return
         if not isinstance(event, Event):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -30,6 +30,10 @@ Accountant = Literal["exact", "rdp", "pld", "gdp", "edgeworth"]
 _GROUP_LIMIT = 1_000
 LEAST_NOISE = 0.01
 """Below this noise multiplier a run counts as not private: epsilon would be in the tens of thousands."""
+
+
+LEAST_DELTA = 1e-20
+"""Below, components of mixtures that are left out as impossible would count."""
 
 
 @dataclass(frozen=True)
@@ -62,13 +66,15 @@ def check_delta(delta: object) -> float:
     """A delta inside (0, 1), or an error that says why."""
     if not isinstance(delta, (int, float)) or isinstance(delta, bool) or not 0.0 < delta < 1.0:
         raise AccountingError(f"delta must be a number between 0 and 1, both excluded, got {delta!r}.")
+    if delta < LEAST_DELTA:
+        raise AccountingError(f"delta must be at least {LEAST_DELTA:g}, got {delta!r}: less is never seen to happen.")
     return float(delta)
 
 
 def check_epsilon(epsilon: object) -> float:
     """A finite epsilon >= 0, or an error that says why."""
     number = isinstance(epsilon, (int, float)) and not isinstance(epsilon, bool)
-    if not number or not math.isfinite(epsilon) or epsilon < 0:  # type: ignore[arg-type, operator]
+    if not number or not 0.0 <= epsilon <= sys.float_info.max:  # type: ignore[operator]
         raise AccountingError(f"epsilon must be a finite number >= 0, got {epsilon!r}.")
     return float(epsilon)  # type: ignore[arg-type]
 
@@ -115,6 +121,8 @@ def _merged(events: Iterable[Event]) -> tuple[Event, ...]:
     """Equal consecutive events counted together, as on a ledger: how a run is split changes nothing."""
     found: list[Event] = []
     for event in events:
+        if not isinstance(event, Event):
+            raise AccountingError(f"Only events (a ledger's `events`, say) can be accounted for, got {event!r}.")
         if found and found[-1].same_mechanism(event):
             found[-1] = event.repeated(found[-1].count + event.count)
         else:
