@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from papers.cifar10.grid import Cell
@@ -51,7 +51,7 @@ def study(network: str = DEFAULT, quick: bool = False, whole: bool = False) -> S
     """Every run that is kept in a folder of its own; those of the grid are not."""
     head = head_settings(network, quick)
     long = () if quick else (f"steps={LONG}", f"evaluation.every={LONG // 15}")
-    heads = [*_arms("", ()), *_arms("15 epochs", long), *_noises()]
+    heads = [*_arms("", ()), *_arms("15 epochs", long), *_noises(SIGMAS[::2] if quick else SIGMAS)]
     variants = [Variant(each.name, (*head, *each.settings), each.seeds) for each in heads]
     return Study(FOLDER, (*variants, *_fine_tuned(network, quick, whole)), SEEDS, quick=())
 
@@ -63,11 +63,11 @@ def _arms(kind: str, settings: tuple[str, ...]) -> Iterator[Variant]:
         yield Variant(arm(R, kind), (f"clip.R={R}", f'optimizer.learning_rate="{RATE} / R"', *settings))
 
 
-def _noises() -> Iterator[Variant]:
+def _noises(sigmas: Sequence[float]) -> Iterator[Variant]:
     """The same seed, so the same batches and the same noise but for its size, and a small learning rate."""
     settings = (f"optimizer.learning_rate={NOISE_RATE}", "evaluation.every=1", "evaluation.resamples=0")
     yield Variant(noise_arm(None), (*NOT_PRIVATE, *settings), seeds=1)
-    for sigma in SIGMAS:
+    for sigma in sigmas:
         noise = f"privacy.noise_multiplier={sigma}" if sigma else "privacy={private=false}"
         yield Variant(noise_arm(sigma), (f"clip.R={NOISE_R}", noise, *settings), seeds=1)
 
