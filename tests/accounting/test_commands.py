@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -45,7 +47,7 @@ def test_snli_with_the_reason(steps: int, value: str, capsys: pytest.CaptureFixt
     assert value in out and "The paper reports 1.25" in out and "rare large losses" in out
     assert call(epsilon_command, SNLI_OPTIONS.format(steps + 1)) == 0
     out = capsys.readouterr().out
-    assert "The paper" not in out and "gdp under-states epsilon" in out and "rare large losses" in out
+    assert "The paper" not in out and "gdp under-states epsilon (~1.2" in out and "rare large losses" in out
 
 
 def test_the_papers_runs_stand_beside_what_it_reports(capsys: pytest.CaptureFixture[str]) -> None:
@@ -79,6 +81,7 @@ def test_the_papers_runs_stand_beside_what_it_reports(capsys: pytest.CaptureFixt
         (MNIST_OPTIONS.replace("14040", "1" + 400 * "0"), "steps must be at most"),
         (MNIST_OPTIONS.replace("60000", "1" + 400 * "0"), "sample_size must be at most"),
         (MNIST_OPTIONS + " --sampling full-batch", "--batch-size has no meaning"),
+        (MNIST_OPTIONS + " --group 2 --plot curve.svg", "--plot draws the curves of a single record"),
     ],
 )
 def test_options_that_would_be_ignored_or_absurd_are_refused_at_once(options: str, said: str) -> None:
@@ -164,10 +167,35 @@ def test_missing_options_are_asked_for_at_a_terminal(monkeypatch: pytest.MonkeyP
         call(epsilon_command, MNIST_OPTIONS.replace("--steps 14040", ""))
 
 
+def test_input_that_ends_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ended(_: str) -> str:
+        raise EOFError
+
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("builtins.input", ended)
+    with pytest.raises(ClipwiseError, match="input ended"):
+        call(epsilon_command, "--noise-multiplier 1.1")
+
+
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    command = f"{sys.executable} -u -m clipwise epsilon {MNIST_OPTIONS} --accountant rdp"
+    process = subprocess.Popen(command.split(), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.close()
+    assert (process.wait(60), process.stderr.read()) == (141, b"")
+    process.stderr.close()
+
+
 def test_noise(capsys: pytest.CaptureFixture[str]) -> None:
     assert call(noise_command, "--epsilon 2 --sample-size 60000 --batch-size 256 --steps 14040 --delta 1e-5") == 0
     out = capsys.readouterr().out
     assert "noise multiplier: 1.223" in out and "(2.000, 1e-05)" in out
+
+
+@pytest.mark.parametrize(("noise", "printed"), [(1.2345671, "1.23457"), (0.1, "0.1"), (2.0, "2.0"), (1e-2, "0.01")])
+def test_printed_noise_is_never_less_than_was_found(noise: float, printed: str) -> None:
+    assert noise_command._rounded_up(noise) == printed
 
 
 def test_noise_solves_for_steps_and_batch_size(capsys: pytest.CaptureFixture[str]) -> None:
@@ -183,6 +211,9 @@ def test_noise_by_an_approximation_shows_the_exact_value(capsys: pytest.CaptureF
     options = "--epsilon 2 --sample-size 60000 --batch-size 256 --steps 14040 --delta 1e-5 --accountant gdp"
     assert call(noise_command, options) == 0
     assert "The exact accountant gives 2.0" in capsys.readouterr().out
+    assert call(noise_command, f"{options} --json") == 0
+    body = json.loads(capsys.readouterr().out)
+    assert body["guarantee"]["kind"] == "approximation" and body["exact"]["epsilon"] > body["guarantee"]["epsilon"]
 
 
 @pytest.mark.parametrize(

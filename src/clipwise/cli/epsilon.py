@@ -165,7 +165,7 @@ def reading(panel: dict[str, Guarantee], published: Published | None = None) -> 
         if abs(ratio - 1.0) >= 0.01:
             side = "under-states" if ratio < 1.0 else "over-states"
             lines.append(
-                f"gdp {side} epsilon ({gdp.epsilon:.3f}, {ratio:.2f} of the exact value): the central limit theorem "
+                f"gdp {side} epsilon ({gdp.printed}, {ratio:.2f} of the exact value): the central limit theorem "
                 "sees only the variance of the privacy loss, while rare large losses decide at this delta."
             )
     return lines
@@ -203,6 +203,8 @@ def _answer(args: argparse.Namespace) -> int:
     """Print the panel; the result is the exit code."""
     if args.plot is not None:
         _check_plot(args.plot)
+        if args.group != 1:
+            raise AccountingError("--plot draws the curves of a single record: leave --group out.")
     events = _events(args)
     from clipwise.accounting.published import published_for
 
@@ -235,8 +237,10 @@ def guarded(answer: Callable[[argparse.Namespace], int], args: argparse.Namespac
     """Run a command; numbers beyond floats and files that cannot be written are the user's to mend."""
     try:
         return answer(args)
-    except ClipwiseError:
+    except (ClipwiseError, BrokenPipeError):
         raise
+    except EOFError as error:
+        raise AccountingError("the input ended before every option was given.") from error
     except (ArithmeticError, OSError, ValueError) as error:
         raise AccountingError(f"{type(error).__name__}: {error}") from error
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from decimal import ROUND_CEILING, Context
 from typing import Any
 
 from clipwise.cli.epsilon import (
@@ -66,6 +67,11 @@ def _solve(args: argparse.Namespace) -> dict[str, Any]:
     return {"noise_multiplier": args.noise_multiplier, "steps": args.steps, "batch_size": size}
 
 
+def _rounded_up(noise: float) -> str:
+    """Six digits, and never less noise than was found."""
+    return f"{Context(prec=6, rounding=ROUND_CEILING).create_decimal(repr(noise)):f}"
+
+
 def _answer(args: argparse.Namespace) -> int:
     """Print the solution and what it is worth; the result is the exit code."""
     from clipwise.accounting import GaussianSteps, account, free_cap
@@ -89,21 +95,18 @@ def _answer(args: argparse.Namespace) -> int:
         if not isinstance(sampling, Poisson):
             raise AccountingError("--free-cap is for --sampling poisson only.")
         found["free_cap"] = free_cap(sampling, event.noise_multiplier, event.steps, args.delta, relation=relation)
-    panel = {args.accountant: guarantee}
+    # An approximation never stands alone.
+    exact = account((event,), args.delta, "exact", relation) if guarantee.kind == "approximation" else None
     if args.json:
-        print(json.dumps({**found, "guarantee": guarantee.as_dict()}, indent=1))
+        beside = {} if exact is None else {"exact": exact.as_dict()}
+        print(json.dumps({**found, "guarantee": guarantee.as_dict(), **beside}, indent=1))
         return 0
     for name, value in found.items():
-        print(
-            f"{name.replace('_', ' ')}: {value:.6g}"
-            if isinstance(value, float)
-            else f"{name.replace('_', ' ')}: {value}"
-        )
+        print(f"{name.replace('_', ' ')}: {_rounded_up(value) if isinstance(value, float) else value}")
     print()
-    for line in reading(panel):
+    for line in reading({args.accountant: guarantee}):
         print(line)
-    if guarantee.kind == "approximation":
-        exact = account((event,), args.delta, "exact", relation)
+    if exact is not None:
         print(f"The exact accountant gives {exact.printed} for this noise.")
     for warning in guarantee.warnings:
         print(f"warning: {warning}")
