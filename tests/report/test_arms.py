@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy import stats
 
+from clipwise import report
+from clipwise.accounting import GaussianSteps, Ledger
 from clipwise.errors import DataError
 from clipwise.report import Estimate, arms_of
 from clipwise.report.pooling import BIN_CHOICES, pooled, rebinned
-from tests.report.samples import comparison, judged, made_run, plan, regression_run
+from tests.report.samples import DELTA, SAMPLING, comparison, judged, ledger, made_run, plan, regression_run
 
 
 def test_runs_of_one_name_are_seeds_of_one_arm() -> None:
@@ -74,6 +77,9 @@ def test_nested_statistics_are_found_by_their_path() -> None:
         ([made_run(), made_run(plan=plan(2.0, 0.1))], "different plans"),
         ([made_run(), made_run(test=judged(0, 1.0, count=50))], "different data"),
         ([made_run(), regression_run("other")], "cannot be compared"),
+        ([made_run(), made_run(provenance={"model": "cnn"})], "differ in their model"),
+        ([made_run(), made_run(provenance={"data": {"name": "made-up digits", "fingerprint": "0"}})], "in their data"),
+        ([made_run(), made_run(ledger=None)], "some are private and some are not"),
     ],
 )
 def test_runs_that_do_not_belong_together_are_refused(runs: list, message: str) -> None:  # type: ignore[type-arg]
@@ -115,3 +121,18 @@ def test_privacy_is_that_of_the_most_expensive_seed() -> None:
     panel = {**cheap.guarantees, "exact": {**cheap.guarantees["exact"], "epsilon": 2.5}}
     (arm,) = arms_of([cheap, replace(cheap, seed=1, guarantees=panel)])
     assert arm.epsilon == 2.5
+
+
+def test_every_place_tells_the_epsilon_of_the_most_expensive_seed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("clipwise.report.figures.BIN_CHOICES", (15,))
+    more = Ledger([*ledger().events, GaussianSteps(SAMPLING, 1.1, 400)])  # resumed without a seed: some steps twice
+    panel = {"exact": more.guarantee(DELTA).as_dict()}
+    runs = [made_run(curves=()), made_run(seed=1, curves=(), ledger=more, guarantees=panel)]
+    printed = panel["exact"]["printed"]
+    page = report.write(runs, tmp_path).read_text(encoding="utf-8")
+    assert "1.563" not in page.split('id="data"')[0] and page.count(printed) >= 4
+    assert "Ledger of the run that released most" in page and "1,900 steps" in page
+    card = (tmp_path / "card.md").read_text()
+    assert printed in card and "1.563" not in card

@@ -137,6 +137,31 @@ def test_a_publishable_page_holds_nothing_that_is_not_covered(tmp_path: Path) ->
     assert "1.563" in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
+def test_a_publishable_page_leaves_nothing_of_an_earlier_one_beside_it(tmp_path: Path) -> None:
+    report.write([secretive(), secretive("R = 10", 10.0)], tmp_path)
+    (tmp_path / "figures" / "mine.svg").write_text("the user's")
+    assert (tmp_path / "figures" / "private-training.json").exists()
+    report.write(secretive(), tmp_path, publishable=True)
+    for path in tmp_path.rglob("*"):
+        assert path.is_dir() or not any(secret in path.read_text(encoding="utf-8") for secret in SECRETS), path.name
+    names = {path.name for path in (tmp_path / "figures").iterdir()}
+    assert "mine.svg" in names and not names & {"private-training.svg", "clipping-norm.json"}
+
+
+def test_a_publishable_page_does_not_go_into_a_runs_folder(tmp_path: Path) -> None:
+    secretive().save(tmp_path)
+    with pytest.raises(DataError, match="is a run's folder"):
+        report.write(secretive(), tmp_path, publishable=True)
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_that_there_was_a_seed_is_told_to_readers_of_a_publication(tmp_path: Path) -> None:
+    page = report.write(secretive(), tmp_path, publishable=True).read_text(encoding="utf-8")
+    for text in (page, (tmp_path / "card.md").read_text(encoding="utf-8")):
+        assert "Trained with a fixed seed" in text and "987654321" not in text
+    assert "fixed seed" not in report.card(replace(made_run(), seed=None))
+
+
 def test_a_publishable_page_has_no_run_without_privacy(tmp_path: Path) -> None:
     page = report.write([made_run(), made_run("open", None)], tmp_path, publishable=True).read_text(encoding="utf-8")
     assert "Left out because no epsilon holds for it: <strong>open</strong>" in page
@@ -188,9 +213,11 @@ def test_other_numbers_of_bins_are_drawn_as_they_are(tmp_path: Path) -> None:
 
 
 def test_recalibration_is_shown_beside_the_model_as_trained(tmp_path: Path) -> None:
-    run = made_run(recalibrated={"temperature": judged(0, 1.0)})
-    page = report.write(run, tmp_path).read_text(encoding="utf-8")
+    after = judged(0, 1.0, resamples=100)
+    page = report.write(made_run(recalibrated={"temperature": after}), tmp_path).read_text(encoding="utf-8")
     assert "After recalibration" in page and ">as trained<" in page and ">temperature<" in page
+    assert after.intervals is not None
+    assert " – ".join(f"{100 * end:.2f}" for end in after.intervals["ece"]) in page
 
 
 def test_a_grid_has_a_heat_map(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from clipwise.report import Estimate, Run, arms_of
 from clipwise.report.reading import difference, read
 from clipwise.report.warnings import together, warnings_of
-from tests.report.samples import DELTA, comparison, ledger, made_run, regression_run
+from tests.report.samples import DELTA, comparison, ledger, made_run, plan, regression_run
 
 
 def pair(small: float, large: float, seeds: int = 3, **changes: object) -> list[Run]:
@@ -62,6 +62,40 @@ def test_unequal_privacy_is_said_and_not_compared() -> None:
     panel = {"exact": cheap.guarantee(DELTA).as_dict()}
     reading = read(arms_of([small, replace(large, ledger=cheap, guarantees=panel)]))
     assert not reading.verdict and "do not have the same privacy" in reading.paragraphs[1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"provenance": {"data": {"name": "other digits"}, "model": "mlp 196-64-10"}}, "data"),
+        ({"provenance": {"model": "a larger one"}}, "model"),
+        ({"plan": {**plan(10.0, 0.1), "optimizer": "Adam(lr=0.1)"}}, "optimizer"),
+        ({"plan": {**plan(10.0, 0.1), "steps": 1400}}, "steps"),
+    ],
+)
+def test_models_that_differ_in_more_than_the_norm_are_not_evidence_about_it(
+    changes: dict[str, object], what: str
+) -> None:
+    small, large = pair(2.0, 1.0, seeds=1, resamples=100)
+    reading = read(arms_of([small, replace(large, **changes)]))  # type: ignore[arg-type]
+    assert not reading.verdict and f"more than the clipping norm ({what})" in reading.paragraphs[1]
+
+
+def test_other_held_out_data_are_warned_of() -> None:
+    small, large = pair(2.0, 1.0, seeds=1)
+    elsewhere = replace(large, provenance={"data": {"name": "other digits"}})
+    texts = [warned.text for warned in warnings_of(arms_of([small, elsewhere]))]
+    assert any("not judged on the same held-out data" in text for text in texts)
+    assert not any("same held-out" in warned.text for warned in warnings_of(arms_of([small, large])))
+
+
+def test_epsilons_of_other_deltas_and_units_are_not_the_same() -> None:
+    small, large = pair(2.0, 1.0, seeds=1)
+    said = read(arms_of([small, replace(large, delta=1e-6)])).paragraphs[1]
+    assert "1.563 at delta 1e-05" in said and "1.563 at delta 1e-06" in said and "do not have the same" in said
+    client = {"exact": {**large.guarantees["exact"], "unit": "client"}}
+    said = read(arms_of([small, replace(large, guarantees=client)])).paragraphs[1]
+    assert "one example against one client is protected" in said
 
 
 def test_a_single_run_and_none_private() -> None:

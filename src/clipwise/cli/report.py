@@ -87,7 +87,7 @@ def _rows(arms: Sequence[Arm]) -> tuple[list[str], list[list[str]]]:
     shown = headline(arms[0])
     rows = []
     for arm in arms:
-        epsilon = epsilon_text(arm.first.guarantees) if arm.first.is_private else "not private"
+        epsilon = epsilon_text(arm.dearest.guarantees) if arm.first.is_private else "not private"
         rows.append([arm.name, str(len(arm.runs)), epsilon, *(value_text(n, arm.estimates[n]) for n in shown)])
     return ["model", "runs", "epsilon", *(LABELS.get(name, name) for name in shown)], rows
 

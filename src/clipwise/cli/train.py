@@ -49,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Train, and say what came out and where it is."""
     from clipwise.cli.progress import Bar
+    from clipwise.report.run import plain
     from clipwise.training.config import Config
     from clipwise.training.train import train
 
@@ -65,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     finally:
         bar.close()
     if args.json:
-        print(json.dumps({"folder": str(folder), **_summary(made)}, indent=1))
+        print(json.dumps(plain({"folder": str(folder), **_summary(made)}), indent=1, allow_nan=False))
     else:
         _print(made, folder)
     return 0

@@ -14,9 +14,10 @@ from scipy import stats
 from clipwise.calibration import CalibrationResult, RegressionResult
 from clipwise.errors import DataError
 from clipwise.report.describe import clip_norm
+from clipwise.report.likeness import differing
 from clipwise.report.run import Run
 
-__all__ = ["Arm", "Curve", "Estimate", "Point", "arms_of", "bounds_of"]
+__all__ = ["Arm", "Curve", "Estimate", "Point", "arms_of", "estimates_of"]
 
 LEVEL = 0.95
 
@@ -92,8 +93,13 @@ class Arm:
 
     @property
     def first(self) -> Run:
-        """The run that speaks for what all seeds share: plan, guarantees, data."""
+        """The run that speaks for what all seeds share: plan, data, whether it is private."""
         return self.runs[0]
+
+    @cached_property
+    def dearest(self) -> Run:
+        """The run that speaks for the privacy: a seed that was interrupted and resumed may have released more."""
+        return max(self.runs, key=lambda run: math.inf if (cost := _epsilon(run)) is None else cost)
 
     @property
     def clip_norm(self) -> float | None:
@@ -109,19 +115,12 @@ class Arm:
     @property
     def epsilon(self) -> float | None:
         """The largest epsilon of the seeds, by the exact accountant or else the smallest bound; None: not private."""
-        found = [_epsilon(run) for run in self.runs]
-        return None if None in found else max(e for e in found if e is not None)
+        return _epsilon(self.dearest)
 
     @cached_property
     def estimates(self) -> dict[str, Estimate]:
         """Every metric on the held-out data."""
-        results = [run.test for run in self.runs]
-        numbers = [_numbers(result) for result in results]
-        names = [name for name in numbers[0] if all(name in each for each in numbers)]
-        if len(results) > 1:
-            return {name: Estimate.over_seeds([each[name] for each in numbers], bounds_of(name)) for name in names}
-        intervals = results[0].intervals or {}
-        return {name: Estimate(numbers[0][name], None, *intervals.get(name, (None, None))) for name in names}
+        return estimates_of([run.test for run in self.runs])
 
     @property
     def point(self) -> Point:
@@ -175,12 +174,30 @@ def _check_seeds(arm: Arm) -> None:
                 f"two runs are named {arm.name!r} but have different plans, so they are not seeds of one arm. "
                 "Give them different names."
             )
+        if run.is_private != first.is_private:
+            raise DataError(f"of the runs named {arm.name!r} some are private and some are not. Give them other names.")
         if isinstance(run.test, CalibrationResult) and isinstance(first.test, CalibrationResult):
             same = run.test.bins.edges == first.test.bins.edges and run.test.count == first.test.count
         else:
             same = run.test.count == first.test.count
         if not same:
             raise DataError(f"the runs named {arm.name!r} were judged on different data or in different bins.")
+        others = [what for what in differing([first, run]) if what in ("data", "model")]
+        if others:
+            raise DataError(
+                f"two runs are named {arm.name!r} but differ in their {' and '.join(others)}, so they are not seeds of "
+                "one arm. Give them different names."
+            )
+
+
+def estimates_of(results: Sequence[CalibrationResult | RegressionResult]) -> dict[str, Estimate]:
+    """Every metric over the seeds, or of one run with its bootstrap intervals."""
+    numbers = [_numbers(result) for result in results]
+    names = [name for name in numbers[0] if all(name in each for each in numbers)]
+    if len(results) > 1:
+        return {name: Estimate.over_seeds([each[name] for each in numbers], _bounds(name)) for name in names}
+    intervals = results[0].intervals or {}
+    return {name: Estimate(numbers[0][name], None, *intervals.get(name, (None, None))) for name in names}
 
 
 def _numbers(result: CalibrationResult | RegressionResult) -> dict[str, float]:
@@ -191,7 +208,7 @@ def _numbers(result: CalibrationResult | RegressionResult) -> dict[str, float]:
     return {name: value for name, value in named.items() if value is not None}
 
 
-def bounds_of(metric: str) -> tuple[float, float]:
+def _bounds(metric: str) -> tuple[float, float]:
     """Where a metric can lie at all."""
     if metric.startswith(("debiased_", "r2")):
         return -math.inf, math.inf

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["CAPTIONS"]
+__all__ = ["CAPTIONS", "kind_of"]
 
 CAPTIONS = {
     "reliability": (
@@ -52,3 +52,12 @@ CAPTIONS = {
         "deviation to both sides.",
     ),
 }
+
+
+def kind_of(name: str) -> str:
+    """The figure's kind, where a page has several of it.
+
+    >>> kind_of("privacy-2"), kind_of("heat-map")
+    ('privacy', 'heat-map')
+    """
+    return name.rstrip("-0123456789")

@@ -25,7 +25,7 @@ def card(runs: Run | Iterable[Run]) -> str:
     given = [runs] if isinstance(runs, Run) else list(runs)
     (arm,) = arms_of(run.publishable() for run in given)
     first = arm.first
-    lines = [f"# Privacy and calibration card: {_text(arm.name)}", "", "## Privacy", "", *_privacy(first)]
+    lines = [f"# Privacy and calibration card: {_text(arm.name)}", "", "## Privacy", "", *_privacy(arm.dearest)]
     if len(arm.runs) > 1:
         lines += ["", f"This holds for each of {len(arm.runs)} runs alone. Publishing several of them costs more."]
     lines += ["", "## Quality of the predictions", "", *_quality(arm), ""]

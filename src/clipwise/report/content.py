@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from clipwise.plots.style import look
-from clipwise.report.arms import Arm, Estimate
+from clipwise.report.arms import Arm, Estimate, estimates_of
 from clipwise.report.describe import event_row, plan_rows
 from clipwise.report.reading import read
 from clipwise.report.run import COMPARISON, FINGERPRINT, Run
@@ -108,7 +108,7 @@ def _table(arms: Sequence[Arm], metrics: Sequence[str]) -> dict[str, Any]:
     rows = []
     for place, arm in enumerate(arms):
         cells = [_cell(metric, arm.estimates.get(metric)) for metric in metrics]
-        epsilon = epsilon_text(arm.first.guarantees) if arm.first.is_private else "not private"
+        epsilon = epsilon_text(arm.dearest.guarantees) if arm.first.is_private else "not private"
         rows.append({**arm_row(place, arm), "epsilon": epsilon, "cells": cells})
     return {"columns": [_label(metric) for metric in metrics], "rows": rows}
 
@@ -130,10 +130,7 @@ def _recalibrated(arms: Sequence[Arm]) -> dict[str, Any] | None:
         if methods:
             rows.append({**arm_row(place, arm), "method": "as trained", "cells": _cells(arm.estimates, metrics)})
         for method in methods:
-            after = {
-                name: Estimate.over_seeds([run.recalibrated[method].metrics[name] for run in arm.runs])
-                for name in metrics
-            }
+            after = estimates_of([run.recalibrated[method] for run in arm.runs])
             rows.append({**arm_row(place, arm), "method": method, "cells": _cells(after, metrics)})
     return {"columns": [_label(metric) for metric in metrics], "rows": rows} if rows else None
 
@@ -146,26 +143,31 @@ def _privacy(arms: Sequence[Arm]) -> dict[str, Any]:
     """Every different guarantee with the arms it holds for, and what all private runs cost together."""
     groups: dict[str, dict[str, Any]] = {}
     for place, arm in enumerate(arms):
-        first = arm.first
-        if not first.is_private:
+        run = arm.dearest
+        if not run.is_private:
             continue
         rows = [
             {"accountant": name, "printed": g["printed"], "kind": g["kind"], "reading": _READING.get(g["kind"], "")}
-            for name, g in first.guarantees.items()
+            for name, g in run.guarantees.items()
         ]
-        key = repr([(row["accountant"], row["printed"]) for row in rows] + [first.delta])
-        statement = next((str(g["statement"]) for g in first.guarantees.values()), "")
-        group = groups.setdefault(key, {"arms": [], "rows": rows, "statement": statement, "delta": first.delta})
+        statement = next((str(g["statement"]) for g in run.guarantees.values()), "")
+        key = repr([(row["accountant"], row["printed"]) for row in rows] + [run.delta, statement])
+        group = groups.setdefault(key, {"arms": [], "rows": rows, "statement": statement, "delta": run.delta})
         group["arms"].append(arm_row(place, arm))
     joint = together(arms)
-    return {"groups": list(groups.values()), "together": None if joint is None else joint[1].statement()}
+    deltas = list(dict.fromkeys(group["delta"] for group in groups.values()))
+    return {
+        "groups": list(groups.values()),
+        "deltas": deltas,
+        "together": None if joint is None else joint[1].statement(),
+    }
 
 
 def _made(arms: Sequence[Arm]) -> list[dict[str, Any]]:
     """How each arm was made: plan, ledger, provenance, configuration."""
     rows = []
     for place, arm in enumerate(arms):
-        first = arm.first
+        first, ledger = arm.first, arm.dearest.ledger
         seeds = [str(run.seed) for run in arm.runs if run.seed is not None]
         seconds = [run.provenance.get("seconds") for run in arm.runs]
         known = [float(value) for value in seconds if isinstance(value, (int, float))]
@@ -174,8 +176,8 @@ def _made(arms: Sequence[Arm]) -> list[dict[str, Any]]:
             {
                 **arm_row(place, arm),
                 "plan": plan_rows(first.plan),
-                "ledger": [event_row(event) for event in first.ledger.events] if first.ledger is not None else [],
-                "runs": len(arm.runs),
+                "ledger": [event_row(event) for event in ledger.events] if ledger is not None else [],
+                "ledger_of": _ledger_of(arm),
                 "provenance": [
                     *provenance,
                     *([("seed" if len(seeds) == 1 else "seeds", ", ".join(seeds))] if seeds else []),
@@ -187,6 +189,13 @@ def _made(arms: Sequence[Arm]) -> list[dict[str, Any]]:
             }
         )
     return rows
+
+
+def _ledger_of(arm: Arm) -> str:
+    ledgers = {run.ledger.events for run in arm.runs if run.ledger is not None}
+    if len(arm.runs) == 1:
+        return "the run"
+    return "each run" if len(ledgers) == 1 else "the run that released most"
 
 
 def _commands(runs: Sequence[Run]) -> list[str]:

@@ -12,7 +12,8 @@ from clipwise.calibration import CalibrationResult
 from clipwise.errors import AccountingError
 from clipwise.plots.style import svg
 from clipwise.report.arms import Arm, Curve
-from clipwise.report.captions import CAPTIONS
+from clipwise.report.captions import CAPTIONS, kind_of
+from clipwise.report.likeness import same_data
 from clipwise.report.pooling import BIN_CHOICES, pooled, rebinned
 
 __all__ = ["Drawing", "Panel", "private_drawings", "public_drawings"]
@@ -43,12 +44,12 @@ class Drawing:
     @property
     def title(self) -> str:
         """What stands above it."""
-        return CAPTIONS[self._kind][0]
+        return CAPTIONS[kind_of(self.name)][0]
 
     @property
     def caption(self) -> str:
         """What stands below it."""
-        return f"{self.about} {CAPTIONS[self._kind][1]}".strip()
+        return f"{self.about} {CAPTIONS[kind_of(self.name)][1]}".strip()
 
     def as_svg(self) -> str:
         """The whole as an SVG file."""
@@ -58,10 +59,6 @@ class Drawing:
     def wide(self) -> bool:
         """Whether it is one picture of all arms."""
         return self.panels[0].arm is None
-
-    @property
-    def _kind(self) -> str:
-        return self.name.rstrip("-0123456789")
 
 
 def public_drawings(arms: Sequence[Arm]) -> list[Drawing]:
@@ -136,6 +133,8 @@ def _coverage(arms: Sequence[Arm]) -> list[Drawing]:
 
 def _sweep(arms: Sequence[Arm]) -> list[Drawing]:
     """Accuracy against calibration where R differs, and a heat map where R and the learning rate form a grid."""
+    if not same_data([arm.first for arm in arms]):
+        return []
     points = [arm.point for arm in arms]
     norms = {point.clip_norm for point in points} - {None}
     found = []
@@ -174,8 +173,8 @@ def _privacy(arms: Sequence[Arm]) -> list[Drawing]:
     """A privacy curve for every different ledger."""
     ledgers: dict[tuple[Event, ...], list[Arm]] = {}
     for arm in arms:
-        if arm.first.ledger is not None and arm.first.is_private:
-            ledgers.setdefault(arm.first.ledger.events, []).append(arm)
+        if arm.dearest.ledger is not None and arm.first.is_private:
+            ledgers.setdefault(arm.dearest.ledger.events, []).append(arm)
     found = []
     for k, (events, sharing) in enumerate(ledgers.items()):
         try:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from scipy import stats
 
 from clipwise.report.arms import LEVEL, Arm, Estimate
+from clipwise.report.likeness import differing
 from clipwise.report.wording import epsilon_text, percent, points
 
 __all__ = ["Difference", "Reading", "difference", "read"]
@@ -86,7 +87,7 @@ def read(arms: Sequence[Arm]) -> Reading:
         title, verdict = _verdict(*pair)
         return Reading(title, (CALIBRATION, f"{_privacy(arms)} {FREE_CHOICE}"), lines, verdict)
     title = _title(arms)
-    return Reading(title, (CALIBRATION, _privacy(arms)), lines, "")
+    return Reading(title, (CALIBRATION, f"{_privacy(arms)}{_more_than_norms(arms)}"), lines, "")
 
 
 def _title(arms: Sequence[Arm]) -> str:
@@ -100,39 +101,56 @@ def _privacy(arms: Sequence[Arm]) -> str:
     private = [arm for arm in arms if arm.first.is_private]
     if not private:
         return "None of this was trained with privacy: no epsilon holds for it."
-    printed = list(dict.fromkeys(epsilon_text(arm.first.guarantees) for arm in private))
-    delta = private[0].first.delta
-    at = "" if delta is None else f" at delta {delta:g}"
+    dearest_first = sorted(private, key=lambda arm: -(arm.epsilon or 0.0))
+    costs = [(epsilon_text(arm.dearest.guarantees), arm.first.delta) for arm in dearest_first]
+    printed = list(dict.fromkeys(f"{cost}{'' if delta is None else f' at delta {delta:g}'}" for cost, delta in costs))
+    units = dict.fromkeys(_protected(arm)[0] for arm in dearest_first)
     if len(private) == 1:
-        return (
-            f"The privacy cost is epsilon = {printed[0]}{at}: the smaller, the less anyone can learn about one record."
-        )
+        return f"The privacy cost is epsilon = {printed[0]}: the smaller, the less anyone can learn about one record."
     if _same_privacy(private):
         which = "Both" if len(private) == 2 else f"All {len(private)}"
         return (
-            f"{which} private models have the same privacy: epsilon = {printed[0]}{at}. The smaller it is, "
+            f"{which} private models have the same privacy: epsilon = {printed[0]}. The smaller it is, "
             "the less anyone can learn about a single record."
         )
+    who = f"; one {' against one '.join(units)} is protected" if len(units) > 1 else ""
     return (
-        f"The private models do not have the same privacy (epsilon {', '.join(printed)}{at}): compare them with care."
+        f"The private models do not have the same privacy (epsilon {', '.join(printed)}{who}): compare them with care."
     )
 
 
 def _same_privacy(arms: Sequence[Arm]) -> bool:
     found = [arm.epsilon for arm in arms]
     values = [epsilon for epsilon in found if epsilon is not None]
-    deltas = {arm.first.delta for arm in arms}
-    return len(values) == len(found) and len(deltas) == 1 and max(values) - min(values) <= _EQUAL * max(values)
+    promises = {(arm.first.delta, *_protected(arm)) for arm in arms}
+    return len(values) == len(found) and len(promises) == 1 and max(values) - min(values) <= _EQUAL * max(values)
+
+
+def _protected(arm: Arm) -> tuple[str, str]:
+    """What epsilon is about: one example or one client, added or replaced."""
+    guarantee = next(iter(arm.dearest.guarantees.values()), {})
+    return str(guarantee.get("unit", "example")), str(guarantee.get("relation", ""))
 
 
 def _pair(arms: Sequence[Arm]) -> tuple[Arm, Arm] | None:
-    """The private arms with the smallest and the largest R, if they have equal privacy and differ in R alone."""
+    """The private arms with the smallest and the largest R, if all have equal privacy and differ in R only."""
     placed = [(arm.clip_norm, arm) for arm in arms if arm.first.is_private and arm.clip_norm is not None]
     norms = [norm for norm, _ in placed]
     if len(set(norms)) < 2 or len(set(norms)) < len(norms) or not _same_privacy([arm for _, arm in placed]):
         return None
+    if differing([arm.first for _, arm in placed]):
+        return None
     ordered = sorted(placed, key=lambda each: each[0])
     return ordered[0][1], ordered[-1][1]
+
+
+def _more_than_norms(arms: Sequence[Arm]) -> str:
+    """Why a page on several clipping norms does not say what they do."""
+    placed = [arm for arm in arms if arm.first.is_private and arm.clip_norm is not None]
+    others = differing([arm.first for arm in placed])
+    if not others or len({arm.clip_norm for arm in placed}) < 2:
+        return ""
+    return f" They differ in more than the clipping norm ({', '.join(others)}): what R does cannot be read from them."
 
 
 def _behaviour(arm: Arm) -> str:

@@ -13,6 +13,7 @@ import clipwise
 from clipwise.errors import DataError, MissingExtra
 from clipwise.files import replacing
 from clipwise.report.arms import Arm, arms_of
+from clipwise.report.captions import CAPTIONS, kind_of
 from clipwise.report.card import card
 from clipwise.report.content import content, result
 from clipwise.report.figures import Drawing, private_drawings, public_drawings
@@ -42,6 +43,10 @@ def write(runs: Run | Iterable[Run], path: str | os.PathLike[str], publishable: 
             raise DataError("none of these runs is private, so no epsilon covers anything of them: nothing to publish.")
     arms = arms_of(given)
     page = _target(path)
+    if publishable and is_run(page.parent):
+        raise DataError(
+            f"{page.parent} is a run's folder, with files that epsilon does not cover. Name another with --output."
+        )
     public, private = public_drawings(arms), [] if publishable else private_drawings(arms)
     data = result(arms, {each.name: each.values for each in public})
     if not publishable:
@@ -110,7 +115,12 @@ def _save(path: Path, text: str) -> None:
 
 
 def _save_figures(folder: Path, drawings: Sequence[Drawing]) -> None:
+    """Write the figures; those of an earlier page that this one does not have must not stay beside it."""
     folder.mkdir(exist_ok=True)
+    names = {each.name for each in drawings}
+    for old in folder.iterdir():
+        if old.suffix in (".svg", ".json") and old.stem not in names and kind_of(old.stem) in CAPTIONS:
+            old.unlink()
     for each in drawings:
         _save(folder / f"{each.name}.svg", each.as_svg())
         _save(folder / f"{each.name}.json", json.dumps(plain(each.values), indent=1, allow_nan=False) + "\n")

@@ -19,12 +19,16 @@ if TYPE_CHECKING:
 
     Result: TypeAlias = CalibrationResult | RegressionResult
 
-__all__ = ["COMPARISON", "FINGERPRINT", "Run", "is_run", "plain"]
+__all__ = ["COMPARISON", "FINGERPRINT", "SEEDED", "Run", "is_run", "plain"]
 
 VERSION = 1
 _FORMAT = "clipwise run"
 COMPARISON = "clipwise comparison"
 FINGERPRINT = "fingerprint"
+SEEDED = (
+    "Trained with a fixed seed. Whoever knows or guesses it can compute the noise and take it away: keep it secret, or "
+    "train without one for a release."
+)
 _IN_RESULT = ("name", "task", "seed", "plan", "delta", "guarantees", "provenance")
 
 
@@ -77,13 +81,15 @@ class Run:
         """The same run without anything that epsilon does not cover.
 
         Guarantees: a run that is private keeps nothing that was computed from its training data without noise, nor
-        its seed. A run that is not private loses its "private" statistics only: nothing protects it.
+        its seed, of which it says only that there was one. A run that is not private loses its "private" statistics
+        only: nothing protects it.
         """
         curves = tuple({key: value for key, value in row.items() if key != "private"} for row in self.curves)
         if not self.is_private:
             return replace(self, curves=curves)
         secret = {"command", "seconds", "seeds", FINGERPRINT}
-        return replace(self, seed=None, curves=curves, config=None, provenance=_without(self.provenance, secret))
+        stripped = replace(self, seed=None, curves=curves, config=None, provenance=_without(self.provenance, secret))
+        return stripped if self.seed is None else replace(stripped, warnings=(*self.warnings, SEEDED))
 
     def to_dict(self) -> dict[str, Any]:
         """What result.json holds: everything but the curves, the ledger and the configuration."""

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from clipwise.accounting import Guarantee, account
 from clipwise.errors import AccountingError
 from clipwise.report.arms import Arm
+from clipwise.report.likeness import same_data
+from clipwise.report.run import SEEDED
 
 __all__ = ["Warned", "together", "warnings_of"]
 
@@ -19,9 +21,8 @@ HELD_OUT = (
 NOT_PRIVATE = (
     "Trained without noise: no epsilon holds for it. If its training data are private, nothing of it may be published."
 )
-SEEDED = (
-    "Trained with a fixed seed. Whoever knows the seed can compute the noise and take it away: keep it secret, or "
-    "train without one for a release."
+OTHER_DATA = (
+    "The models were not judged on the same held-out data: the difference of two numbers may be one of the data."
 )
 
 
@@ -66,6 +67,8 @@ def warnings_of(arms: Sequence[Arm]) -> list[Warned]:
                 f"{guarantee.delta:g}."
             )
         )
+    if not same_data([arm.first for arm in arms]):
+        warned.append(Warned(OTHER_DATA))
     return [*warned, Warned(HELD_OUT)]
 
 
