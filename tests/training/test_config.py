@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 
 import clipwise as cw
 from clipwise.clipping import Flat, Groupwise, Layerwise, MixUp
+from clipwise.data import from_file
 from clipwise.errors import InvalidConfig
 from clipwise.training import config as config_module
 from clipwise.training.clips import RULES, read_clip
@@ -67,6 +69,17 @@ def test_every_algorithm_that_may_be_named_exists() -> None:
         ("data.source=mnits", "data.source: is neither a file .* Did you mean 'mnist'"),
         ("data.pol=2", "data.pol: .*did you mean 'pool'"),
         ("data.std=0", "data.std: must be over 0"),
+        (
+            "data={source='a.csv', test='half'}",
+            "data.test: expected a share below 1, or a number of records, got 'half'",
+        ),
+        ("data={source='a.csv', test=1.5}", "data.test: expected a share below 1"),
+        ("data={source='a.csv', features='age'}", "data.features: expected an array, got a string"),
+        ("data={source='a.csv', classes=[0.5]}", "data.classes: expected an array of strings or integers"),
+        ("data={source='a.csv', delimiter='::'}", "data.delimiter: expected a single character"),
+        ("data={source='a.csv', target=3}", "data.target: expected a string, got an integer"),
+        ("data={source='a.csv', seed='x'}", "data.seed: expected an integer"),
+        ("seed=99999999999999999999", "seed: must be at least 0 and of 64 bits"),
         ("data.mean=[]", "data.mean: is an empty array"),
         ("data.mean=['a']", "data.mean: expected a number or an array of them"),
         ("model.source=mlpp", "is neither a built-in network.*did you mean 'mlp'"),
@@ -84,6 +97,8 @@ def test_every_algorithm_that_may_be_named_exists() -> None:
         ("privacy.private=false", "goes with nothing else"),
         ("privacy.delta=1.5", "privacy.delta: must be a finite number over 0 and under 1"),
         ("evaluation.evry=4", "did you mean 'every'"),
+        ("evaluation.resamples=50", r"evaluation: resamples must be 0 \(no intervals\) or at least 100"),
+        ("evaluation.bins=20000", "evaluation: bins must be an integer from 1 to 10,000"),
         ("recalibration.share=0.5", "'methods' is missing"),
         ("recalibration.methods=['temprature']", "did you mean 'temperature'"),
         ("recalibration.methods=['temperature', 'temperature']", "names a method twice"),
@@ -168,6 +183,14 @@ def test_styles_and_schedules() -> None:
         'large = {style = "Layerwise", rule = "Abadi", R = 5}'
     )
     assert mixed == MixUp(cw.Abadi(0.1), Layerwise(cw.Abadi(5.0)), 0.9)
+
+
+def test_a_file_takes_every_option_of_from_file() -> None:
+    options = {"target": "a", "task": "regression", "features": ["b"], "classes": ["c"], "test": 0.5, "seed": 1}
+    table = {"source": "a.csv", **options, "test_file": "b.csv", "delimiter": "\t"}
+    read = config(text=write({**Source.parse(TINY).values, "data": table})).data.options
+    assert set(read) == set(inspect.signature(from_file).parameters) - {"path"}
+    assert read["features"] == ("b",) and read["delimiter"] == "\t"
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from clipwise.report import Run
 from clipwise.training.config import Config
 from clipwise.training.job import prepare
 from clipwise.training.train import train
+from clipwise.training.watch import Progress
 
 from .common import TINY, config
 
@@ -256,9 +258,26 @@ def test_a_finished_run_is_not_lost(tmp_path: Path) -> None:
         trained(tmp_path)
     with pytest.raises(DataError, match="nothing to resume"):
         train(config(), output=tmp_path / "run", resume=True)
+    (tmp_path / "run" / "publishable").mkdir()  # `clipwise report --publishable` makes it; of the old run
     train(config("seed=4"), output=tmp_path / "run", force=True, page=False)
+    assert not (tmp_path / "run" / "publishable").exists()
     after = json.loads((tmp_path / "run" / "result.json").read_text())
     assert (before["seed"], after["seed"]) == (3, 4)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="folders cannot be locked there")
+@pytest.mark.parametrize("how", ["resume", "force"])
+def test_a_folder_is_for_one_process_at_a_time(tmp_path: Path, how: str) -> None:
+    refused = []
+
+    def meanwhile(progress: Progress) -> None:
+        if progress.step == 6:
+            with pytest.raises(DataError, match="another process is training in"):
+                train(config(), output=tmp_path / "run", **{how: True})  # type: ignore[arg-type]
+            refused.append(how)
+
+    run, _ = train(config(), output=tmp_path / "run", watch=meanwhile, page=False)
+    assert refused == [how] and run.test == trained(tmp_path / "alone").test
 
 
 @pytest.mark.parametrize("force", [False, True])
@@ -346,7 +365,7 @@ def test_a_table_from_a_file(tmp_path: Path) -> None:
     run = trained(tmp_path, source, "batch_size=20", "privacy={private=false}", "steps=60")
     assert isinstance(run.test, CalibrationResult) and run.test.accuracy > 0.8 and run.test.classes == 2
     assert any("epsilon does not cover" in warning for warning in run.warnings)
-    with pytest.raises(InvalidConfig, match=r"data\.targt: a file has no such option; did you mean 'target'"):
+    with pytest.raises(InvalidConfig, match=r"data\.targt: \[data\] has no such key; did you mean 'target'"):
         config(f"data={{source='{path}', targt='answer'}}")
 
 

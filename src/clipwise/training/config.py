@@ -13,7 +13,10 @@ from pathlib import Path
 
 import torch
 
+from clipwise.calibration.bins import equal_edges
+from clipwise.calibration.inputs import check_resamples
 from clipwise.clipping import Clip, Flat, NoClip
+from clipwise.errors import DataError
 from clipwise.sampling import FixedSize, FullBatch, Poisson, Sampling, Shuffled
 from clipwise.training.clips import read_clip
 from clipwise.training.datasets import DataChoice, read_data
@@ -123,6 +126,11 @@ class Evaluation:
             batch_size=table.integer("batch_size", 1000),
         )
         table.close()
+        try:  # told now, not after the training that they would end
+            equal_edges(evaluation.bins)
+            check_resamples(evaluation.resamples, seed=0)
+        except DataError as error:
+            table.fail(None, str(error))
         return evaluation
 
 

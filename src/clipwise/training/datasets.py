@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from clipwise.data import DataSet
 from clipwise.data.catalog import entry
 from clipwise.errors import DataError, InvalidConfig, MissingExtra
 from clipwise.training.functions import guarded, imported, split_target
-from clipwise.training.toml import Table, nearest
+from clipwise.training.toml import Table
 
 __all__ = ["DataChoice", "Inputs", "Records", "read_data"]
 
@@ -169,17 +168,31 @@ def read_data(table: Table) -> DataChoice:
     if split_target(source) is not None:
         options = table.table("options").rest()
     elif Path(source).suffix.lower() in FILES:
-        options = table.rest()
-        known = [name for name in inspect.signature(data.from_file).parameters if name != "path"]
-        for name in options:
-            if name not in known:
-                table.fail(
-                    name, f"a file has no such option; {nearest(name, [*known, 'mean', 'pool', 'standardise', 'std'])}"
-                )
+        options = _of_a_file(table)
     else:
         options = _built_in(table, source)
     table.close()
     return DataChoice(source, options, inputs, standardise)
+
+
+def _of_a_file(table: Table) -> dict[str, Any]:
+    """The options of `clipwise.data.from_file` that are given."""
+    options = {
+        "target": table.text("target", None),
+        "task": table.text("task", None, ("classification", "regression")),
+        "features": table.texts("features", None),
+        "classes": table.labels("classes"),
+        "test": table.raw("test"),
+        "test_file": table.text("test_file", None),
+        "seed": table.integer("seed", None, least=0),
+        "delimiter": table.raw("delimiter"),
+    }
+    test, delimiter = options["test"], options["delimiter"]
+    if test is not None and not ((type(test) is int and test > 0) or (type(test) is float and 0 < test < 1)):
+        table.fail("test", f"expected a share below 1, or a number of records, got {test!r}.")
+    if delimiter is not None and not (isinstance(delimiter, str) and len(delimiter) == 1 and delimiter not in '"\r\n'):
+        table.fail("delimiter", f"expected a single character, got {delimiter!r}.")
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def _built_in(table: Table, source: str) -> dict[str, Any]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +25,16 @@ OURS = (
     "report.html",
     "card.md",
     "figures",
+    "publishable",
     "checkpoint",
     *(f".{name}.part" for name in ("config.toml", "metrics.jsonl", "ledger.json", "result.json", "checkpoint")),
+    *(f".{name}.part" for name in ("report.html", "card.md")),
 )
 """Everything that a run writes; `--force` removes these and nothing else."""
 
 
 class Folder:
-    """A run's folder, claimed for one run by `begin` or `resume`."""
+    """A run's folder, claimed for one run by `claimed`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -82,14 +86,21 @@ class Folder:
                 f"{self.path / 'config.toml'}, or start another run with --output."
             )
 
-    def begin(self, text: str) -> None:
-        """Make the folder, remove what an earlier run left there, and keep the configuration."""
+    @contextlib.contextmanager
+    def claimed(self, text: str, *, resume: bool) -> Iterator[None]:
+        """The folder for this process alone; unless a run is resumed, emptied and with its configuration in it.
+
+        Two processes that go on from one checkpoint would each release steps that the other's ledger does not have.
+        """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._clear()
+            with _locked(self.path):
+                if not resume:
+                    self._clear()
+                    self.write("config.toml", text)
+                yield
         except OSError as error:
-            raise DataError(f"the run's folder {self.path} cannot be used: {error}.") from error
-        self.write("config.toml", text)
+            raise DataError(f"the run in {self.path} cannot go on: {error}.") from error
 
     def discard(self) -> None:
         """Remove a run that came to nothing, and the folder if nothing else is in it."""
@@ -129,6 +140,27 @@ class Folder:
         """Forget rows of steps after the checkpoint that the run goes on from: they will be made again."""
         rows = [row for row in self.rows() if row["step"] <= step]
         self.write("metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """No other process in this folder; where folders cannot be locked (Windows, some networks) nothing is done."""
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise DataError(f"another process is training in {folder}; wait for it, or use --output.") from None
+        except OSError:  # a network file system without locks
+            pass
+        yield
+    finally:
+        os.close(handle)
 
 
 def _differing(old: Mapping[str, Any], new: Mapping[str, Any], path: tuple[str, ...]) -> set[str]:

@@ -142,6 +142,7 @@ def _parts(dotted: str) -> tuple[str, ...]:
 
 
 _REQUIRED: Any = object()
+_LARGEST = 2**63 - 1  # TOML promises no more
 
 
 @dataclass
@@ -199,8 +200,8 @@ class Table:
     def integer(self, name: str, default: Default = _REQUIRED, least: int = 1) -> int | Default:
         """An integer of at least `least`."""
         value: int | Default = self._get(name, default, int)
-        if name in self.values and isinstance(value, int) and value < least:
-            self.fail(name, f"must be at least {least}, got {value}.")
+        if name in self.values and isinstance(value, int) and not least <= value <= _LARGEST:
+            self.fail(name, f"must be at least {least}{'' if value < least else ' and of 64 bits'}, got {value}.")
         return value
 
     def number(
@@ -218,10 +219,18 @@ class Table:
         value: bool = self._get(name, default, bool)
         return value
 
-    def texts(self, name: str, default: tuple[str, ...]) -> tuple[str, ...]:
+    def texts(self, name: str, default: Default) -> tuple[str, ...] | Default:
         """An array of strings, as a tuple."""
-        values: tuple[str, ...] = self._array(name, default, str)
+        values: tuple[str, ...] | Default = self._array(name, default, str)
         return values
+
+    def labels(self, name: str) -> tuple[str, ...] | None:
+        """An array of strings or integers, as strings; None when it is missing."""
+        values = self._get(name, None, list)
+        for value in values or ():
+            if type(value) not in (str, int):
+                self.fail(name, f"expected an array of strings or integers, found {_shown(value)} in it.")
+        return None if values is None else tuple(map(str, values))
 
     def integers(self, name: str, default: tuple[int, ...]) -> tuple[int, ...]:
         """An array of positive integers, as a tuple."""

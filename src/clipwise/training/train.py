@@ -68,15 +68,14 @@ def train(
     _check_extras()
     started = datetime.now(timezone.utc).isoformat(timespec="seconds")
     job = prepare(config, data)
-    if not resume:
-        folder.begin(config.text)
-    trained = _carry_out(job, folder, watch, resume)
-    run = _run(job, folder, trained, {"command": command, "started": started})
-    _save_weights(job.model, folder.path / "model.safetensors")
-    run.save(folder.path)
-    folder.checkpoint.unlink()
-    if page:
-        report.write(run, folder.path)
+    with folder.claimed(config.text, resume=resume):
+        trained = _carry_out(job, folder, watch, resume)
+        run = _run(job, folder, trained, {"command": command, "started": started})
+        _save_weights(job.model, folder.path / "model.safetensors")
+        run.save(folder.path)
+        folder.checkpoint.unlink()
+        if page:
+            report.write(run, folder.path)
     return run, folder.path
 
 
