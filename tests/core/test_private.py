@@ -197,6 +197,31 @@ def test_a_model_that_changes_its_precision_goes_on() -> None:
     assert [g.dtype for seen in optimizer.seen for g in seen] == [torch.float32] * 4 + [torch.float64] * 4
 
 
+def test_a_parameter_that_grows_gets_independent_noise_in_every_row() -> None:
+    """Noise for the old shape would be broadcast: the same number in every row cancels out in their differences."""
+
+    class Summed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rows = nn.Parameter(torch.zeros(1, 3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x @ self.rows.sum(0)
+
+    model = Summed()
+    private = cw.Private(plan(), model, sgd(model), seed=0)
+    x = torch.randn(4, 3)
+    private.step(model(x))
+    model.rows.data = torch.zeros(5, 3)
+    private.backward(model(x))
+    model.rows.data = torch.zeros(6, 3)
+    with pytest.raises(cw.InvalidPlan, match="resized"):
+        private.step(model(x))
+    model.rows.data = torch.zeros(5, 3)
+    private.step()
+    assert model.rows.unique().numel() == 15
+
+
 def test_backward_gathers_and_step_ends_an_own_logical_batch() -> None:
     model = mlp()
     optimizer = Recorder(model.parameters())
@@ -474,7 +499,7 @@ def test_frozen_parameters_stay_and_can_be_unfrozen_between_steps() -> None:
     assert not torch.equal(after["0.weight"], weights(model)["0.weight"])
     private.backward(losses_of(model, X, Y))
     model[0].requires_grad_(False)  # type: ignore[index]
-    with pytest.raises(cw.InvalidPlan, match="in the middle"):
+    with pytest.raises(cw.InvalidPlan, match="within a logical batch"):
         private.backward(losses_of(model, X, Y))
 
 

@@ -31,7 +31,7 @@ class Fit:
     watched: tuple[tuple[str, Tensor], ...]
     mixing: tuple[tuple[str, nn.Module], ...]
     optimized: tuple[int, ...]  # identities of the tensors in the optimizer's groups
-    kinds: tuple[tuple[torch.dtype, torch.device], ...]
+    kinds: tuple[tuple[torch.dtype, torch.device, torch.Size], ...]
 
     @classmethod
     def of(cls, model: nn.Module, optimizer: Optimizer) -> Fit:
@@ -67,13 +67,13 @@ class Fit:
             watched=tuple((name, p) for name, p in named if not p.requires_grad and id(p) in ids),
             mixing=tuple((name, m) for name, m in model.named_modules() if isinstance(m, (_BatchNorm, _InstanceNorm))),
             optimized=_identities(optimizer),
-            kinds=tuple((p.dtype, p.device) for _, p in trainable),
+            kinds=tuple((p.dtype, p.device, p.shape) for _, p in trainable),
         )
 
     def holds(self, optimizer: Optimizer) -> bool:
-        """Whether the same parameters are still the trainable ones, where they were (cheap: asked at every step)."""
+        """Whether the same parameters are still the trainable ones, as they were (cheap: asked at every step)."""
         for p, kind in zip(self.tensors, self.kinds, strict=True):
-            if not p.requires_grad or kind != (p.dtype, p.device):
+            if not p.requires_grad or kind != (p.dtype, p.device, p.shape):
                 return False
         for p in self.frozen:
             if p.requires_grad:

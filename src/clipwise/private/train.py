@@ -191,7 +191,7 @@ class Private:
             )
         if not self._fit.holds(self._optimizer):
             if self._sums is not None:
-                raise InvalidPlan("parameters were frozen, unfrozen or added in the middle of a logical batch.")
+                raise InvalidPlan("parameters were frozen, unfrozen, added or resized within a logical batch.")
             self._bind()
         self._fit.check_step()
         if self._expected_weights is not None:
