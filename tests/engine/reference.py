@@ -20,7 +20,7 @@ def loop_gradients(losses: Tensor, params: Gradients) -> dict[str, Tensor]:
     rows = [torch.autograd.grad(loss, leaves, retain_graph=True, allow_unused=True) for loss in losses.unbind()]
     per_sample = {}
     for k, (name, p) in enumerate(params.items()):
-        entries = [torch.zeros_like(p) if row[k] is None else row[k] for row in rows]
+        entries = [torch.zeros_like(p) if row[k] is None else row[k].to_dense() for row in rows]
         per_sample[name] = torch.stack(entries) if entries else p.new_zeros((0, *p.shape))
     return per_sample
 

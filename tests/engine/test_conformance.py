@@ -147,6 +147,21 @@ def test_bfloat16_parameters() -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["mlp_on_sequences", "conv2d", "embedding_tied_head", "attention_batch_first"])
+def test_a_step_inside_autocast_is_as_exact_as_outside(name: str) -> None:
+    """Products in bfloat16 would give norms that read low, and a sum beyond its bound."""
+    case = BY_NAME[name]
+    model = case.model(dtype=torch.float32)
+    params = named(model)
+    losses = case.losses(model, 4, dtype=torch.float32)
+    outside = clipped_gradients(losses, params, Abadi(0.1), retain_graph=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside = clipped_gradients(losses, params, Abadi(0.1), retain_graph=True)
+        norms = per_sample_norms(losses, params)
+    assert torch.equal(inside.norms, outside.norms) and torch.allclose(norms, outside.norms)
+    assert torch.equal(flat_sum(inside.gradients), flat_sum(outside.gradients))
+
+
 def mlp() -> tuple[torch.nn.Module, dict[str, torch.nn.Parameter], Tensor]:
     case = BY_NAME["mlp"]
     model = case.model()

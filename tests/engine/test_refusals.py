@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from clipwise.clipping import Abadi
 from clipwise.engine import check, check_model, clipped_gradients, per_sample_gradients, per_sample_norms
-from clipwise.errors import CheckFailed, ClipwiseError, InvalidLosses, NotSeparable, UnsupportedNode
+from clipwise.errors import CheckFailed, ClipwiseError, InvalidLosses, InvalidPlan, NotSeparable, UnsupportedNode
 from tests.zoo import named
 
 from .reference import untouched
@@ -112,6 +112,17 @@ def common_term(model: nn.Module, x: Tensor) -> Tensor:
     return losses + losses.mean()
 
 
+def above_average(model: nn.Module, x: Tensor) -> Tensor:
+    """The gradients of all losses together are zero, so a batch that mixes looks like one that nothing reaches."""
+    losses = per_row(model(x))
+    return losses - losses.mean()
+
+
+def share_of_the_total(model: nn.Module, x: Tensor) -> Tensor:
+    losses = per_row(model(x))
+    return losses / losses.sum()
+
+
 def one_for_all(model: nn.Module, x: Tensor) -> Tensor:
     return per_row(model(x)).mean().expand(len(x))
 
@@ -142,6 +153,17 @@ class WithCustomFunction(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = Square.apply(x, self.weight)
         return out
+
+
+class Complex(nn.Module):
+    """A filter in the frequency domain, its weights kept as real and imaginary parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.fft.irfft(torch.fft.rfft(x) * torch.view_as_complex(self.weight), n=6)
 
 
 class Last(nn.Module):
@@ -188,10 +210,13 @@ REFUSED = [
     Refused("neighbours_output", mlp, shifted, NotSeparable, ("sample",)),
     Refused("running_sum_of_losses", mlp, running_sum, NotSeparable, ("sample",)),
     Refused("common_term", mlp, common_term, NotSeparable, ("sample",)),
+    Refused("above_average", mlp, above_average, NotSeparable, ("sample",)),
+    Refused("share_of_the_total", mlp, share_of_the_total, NotSeparable, ("sample",)),
     Refused("mean_loss_expanded", mlp, one_for_all, NotSeparable, ("sample",)),
     Refused("softmax_over_the_batch", mlp, batch_softmax, NotSeparable, ("sample",)),
     Refused("fused_lstm", fused_lstm, plain, UnsupportedNode, ("MkldnnRnnLayerBackward0", "mkldnn"), (5, 6)),
     Refused("scale_grad_by_freq", frequency_scaled, looked_up, UnsupportedNode, ("scale_grad_by_freq",)),
+    Refused("complex_filter", Complex, plain, UnsupportedNode, ("complex", "weight")),
     Refused("custom_function", WithCustomFunction, plain, UnsupportedNode, ("SquareBackward", "weight")),
 ]  # fmt: skip
 
@@ -293,9 +318,18 @@ def test_a_frozen_parameter_among_the_private_ones_is_refused() -> None:
         per_sample_norms(losses, dict(model.named_parameters()))
 
 
+@pytest.mark.parametrize("spoil", [lambda p: 2 * p, lambda p: "weight"], ids=["computed", "no tensor"])
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_params_that_are_no_parameters_are_refused(call: Callable[[Tensor, Any], object], spoil: Any) -> None:
+    model, losses = a_model_and_losses()
+    weight, *others = model.parameters()
+    with pytest.raises(InvalidLosses, match="params must be"):
+        call(losses, [spoil(weight), *others])
+
+
 def test_an_unknown_way_is_refused() -> None:
     model, losses = a_model_and_losses()
-    with pytest.raises((ClipwiseError, ValueError), match="second_backward"):
+    with pytest.raises(InvalidPlan, match="second_backward"):
         clipped_gradients(losses, named(model), Abadi(1.0), way="fast")  # type: ignore[arg-type]
 
 
@@ -432,3 +466,38 @@ def test_check_model_passes_an_honest_model() -> None:
     model, batch = mlp(), torch.randn(5, 6)
     with untouched(model):
         check_model(model, loss_fn, batch)
+
+
+class Random(nn.Module):
+    """Draws random numbers by functions, in training only or always, and may divide by the batch size beside it."""
+
+    def __init__(self, always: bool, honest: bool) -> None:
+        super().__init__()
+        self.layer, self.always, self.honest = nn.Linear(6, 3), always, honest
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = F.dropout(self.layer(x), 0.5, self.training or self.always)
+        return out if self.honest else out / len(x)
+
+
+@pytest.mark.parametrize("always", [True, False])
+def test_check_model_does_not_take_random_numbers_for_mixing(always: bool) -> None:
+    torch.manual_seed(0)
+    model, batch = Random(always, honest=True), torch.randn(5, 6)
+    with untouched(model):
+        check_model(model, loss_fn, batch)
+
+
+def test_check_model_looks_behind_random_numbers() -> None:
+    torch.manual_seed(0)
+    model, batch = Random(always=False, honest=False), torch.randn(5, 6)
+    with untouched(model), pytest.raises(NotSeparable, match="removing"):
+        check_model(model, loss_fn, batch)
+
+
+def test_check_model_takes_a_named_tuple() -> None:
+    class Pair(NamedTuple):
+        x: Tensor
+        y: Tensor
+
+    check_model(mlp(), lambda model, pair: plain(model, pair.x + pair.y), Pair(torch.randn(4, 6), torch.randn(4, 6)))

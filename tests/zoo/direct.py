@@ -184,6 +184,8 @@ BROADCASTING = [
     functional("in_place_add", {"b": (6,)}, lambda p, x: (2 * x).add_(p.b).tanh()),
     functional("in_place_multiply", {"b": (6,), "c": (6,)}, lambda p, x: (x + p.c).mul_(p.b).tanh()),
     functional("parameter_slices", {"b": (12,)}, lambda p, x: (x * p.b[:6] + p.b[6:]).tanh()),
+    functional("parameter_row_in_two_shapes", {"t": (4, 6)}, lambda p, x: ((x + p.t[1]) * p.t[1:2] + p.t[2]).tanh()),
+    functional("parameter_matrix_in_two_shapes", {"t": (2, 6, 6)}, lambda p, x: (x @ p.t[0]).tanh() @ p.t[0:1].mT[0]),
     functional("parameter_chunks", {"w": (6, 9)}, lambda p, x: torch.cat([x @ w for w in p.w.chunk(3, 1)], 1).tanh()),
     functional("parameter_reversed", {"b": (6,)}, lambda p, x: (x * p.b.flip(0)).tanh()),
     functional("parameter_padded", {"b": (4,)}, lambda p, x: (x * F.pad(p.b, (1, 1), value=1.0)).tanh()),

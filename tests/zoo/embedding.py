@@ -190,6 +190,7 @@ TABLES = [
 CASES = [
     tokens_case("embedding"),
     tokens_case("embedding_padding_idx", padding_idx=2),
+    tokens_case("embedding_sparse", sparse=True),
     tokens_case("embedding_tied_head", tied=True),
     tokens_case("embedding_tied_padding_idx", tied=True, padding_idx=0),
     tokens_case("embedding_sequence_first", first=True, batches=(1, 4, 2, 3)),

@@ -16,6 +16,7 @@ from clipwise.clipping import Clip, Flat, Groupwise, Layerwise, Rule, Style, as_
 from clipwise.engine.check import Summary, check_model, summarize
 from clipwise.engine.core import Clipped, Engine, NothingFinite, Parameters, clip_sum, single_gradients, validate
 from clipwise.engine.cost import Way
+from clipwise.engine.graph import unrecorded
 from clipwise.errors import InvalidLosses, InvalidPlan
 
 __all__ = [
@@ -27,7 +28,7 @@ Params: TypeAlias = Iterable[Tensor] | Mapping[str, Tensor]
 _ENGINE = Engine()
 
 
-@torch.no_grad()
+@unrecorded
 def per_sample_norms(losses: Tensor, params: Params, *, retain_graph: bool = False) -> Tensor:
     """The norm of each sample's gradient over all `params` together, shape (B,).
 
@@ -46,7 +47,7 @@ def per_sample_norms(losses: Tensor, params: Params, *, retain_graph: bool = Fal
     return sum(squared.values(), losses.new_zeros(losses.shape)).sqrt()
 
 
-@torch.no_grad()
+@unrecorded
 def per_sample_gradients(losses: Tensor, params: Params, *, retain_graph: bool = False) -> dict[Any, Tensor]:
     """Each sample's gradient, {parameter or name: (B, *shape)}.
 
@@ -106,13 +107,13 @@ class Clipper:
     def __init__(self, params: Params) -> None:
         self._parameters = Parameters(params)
 
-    @torch.no_grad()
+    @unrecorded
     def __call__(
         self, losses: Tensor, clip: Rule | Clip, *, retain_graph: bool = False, way: Way | None = None
     ) -> Clipped[Any]:
         """The clipped sum of one batch."""
         if way not in (None, "bookkeeping", "second_backward"):
-            raise ValueError(f'way must be None, "bookkeeping" or "second_backward", got {way!r}.')
+            raise InvalidPlan(f'way must be None, "bookkeeping" or "second_backward", got {way!r}.')
         validate(losses, self._parameters)
         style = _style(clip)
         outcome = clip_sum(losses, self._parameters, style, _ENGINE, way, retain_graph)
@@ -128,7 +129,7 @@ def _style(clip: Rule | Clip) -> Style:
     return style
 
 
-@torch.no_grad()
+@unrecorded
 def check(losses: Tensor, params: Params) -> Summary:
     """Raise NotSeparable or UnsupportedNode with the reason, or say how the gradients will be computed.
 

@@ -45,13 +45,16 @@ def is_simple(graph: Graph, edges: Iterable[Edge], chains: Mapping[Edge, Chain])
 
 
 def overlapping(graph: Graph, regions: Sequence[Edge | None]) -> bool:
-    """Whether parts of a parameter overlap without being the same, so that its norm is not a sum over parts."""
+    """Whether parts of a parameter overlap without being the same, so that its norm is not a sum over parts.
+
+    `p[1]` and `p[1:2]` are the same part in two shapes, and not taken for the same either.
+    """
     if all(region is None for region in regions):
         return False
     if any(region is None for region in regions):
         return True
-    ranges = sorted({interval(graph, region) for region in regions if region is not None})
-    axes = {axis for axis, _, _ in ranges}
+    ranges = sorted({(*interval(graph, region), graph.shape(region)) for region in regions if region is not None})
+    axes = {axis for axis, *_ in ranges}
     return len(axes) > 1 or any(a[2] > b[1] for a, b in pairwise(ranges))
 
 

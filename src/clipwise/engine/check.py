@@ -99,7 +99,9 @@ def check_model(model: nn.Module, loss_fn: LossFn, batch: Batch) -> None:
 
     Sees what the graph of the losses cannot: statistics of the batch on the raw input, detached statistics, a division
     by the batch size. `loss_fn(model, batch)` returns losses of shape (B,); `batch` is a tensor, or a tuple, list or
-    mapping of tensors whose first axis is the batch. Buffers and random generators are left as they were.
+    mapping of tensors whose first axis is the batch. Buffers and random generators are left as they were. Losses that
+    draw random numbers draw others for a batch of another size: then a sample is removed in evaluation mode, and not
+    at all when they are random there too.
 
     >>> check_model(nn.Linear(3, 1), lambda model, x: model(x).squeeze(1) ** 2, torch.randn(4, 3))
     >>> check_model(nn.BatchNorm1d(3), lambda model, x: model(x).sum(1), torch.randn(4, 3))
@@ -110,32 +112,44 @@ def check_model(model: nn.Module, loss_fn: LossFn, batch: Batch) -> None:
     size = batch_size(batch)
     if size < 3:
         raise InvalidLosses(f"check_model needs a batch of at least three samples, got {size}.")
+    everybody = torch.arange(size)
+    others = {sample: everybody[everybody != sample] for sample in (size - 1, 0)}
     with _unchanged(model) as run:
-        base = run(partial(loss_fn, model, batch))
+
+        def losses_of(samples: Tensor, draws: int = 0) -> Tensor:
+            return run(partial(loss_fn, model, take(batch, samples)), draws)
+
+        base = losses_of(everybody)
         if base.shape != (size,):
             raise InvalidLosses(f"loss_fn must return losses of shape ({size},), got {tuple(base.shape)}.")
         if not bool(torch.isfinite(base).all()):
             raise InvalidLosses("check_model needs finite losses; leave out samples whose loss is not finite.")
-        for sample in (size - 1, 0):
-            others = torch.tensor([i for i in range(size) if i != sample])
-            changed = torch.arange(size)
-            changed[sample] = others[0]
-            moved = run(partial(loss_fn, model, take(batch, changed)))[others]
-            _demand_equal(f"changing sample {sample}", moved, base[others])
-            removed = run(partial(loss_fn, model, take(batch, others)))
-            _demand_equal(f"removing sample {sample}", removed, base[others])
+        for sample, rest in others.items():
+            changed = torch.where(everybody == sample, rest[0], everybody)
+            _demand_equal(f"changing sample {sample}", losses_of(changed)[rest], base[rest])
+        if bool(_moved(losses_of(everybody, draws=1), base).any()):
+            model.eval()
+            base = losses_of(everybody)
+            if bool(_moved(losses_of(everybody, draws=1), base).any()):
+                return
+        for sample, rest in others.items():
+            _demand_equal(f"removing sample {sample}", losses_of(rest), base[rest])
+
+
+def _moved(losses: Tensor, base: Tensor) -> Tensor:
+    """Which losses differ by more than rounding, relative to themselves."""
+    rounding = (1e-9 if base.dtype == torch.float64 else 1e-3) * base.abs() + 1e-6
+    return ~((losses - base).abs() <= rounding)
 
 
 def _demand_equal(what: str, losses: Tensor, base: Tensor) -> None:
-    """Each loss may differ by rounding only, relative to itself."""
-    moved = (losses - base).abs()
-    rounding = (1e-9 if base.dtype == torch.float64 else 1e-3) * base.abs() + 1e-6
-    if not bool((moved <= rounding).all()):
-        worst = int((moved - rounding).nan_to_num(torch.inf).argmax())
+    moved = _moved(losses, base)
+    if bool(moved.any()):
+        worst = float((losses - base).abs()[moved].max())
         raise NotSeparable(
-            f"{what} moves another sample's loss by {float(moved[worst]):.3g}: samples mix, though the graph may not "
-            "show it. Typical causes: BatchNorm in training mode (affine or not), statistics of the batch, a loss "
-            "divided by the batch size."
+            f"{what} moves another sample's loss by {worst:.3g}: samples mix, though the graph may not show it. "
+            "Typical causes: BatchNorm in training mode (affine or not), statistics of the batch, a loss divided by "
+            "the batch size."
         )
 
 
@@ -157,36 +171,40 @@ def take(batch: Batch, index: Tensor) -> Batch:
     if isinstance(batch, Mapping):
         return type(batch)({key: take(value, index) for key, value in batch.items()})  # type: ignore[call-arg]
     if isinstance(batch, (tuple, list)):
-        return type(batch)(take(value, index) for value in batch)
+        taken = [take(value, index) for value in batch]
+        return type(batch)(*taken) if hasattr(batch, "_fields") else type(batch)(taken)
     return batch
 
 
 @contextmanager
-def _unchanged(model: nn.Module) -> Iterator[Callable[[Callable[[], Tensor]], Tensor]]:
+def _unchanged(model: nn.Module) -> Iterator[Callable[[Callable[[], Tensor], int], Tensor]]:
     """Run forward passes from the same buffers and random state each, without dropout; restore all at the end.
 
-    Dropout draws other masks for a batch of another size, which is no mixing of samples.
+    The second argument of `run` is how many random numbers are drawn before: losses that move then are random.
     """
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     devices = sorted({p.device.index or 0 for p in model.parameters() if p.is_cuda})
-    dropouts = [m for m in model.modules() if isinstance(m, nn.modules.dropout._DropoutNd) and m.training]
+    modes = {module: module.training for module in model.modules()}
 
     def restore() -> None:
         with torch.no_grad():
             for name, buffer in model.named_buffers():
                 buffer.copy_(buffers[name])
 
-    def run(forward: Callable[[], Tensor]) -> Tensor:
+    def run(forward: Callable[[], Tensor], draws: int) -> Tensor:
         with torch.no_grad(), torch.random.fork_rng(devices=devices):
+            for device in (torch.device("cpu"), *(torch.device("cuda", i) for i in devices)):
+                torch.rand(draws, device=device)
             losses = forward()
             restore()
         return losses
 
     try:
-        for module in dropouts:
-            module.training = False
+        for module in modes:
+            if isinstance(module, nn.modules.dropout._DropoutNd):
+                module.training = False
         yield run
     finally:
-        for module in dropouts:
-            module.training = True
+        for module, mode in modes.items():
+            module.training = mode
         restore()

@@ -73,9 +73,14 @@ class Parameters:
         pairs: list[tuple[str, Any]] = (
             list(params.items()) if isinstance(params, Mapping) else [("", p) for p in params]
         )
-        for _, p in pairs:
+        for name, p in pairs:
             if not isinstance(p, Tensor):
-                raise TypeError(f"params must be tensors or a mapping name -> tensor, got {type(p).__name__}.")
+                raise InvalidLosses(f"params must be tensors or a mapping name -> tensor, got {type(p).__name__}.")
+            if not p.is_leaf:
+                raise InvalidLosses(
+                    f"params must be the parameters themselves, but {name or 'one'} of shape {tuple(p.shape)} is "
+                    "computed from others. Pass those, or detach it and call requires_grad_() before it is used."
+                )
         self.keys: list[list[Any]] = []
         self.tensors: list[Tensor] = []
         self.names: list[str] = []
@@ -383,9 +388,7 @@ def _filled(sums: Mapping[int, Tensor], parameters: Parameters) -> list[Tensor]:
     for place, p in enumerate(parameters.tensors):
         dtype = torch.float32 if p.dtype in (torch.float16, torch.bfloat16) else p.dtype
         part = sums.get(place)
-        filled.append(
-            torch.zeros_like(p, dtype=dtype) if part is None else part if part.dtype == dtype else part.to(dtype)
-        )
+        filled.append(torch.zeros_like(p, dtype=dtype) if part is None else dense(part).to(dtype))
     return filled
 
 
@@ -424,6 +427,10 @@ def _single(
 def single_gradients(losses: Tensor, parameters: Parameters, engine: Engine, keep: bool) -> Sequence[Tensor | None]:
     """The gradients of a batch of one by plain autograd."""
     engine.graph(losses, parameters)
-    return torch.autograd.grad(
-        losses, parameters.tensors, torch.ones_like(losses), retain_graph=keep, allow_unused=True
-    )
+    found = differentiate(losses, parameters.tensors, torch.ones_like(losses), keep=keep)
+    return [None if gradient is None else dense(gradient) for gradient in found]
+
+
+def dense(gradient: Tensor) -> Tensor:
+    """Embeddings may have sparse gradients, which would show the rows that a batch touched; noise goes on all."""
+    return gradient.to_dense() if gradient.is_sparse else gradient

@@ -5,10 +5,10 @@ The graph is read, never changed: no hook is registered and nothing is written o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
-from typing import Any, TypeAlias
+from functools import cache, cached_property, wraps
+from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,10 +17,28 @@ from torch.autograd.graph import GradientEdge
 LEAF = "torch::autograd::AccumulateGrad"
 NO_EDGE = (-1, 0)
 
+_AUTOCASTING = ("cpu", "cuda", "mps", "xpu")
 _STATIC = ("_saved_dim", "_saved_shifts", "_saved_training", "_saved_reduction")
 
 Node: TypeAlias = Any  # torch's node classes are generated; there is no useful static type
 Edge: TypeAlias = tuple[int, int]  # (position of the child node, which of its outputs)
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+
+def unrecorded(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Run without a graph of its own and without autocast, under which norms would be rounded and could read low."""
+
+    @wraps(function)
+    def run(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        for device in _AUTOCASTING:
+            if torch.is_autocast_enabled(device):
+                with torch.autocast(device, enabled=False):
+                    return run(*args, **kwargs)
+        with torch.no_grad():
+            return function(*args, **kwargs)
+
+    return run
 
 
 @cache

@@ -8,7 +8,6 @@ a layout for every element and every sample at once.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -115,7 +114,7 @@ def candidates(shape: Sequence[int], batch_size: int) -> Iterator[Layout]:
 
 def all_finite(tensor: Tensor) -> bool:
     """Whether no element is NaN or infinite: their sum tells, unless it overflows by itself."""
-    return math.isfinite(float(tensor.sum())) or bool(torch.isfinite(tensor).all())
+    return bool(torch.isfinite(tensor.sum())) or bool(torch.isfinite(tensor).all())
 
 
 def blank(gradient: Tensor) -> bool:
@@ -135,8 +134,8 @@ class Probe:
 
     @cached_property
     def blank(self) -> bool:
-        """Whether this value tells nothing about its layout."""
-        return blank(self.plain)
+        """Whether this value tells nothing about its layout. Samples that mix may cancel, but not in all colours."""
+        return blank(self.plain) and all(map(blank, self.coloured))
 
     @cached_property
     def _few(self) -> tuple[Tensor, Probe]:
@@ -188,17 +187,24 @@ def owners_by_digits(probe: Probe, axis: int) -> Tensor | None:
     """
     plain = probe.plain
     palette = torch.tensor(_PALETTE, dtype=torch.float64, device=plain.device)
-    rows = plain.movedim(axis, 0).reshape(plain.shape[axis], -1).double().nan_to_num(0, 0, 0)
+    rows = _rows(plain, axis)
     energy = rows.square().sum(1)
     owners = torch.zeros(rows.shape[0], dtype=torch.long, device=plain.device)
     for place, colour in enumerate(probe.coloured):
-        projected = (colour.movedim(axis, 0).reshape(rows.shape).double().nan_to_num(0, 0, 0) * rows).sum(1)
+        projected = (_rows(colour, axis) * rows).sum(1)
         ratio = torch.where(energy > 0, projected / energy, palette[0])
         owners += (ratio.unsqueeze(1) - palette).abs().argmin(1) * len(_PALETTE) ** place
     owners = torch.where(energy > 0, owners, int(probe.bad.to(torch.uint8).argmax()))
     if bool((owners >= probe.bad.numel()).any()) or not probe.agrees(owners, axis):
         return None
     return owners
+
+
+def _rows(tensor: Tensor, axis: int) -> Tensor:
+    """The positions along an axis as rows of finite numbers in float64."""
+    rows = tensor.movedim(axis, 0).reshape(tensor.shape[axis], -1)
+    real = torch.view_as_real(rows).flatten(1) if rows.is_complex() else rows
+    return real.double().nan_to_num(0, 0, 0)
 
 
 def pack(owners: Tensor, batch_size: int) -> Tensor:

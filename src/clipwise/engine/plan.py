@@ -357,10 +357,13 @@ class Planner:
 
     def _refuse_unknown(self, meetings: Sequence[int], states: Sequence[_State]) -> None:
         """Name every node without a rule at once, not one after the other."""
-        unknown = [k for k in meetings if self.graph.names[k] not in RULES]
+        unknown = [k for k in meetings if self.graph.names[k] not in RULES or self._is_complex(k)]
         if unknown:
             reasons = [self._no_rule(k, self._shared_operands(k, states)) for k in unknown]
             raise UnsupportedNode("\n".join(dict.fromkeys(reasons)))
+
+    def _is_complex(self, k: int) -> bool:
+        return bool(self.graph.nodes[k]._input_metadata[0].dtype.is_complex)
 
     def _parameters(self, edges: Iterable[Edge]) -> str:
         reached = frozenset().union(*(self.reaches[child] for child, _ in edges))
@@ -378,6 +381,11 @@ class Planner:
             return (
                 f"{name} (parameters {parameters}): a compiled graph hides the uses of its parameters. Call the model "
                 "without torch.compile for private training."
+            )
+        if self._is_complex(k):
+            return (
+                f"{name} (parameters {parameters}) computes with complex numbers, for which there are no per-sample "
+                "rules. Write it with real and imaginary parts."
             )
         return (
             f"{name} has no per-sample rule (parameters {parameters}). Write it with supported operations, freeze "
