@@ -9,6 +9,7 @@ without it, MiniLM and 99,890 pairs serve, which can be had everywhere.
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -42,15 +43,11 @@ STUDY = Study(
 
 def with_states(choice: Choice, records: int) -> Study:
     """The study on other hidden states, measured as often over its steps as with those of the configuration."""
-    options = ", ".join(f"{name} = {_toml(value)}" for name, value in asdict(choice).items() if value is not None)
+    options = ", ".join(f"{name} = {json.dumps(value)}" for name, value in asdict(choice).items() if value is not None)
     every = max(1, records * 170 // 99_890)
     settings = (f"data.options={{{options}}}", f"model.options={{{options}}}", f"evaluation.every={every}")
     variants = tuple(replace(variant, settings=(*variant.settings, *settings)) for variant in STUDY.variants)
     return replace(STUDY, folder=HERE / Path(choice.weights).resolve().name, variants=variants)
-
-
-def _toml(value: str | int) -> str:
-    return f"'{value}'" if isinstance(value, str) else str(value)
 
 
 @contextmanager
@@ -70,6 +67,14 @@ def scaled_down(quick: bool) -> Iterator[Choice | None]:
                 os.environ["CLIPWISE_DATA"] = before
 
 
+def _prepare(choice: Choice) -> int:
+    """Compute the hidden states before any run needs them; the number of training pairs."""
+    found = hidden(choice)
+    records = len(found.places["train"])
+    print(f"{records:,} training pairs. {found.data().note}", flush=True)
+    return records
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Compute the hidden states, train what is missing, write tables and figures."""
     parser = parser_of("snli", STUDY.seeds)
@@ -78,9 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     args = parser.parse_args(arguments)
     with scaled_down(args.quick) as tiny:
         choice = tiny or (Choice(str(args.weights)) if args.weights else EVERYWHERE)
-        found = hidden(choice)  # here, so that runs side by side find it
-        records = len(found.places["train"])
-        print(f"{records:,} training pairs. {found.data().note}", flush=True)
+        records = 0 if args.draw else _prepare(choice)
         if args.states:
             return
         study = STUDY if choice == EVERYWHERE else with_states(choice, records)

@@ -34,7 +34,7 @@ from papers.snli.synthetic import synthetic_pairs
 FORMAT = 1
 SHARD = 4096
 """Records of a shard: about half a minute of work, 80 MB of MiniLM's states."""
-TOKENS_AT_ONCE = 4096
+TOKENS_AT_ONCE = 1024
 PARTS = ("train", "test")
 
 

@@ -7,16 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch.nn import functional as F
-
-import clipwise as cw
-from clipwise.errors import DataError
 from papers.snli import frozen
 from papers.snli.__main__ import STUDY, main, with_states
 from papers.snli.bert import classifier, tokenizer
 from papers.snli.frozen import Choice, Hidden, hidden
 from papers.snli.network import FromCache, LastLayer
 from papers.snli.synthetic import synthetic_pairs, write_tiny_bert
+from torch.nn import functional as F
+
+import clipwise as cw
+from clipwise.errors import DataError
 
 pytest.importorskip("transformers")
 
@@ -155,7 +155,7 @@ def test_other_weights_have_a_folder_of_their_own_and_all_the_pairs(folder: Path
     assert study.folder == STUDY.folder / "bert_base" and study.config == STUDY.config
     settings = study.variants[0].settings
     assert "evaluation.every=934" in settings
-    assert "data.options={weights = 'bert_base', text = 'snli', max_length = 128}" in settings
+    assert 'data.options={weights = "bert_base", text = "snli", max_length = 128}' in settings
 
 
 def test_quick_says_that_its_numbers_mean_nothing(
