@@ -10,10 +10,10 @@ BENCH_STAMP := $(VENV)/.setup-bench
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo examples test test-slow check format bench bench-quick docs clean
+.PHONY: help setup demo examples recipes-quick test test-slow check format bench bench-quick docs clean
 
 help:  ## Show the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP)  ## Make .venv with the package and everything that demo, tests, checks and docs need
 
@@ -38,6 +38,11 @@ demo: $(STAMP)  ## Small against large clipping norm on MNIST at the same epsilo
 examples: $(STAMP)  ## Train every configuration in examples/ for 20 steps; writes runs/examples
 	@for file in examples/*.toml; do \
 	  $(BIN)/clipwise train $$file --set steps=20 --output runs/examples/$$(basename $$file .toml) --force || exit 1; \
+	done
+
+recipes-quick: $(STAMP)  ## Run every recipe of papers/ in its scaled-down form; writes nothing
+	@for file in papers/*/__main__.py; do \
+	  $(BIN)/clipwise reproduce $$(basename $$(dirname $$file)) --quick || exit 1; \
 	done
 
 test: $(STAMP)  ## Run the tests

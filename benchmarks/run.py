@@ -103,13 +103,17 @@ def versions() -> dict[str, str]:
 
 
 def revision() -> str:
-    """The revision of the code that is measured, marked when there are changes beside it; empty outside a clone."""
-    command = ["git", "describe", "--always", "--dirty"]
+    """The revision of the code that is measured, marked when its code was changed; empty outside a clone."""
+
+    def git(*words: str) -> str:
+        done = subprocess.run(["git", *words], cwd=HERE.parent, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
     try:
-        found = subprocess.run(command, cwd=HERE, capture_output=True, text=True, check=True)
+        changed = git("status", "--porcelain", "--", "src", "benchmarks/*.py")
+        return git("describe", "--always") + ("-dirty" if changed else "")
     except (OSError, subprocess.CalledProcessError):
         return ""
-    return found.stdout.strip()
 
 
 def settings(arguments: argparse.Namespace) -> Json:

@@ -6,6 +6,7 @@ where `clipwise epsilon --paper` finds them too.
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,11 @@ def markdown(rows: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(prog="clipwise reproduce epsilons")
+    parser.add_argument("--quick", action="store_true", help="the first run only; writes nothing")
+    if parser.parse_args().quick:
+        print(markdown([check(next(iter(PUBLISHED.values())))]))
+        return
     folder = Path(__file__).parent
     rows = [check(run) for run in PUBLISHED.values()]
     (folder / "epsilons.json").write_text(json.dumps(rows, indent=1) + "\n")
