@@ -166,6 +166,29 @@ class Complex(nn.Module):
         return torch.fft.irfft(torch.fft.rfft(x) * torch.view_as_complex(self.weight), n=6)
 
 
+class FoldedStates(nn.Module):
+    """The last states of both directions, (2, B, H), viewed as (B, 2 H): each row of it holds two samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn = nn.GRU(6, 4, bidirectional=True, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.backends.mkldnn.flags(enabled=False):
+            return self.rnn(x)[1].reshape(len(x), -1)
+
+
+class FoldedTowers(nn.Module):
+    """The same fold of two towers over one input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(6, 3), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([self.one(x), self.other(x)]).view(len(x), -1)
+
+
 class Last(nn.Module):
     def forward(self, out: tuple[Tensor, Any]) -> Tensor:
         return out[0][:, -1]
@@ -214,6 +237,7 @@ REFUSED = [
     Refused("share_of_the_total", mlp, share_of_the_total, NotSeparable, ("sample",)),
     Refused("mean_loss_expanded", mlp, one_for_all, NotSeparable, ("sample",)),
     Refused("softmax_over_the_batch", mlp, batch_softmax, NotSeparable, ("sample",)),
+    Refused("folded_towers", FoldedTowers, plain, NotSeparable, ("two different samples",)),
     Refused("fused_lstm", fused_lstm, plain, UnsupportedNode, ("MkldnnRnnLayerBackward0", "mkldnn"), (5, 6)),
     Refused("scale_grad_by_freq", frequency_scaled, looked_up, UnsupportedNode, ("scale_grad_by_freq",)),
     Refused("complex_filter", Complex, plain, UnsupportedNode, ("complex", "weight")),
@@ -263,6 +287,23 @@ def test_a_refusal_changes_nothing(refused: Refused) -> None:
     losses = refused.losses(model, torch.randn(3, *refused.shape))
     with untouched(model), pytest.raises(refused.error):
         clipped_gradients(losses, named(model), Abadi(1.0))
+
+
+@pytest.mark.parametrize("batch", [3, 4, 5, 8])
+def test_folded_states_of_two_directions_are_refused(batch: int) -> None:
+    """Every row serves one loss, and every sample two: seen only by comparing what both directions read."""
+    torch.manual_seed(0)
+    model = FoldedStates()
+    with pytest.raises(NotSeparable, match="two different samples"):
+        per_sample_norms(plain(model, torch.randn(batch, 5, 6)), named(model))
+
+
+@pytest.mark.parametrize("length", [1, 3])
+def test_equal_samples_in_a_loop_are_not_taken_for_one(length: int) -> None:
+    torch.manual_seed(0)
+    model, x = mlp(), torch.randn(length, 6).expand(4, length, 6).contiguous()
+    losses = torch.stack([model(sample).square().sum() for sample in x])
+    assert per_sample_norms(losses, named(model)).unique().numel() == 1
 
 
 def a_model_and_losses() -> tuple[nn.Module, Tensor]:

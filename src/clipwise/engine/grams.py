@@ -81,14 +81,15 @@ class Recent:
 
     def of(self, vectors: Tensor) -> Gram:
         """The Gram matrix of a saved tensor. The tensor is held, so that its address cannot become another's."""
-        if self._last is not None and _same_memory(self._last[0], vectors):
+        if self._last is not None and same_memory(self._last[0], vectors):
             return self._last[1]
         gram = Gram.of(vectors)
         self._last = (vectors, gram)
         return gram
 
 
-def _same_memory(a: Tensor, b: Tensor) -> bool:
+def same_memory(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors are the same numbers because they are the same memory."""
     return (
         a.data_ptr() == b.data_ptr()
         and a.shape == b.shape

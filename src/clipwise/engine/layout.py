@@ -187,11 +187,11 @@ def owners_by_digits(probe: Probe, axis: int) -> Tensor | None:
     """
     plain = probe.plain
     palette = torch.tensor(_PALETTE, dtype=torch.float64, device=plain.device)
-    rows = _rows(plain, axis)
+    rows = rows_along(plain, axis)
     energy = rows.square().sum(1)
     owners = torch.zeros(rows.shape[0], dtype=torch.long, device=plain.device)
     for place, colour in enumerate(probe.coloured):
-        projected = (_rows(colour, axis) * rows).sum(1)
+        projected = (rows_along(colour, axis) * rows).sum(1)
         ratio = torch.where(energy > 0, projected / energy, palette[0])
         owners += (ratio.unsqueeze(1) - palette).abs().argmin(1) * len(_PALETTE) ** place
     owners = torch.where(energy > 0, owners, int(probe.bad.to(torch.uint8).argmax()))
@@ -200,9 +200,9 @@ def owners_by_digits(probe: Probe, axis: int) -> Tensor | None:
     return owners
 
 
-def _rows(tensor: Tensor, axis: int) -> Tensor:
+def rows_along(tensor: Tensor, axis: int) -> Tensor:
     """The positions along an axis as rows of finite numbers in float64."""
-    rows = tensor.movedim(axis, 0).reshape(tensor.shape[axis], -1)
+    rows = tensor.movedim(axis, 0).unsqueeze(-1).flatten(1)
     real = torch.view_as_real(rows).flatten(1) if rows.is_complex() else rows
     return real.double().nan_to_num(0, 0, 0)
 

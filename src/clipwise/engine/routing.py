@@ -178,12 +178,12 @@ def _product(graph: Graph, k: int, kind: str, axis: int, is_batch: Callable[[int
     return source >= 0 and is_batch(source) and not (other >= 0 and is_batch(other))
 
 
-def data_key(graph: Graph, k: int) -> tuple[object, ...] | None:
-    """Tells which tensor of data a node works on: two nodes with the same key read the same rows."""
+def data_of(graph: Graph, k: int) -> Tensor | None:
+    """The tensor of data that a node works on; None where its rows are all alike, which tell nothing of samples."""
     for attribute in ("_saved_self", "_saved_mat1", "_saved_input", "_saved_indices", "_saved_batch1"):
         tensor = getattr(graph.nodes[k], attribute, None)
         if isinstance(tensor, Tensor):
-            return tensor.data_ptr(), tuple(tensor.shape), tensor.stride()
+            return None if bool((tensor == tensor[:1]).all()) else tensor
     return None
 
 

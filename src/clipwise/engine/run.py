@@ -13,16 +13,17 @@ import torch
 from torch import Tensor
 
 from clipwise.engine.chains import interval, overlapping
-from clipwise.engine.grams import Recent
+from clipwise.engine.grams import Recent, same_memory
 from clipwise.engine.graph import LEAF, Edge, Graph, differentiate
-from clipwise.engine.layout import Layout, Probe, Scattered, blank, colours_of, owners_by_digits, pack
+from clipwise.engine.layout import Layout, Probe, Scattered, blank, colours_of, owners_by_digits, pack, rows_along
 from clipwise.engine.plan import GraphPlan, Meeting, at_hand, mixing, pattern
-from clipwise.engine.routing import data_key, is_identity
+from clipwise.engine.routing import data_of, is_identity
 from clipwise.engine.rules import RULES, Finish, Operand, Samples
 from clipwise.engine.uses import Dense, Outer, Use, chunks, joint_squared_norms, squares, summed
 from clipwise.errors import UnsupportedNode
 
 _HALF = (torch.float16, torch.bfloat16)
+_UNKNOWN = -1
 Factors = Callable[[int], Tensor]  # parameter -> factors (B,)
 
 
@@ -150,7 +151,7 @@ class Backward:
             differentiate(losses, edges, cotangent, keep=True) for cotangent in (torch.ones_like(losses), *colours)
         )
         owners: dict[int, Tensor] = {}
-        regular: dict[int, Tensor] = {}
+        known: dict[int, Tensor] = {}  # the same, of all meetings, as far as a gradient shows it
         for meeting, gradient, *seen in zip(self.plan.meetings, plain, *coloured, strict=True):
             if gradient is None or not meeting.layouts:
                 continue
@@ -161,28 +162,36 @@ class Backward:
                 if read is None:
                     raise StalePlan
                 owners[meeting.node] = read
+                arrived = rows_along(gradient, layout.axis).any(1)
+                known[meeting.node] = torch.where(arrived, read, _UNKNOWN)
                 continue
             if not layout.fits(shape, self.batch_size):
                 raise StalePlan
             expected = layout.owners(shape, self.batch_size)
             if not probe.agrees(expected, layout.axis):
                 raise StalePlan
-            regular[meeting.node] = expected
-        self._refuse_two_samples_in_one_loss(owners, regular)
+            known[meeting.node] = expected
+        self._refuse_two_samples_in_one_loss(known)
         return owners
 
-    def _refuse_two_samples_in_one_loss(self, scattered: Mapping[int, Tensor], regular: Mapping[int, Tensor]) -> None:
+    def _refuse_two_samples_in_one_loss(self, known: Mapping[int, Tensor]) -> None:
         """The same data met twice must belong to the same samples, else a loss is computed from two of them."""
-        graph, plan = self.graph, self.plan
-        seen: dict[object, Tensor] = {}
-        for node, owners in {**scattered, **regular}.items():
-            if node not in plan.data_meetings:
+        seen: list[tuple[Tensor, int, Tensor | None]] = []
+        for node, owners in known.items():
+            if node not in self.plan.data_meetings:
                 continue
-            if owners.unique().numel() < self.batch_size:
-                continue  # some samples only, as in a loop over samples
-            key = data_key(graph, node) if plan.indexed else owners.numel()
-            if key is not None and not torch.equal(seen.setdefault(key, owners), owners):
-                raise mixing(graph, graph.names[node], "the same data is read for two different samples")
+            samples = owners[owners != _UNKNOWN].unique().numel()
+            data = data_of(self.graph, node)
+            for before, its_samples, its_data in seen:
+                fewest = min(samples, its_samples)
+                whole = fewest == self.batch_size and not self.plan.indexed  # all samples, and nothing reordered them
+                if before.shape != owners.shape or not (whole or _same(data, its_data, copies=fewest > 1)):
+                    continue
+                both = (before != _UNKNOWN) & (owners != _UNKNOWN)
+                if bool((both & (before != owners)).any()):
+                    name = self.graph.names[node]
+                    raise mixing(self.graph, name, "the same data is read for two different samples")
+            seen.append((owners, samples, data))
 
     def discard(self, bad_B: Tensor) -> None:
         """Set the contribution of some samples to zero, whatever they hold."""
@@ -363,6 +372,13 @@ def _dtype(graph: Graph, edge: Edge) -> torch.dtype:
     if graph.names[k] == LEAF:
         return torch.float32 if graph.nodes[k].variable.dtype in _HALF else graph.nodes[k].variable.dtype
     return graph.nodes[k]._input_metadata[output].dtype  # type: ignore[no-any-return]
+
+
+def _same(a: Tensor | None, b: Tensor | None, copies: bool) -> bool:
+    """Whether two nodes read the same rows; equal ones count as such, but not where each is a single sample's."""
+    if a is None or b is None:
+        return False
+    return same_memory(a, b) or (copies and torch.equal(a, b))
 
 
 def _turned(gradients_B: Tensor, parameter: Tensor) -> Tensor:

@@ -260,7 +260,7 @@ def _rows(tensor: Tensor) -> Tensor:
         return tensor.movedim(0, -3).flatten(-3, -2)
     if tensor.stride(0) < tensor.stride(1):  # batch-minor memory: positions outermost
         tensor = tensor.transpose(0, 1)
-    return tensor.reshape(-1, tensor.shape[-1])
+    return tensor.flatten(0, 1)
 
 
 def _zeroed(tensor_B: Tensor, bad_B: Tensor) -> Tensor:
