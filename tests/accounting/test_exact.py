@@ -159,6 +159,28 @@ def test_the_fallback_grid_is_an_upper_bound_and_close(sigma: float, rate: float
     assert grid_delta(composition, exact) >= delta * (1 - 1e-6)
 
 
+@pytest.mark.parametrize(("steps", "truth"), [(1_000_000, 0.36995), (1_000, 0.0264774)])
+def test_the_fallback_grid_covers_its_own_round_off(steps: int, truth: float) -> None:
+    """Values by the same transform in long double arithmetic; without the allowance the first was 0.36968."""
+    composition = run(0.45, 1e-7, steps)
+    bound = grid_epsilon(composition, 1e-10)
+    assert truth <= bound <= 1.06 * truth
+    assert grid_delta(composition, truth) >= 1e-10
+
+
+@pytest.mark.parametrize(
+    ("batch", "size", "fewer", "more", "delta"),
+    [(1, 10**7, 1_000, 30_000, 1e-10), (1, 10**7, 1_000, 30_000, 1e-15), (1, 10**5, 2, 10, 1e-10)],
+)
+def test_rare_records_and_large_losses_have_a_tight_answer(
+    batch: int, size: int, fewer: int, more: int, delta: float
+) -> None:
+    """One step's largest loss exceeds all others together: the saddle point lies far left of the usual places."""
+    short, long = (account((GaussianSteps(Poisson(size, batch), 0.45, steps),), delta) for steps in (fewer, more))
+    assert short.epsilon <= long.epsilon
+    assert short.accountant in ("grid", "exact")
+
+
 def test_a_fallback_says_so() -> None:
     guarantee = account((GaussianSteps(Poisson(10_000, 1), 1.0, 10),), 1e-6)
     assert guarantee.kind == "upper bound" and guarantee.accountant in ("grid", "rdp")

@@ -2,13 +2,16 @@
 
 Each loss is split between its two grid neighbours so that its probability under both data sets is kept (connect the
 dots, Doroshenko et al. 2022), which raises delta for every epsilon. The composition is one Fourier transform of the law
-*tilted* by exp(t L) at the saddle point, so that round-off is relative to delta and not to one.
+*tilted* by exp(t L) at the saddle point, so that round-off is small against delta and not only against one. What is
+left of it is bounded and added: by Parseval's identity the transform's error is at most that of its powers, and by
+Cauchy's inequality delta's error is at most its product with the norm of delta's weights.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -33,6 +36,23 @@ _CELLS = (1 << 17, 1 << 18, 1 << 20)
 _AGREE = 1e-5  # two grids that agree to this share of epsilon need no finer one
 _AGREE_DELTA = 1e-4  # the same, of delta
 _LAWS = 200
+_ROUND_OFF = 4.0 * 2.0**-53  # of a power's error, per factor; long double arithmetic shows less than half of it
+
+
+@dataclass(frozen=True)
+class _Composed:
+    """Total losses on a grid, their probabilities, the round-off of each, and the probability lost outright."""
+
+    losses: Floats
+    mass: Floats
+    round_off: Floats
+    lost: float
+
+    def delta(self, epsilon: float) -> float:
+        """An upper bound of delta at `epsilon`."""
+        above = self.losses > epsilon
+        weight = -np.expm1(epsilon - self.losses[above])
+        return float(self.mass[above] @ weight) + float(np.linalg.norm(self.round_off[above] * weight)) + self.lost
 
 
 def grid_epsilon(composition: Composition, delta: float) -> float:
@@ -70,11 +90,11 @@ def _epsilon(composition: Composition, delta: float, cells: int) -> float:
     saddle = saddle_table(composition, tail)
     guess = first_guess(composition, saddle, delta, tail)
     for _ in range(2):
-        losses, mass, lost = _composed(composition, tail, guess, delta, cells)
-        high = float(losses[-1])
+        composed = _composed(composition, tail, guess, delta, cells)
+        high = float(composed.losses[-1])
 
         def gap(epsilon: float) -> float:
-            return _tail_delta(losses, mass, epsilon) + lost - delta  # noqa: B023
+            return composed.delta(epsilon) - delta  # noqa: B023
 
         if gap(0.0) <= 0.0:
             return 0.0
@@ -91,24 +111,16 @@ def _delta(composition: Composition, epsilon: float, floor: float, cells: int, k
     size = max(floor, min(known, quick_delta(composition, epsilon)))
     for _ in range(8):
         tail = tail_share(composition, _TAIL * size)
-        losses, mass, lost = _composed(composition, tail, epsilon, size, cells)
-        found = _tail_delta(losses, mass, epsilon) + lost
+        found = _composed(composition, tail, epsilon, size, cells).delta(epsilon)
         if found > 0.1 * size or size <= floor:
             break
         size = max(floor, found, 1e-6 * size)
     return min(1.0, max(found, floor))
 
 
-def _tail_delta(losses: Floats, mass: Floats, epsilon: float) -> float:
-    above = losses > epsilon
-    return float(mass[above] @ -np.expm1(epsilon - losses[above]))
-
-
 @lru_cache(maxsize=8)
-def _composed(
-    composition: Composition, tail: float, epsilon: float, delta: float, cells: int
-) -> tuple[Floats, Floats, float]:
-    """Total losses around epsilon on a grid, their probabilities, and the probability counted as lost outright."""
+def _composed(composition: Composition, tail: float, epsilon: float, delta: float, cells: int) -> _Composed:
+    """The total losses around epsilon."""
     if composition.gaussian or len(composition.terms) > _LAWS:
         raise NotConverged("The grid is for few laws and no plain Gaussian steps.")
     saddle = saddle_table(composition, tail)
@@ -118,20 +130,23 @@ def _composed(
     span = max(span, 1.25 * max(float(points_cut(law, tail).loss.max()) for law, _ in composition.terms))
     step = span / cells
     log_total = np.zeros(cells // 2 + 1, dtype=np.complex128)
-    shift, scale, lost = 0, 0.0, 0.0
+    shift, scale, lost, factors = 0, 0.0, 0.0, math.log2(cells)
     for law, count in composition.terms:
         start, tilted, log_moment, gone = _place(law, tail, step, t, cells)
         spectrum = fft.rfft(tilted)
         with np.errstate(divide="ignore"):
             log_total += count * np.log(spectrum)
         shift, scale, lost = shift + count * start, scale + count * log_moment, lost + count * gone
+        factors += count
     weights = fft.irfft(np.exp(log_total), cells)
     # The transform knows places only modulo its length; the window runs from a quarter span below epsilon.
     first = math.floor((epsilon - 0.25 * span) / step)
     losses = step * (first + np.arange(cells))
-    mass = np.maximum(np.roll(weights, (shift - first) % cells), 0.0) * np.exp(np.minimum(scale - t * losses, 700.0))
     near = losses >= min(0.0, epsilon)
-    return np.asarray(losses[near], dtype=np.float64), np.asarray(mass[near]), lost
+    losses = np.asarray(losses[near], dtype=np.float64)
+    untilt = np.exp(np.minimum(scale - t * losses, 700.0))
+    mass = np.maximum(np.roll(weights, (shift - first) % cells)[near], 0.0) * untilt
+    return _Composed(losses, mass, _ROUND_OFF * factors * float(np.linalg.norm(weights)) * untilt, lost)
 
 
 def _place(law: Law, tail: float, step: float, t: float, cells: int) -> tuple[int, Floats, float, float]:

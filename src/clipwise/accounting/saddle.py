@@ -109,7 +109,7 @@ def tail_share(composition: Composition, mass: float) -> float:
 
 @lru_cache(maxsize=256)
 def saddle_table(composition: Composition, tail: float) -> Saddle:
-    """K at 81 abscissas around the reciprocal of the loss's standard deviation, `tail` per step faded out."""
+    """K at some abscissas around the reciprocal of the loss's standard deviation, `tail` per step faded out."""
     if any(pair.gap > _WIDEST for law, _ in composition.terms for _, pair in law.parts):
         raise NotConverged("So little noise would need millions of points, for an epsilon in the millions.")
     grids = [(points_cut(law, tail), count) for law, count in composition.terms]
@@ -117,7 +117,7 @@ def saddle_table(composition: Composition, tail: float) -> Saddle:
     reliable = min(max(_TILT, 60.0 / math.sqrt(spread)), 1e5)
     if reliable > _TILT:
         grids = [(points_cut(law, tail, reliable), count) for law, count in composition.terms]
-    t = np.geomspace(1e-3, 1e4, 81) / math.sqrt(spread)
+    t = _abscissas(math.sqrt(spread), max(float(grid.loss.max()) for grid, _ in grids))
     K = 0.5 * composition.gaussian * t * (t + 1.0)
     slope = composition.gaussian * (t + 0.5)
     curvature = np.full_like(t, composition.gaussian)
@@ -134,6 +134,12 @@ def saddle_table(composition: Composition, tail: float) -> Saddle:
     if np.count_nonzero(fine) < 3:
         raise NotConverged("The saddle point lies outside the table.")
     return Saddle(t[fine], K[fine], slope[fine], curvature[fine], 2.0 * reliable)
+
+
+def _abscissas(deviation: float, largest: float) -> Floats:
+    """Seven decades around 1 / deviation; more on the left where a single loss is larger than all others together."""
+    wider = max(0.0, math.log10(1e-3 * largest / deviation) + 1.0)
+    return np.asarray(np.geomspace(1e-3 * 10.0**-wider, 1e4, 81 + round(80 * wider / 7.0)) / deviation)
 
 
 def abscissa(saddle: Saddle, epsilon: float, delta: float) -> float:
