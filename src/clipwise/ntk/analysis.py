@@ -9,9 +9,20 @@ import torch
 from torch import Tensor, nn
 
 from clipwise.clipping import Clip, Flat, Rule, Style
+from clipwise.errors import InvalidLosses
 from clipwise.ntk.dynamics import as_style, clipped_sum, clipping_groups
 from clipwise.ntk.kernels import Route, clipped_kernel, kernel
-from clipwise.ntk.network import Inputs, LossFunction, call, evaluating, output_gradient, sample_losses, trainable
+from clipwise.ntk.network import (
+    Inputs,
+    LossFunction,
+    call,
+    evaluating,
+    output_gradient,
+    refuse_not_finite,
+    sample_count,
+    sample_losses,
+    trainable,
+)
 from clipwise.ntk.properties import Properties, product_properties, properties
 
 __all__ = ["NTKAnalysis", "analyse"]
@@ -66,6 +77,19 @@ class NTKAnalysis:
         return float((torch.cat(parts) < 1).double().mean())
 
 
+def _refuse_other_ways(loss_fn: LossFunction, outputs: Tensor, y: Any, weights: dict[str, Tensor]) -> None:
+    """The formula knows the loss by its outputs alone: a loss that sees the weights beside them is refused."""
+    beside = loss_fn(outputs.detach(), y)
+    if not beside.requires_grad:
+        return
+    found = torch.autograd.grad(beside.sum(), list(weights.values()), allow_unused=True)
+    if any(part is not None for part in found):
+        raise InvalidLosses(
+            "the losses depend on the weights in other ways than through the outputs (a penalty on the weights?), of "
+            "which the kernel knows nothing. Leave that part out of loss_fn."
+        )
+
+
 def analyse(
     model: nn.Module,
     loss_fn: LossFunction,
@@ -95,11 +119,14 @@ def analyse(
     False False True
     """
     style, weights = as_style(clip), trainable(model)
+    sample_count(x)
     with evaluating(model):
         outputs = call(model, x)
         losses = sample_losses(loss_fn, outputs, y)
+        refuse_not_finite(losses)
         gradient = output_gradient(losses, outputs).detach()
         _, factors = clipped_sum(losses, weights, style)
+        _refuse_other_ways(loss_fn, outputs, y, weights)
     if isinstance(style, Flat):
         H = kernel(model, x, route=route, block=block)
         columns = factors[""].to(H.dtype).repeat_interleave(len(H) // len(losses))

@@ -17,7 +17,17 @@ from torch import Tensor, nn
 from clipwise.clipping import Clip, Flat, Groupwise, Layerwise, Rule, Style, as_clip
 from clipwise.engine import clipped_gradients
 from clipwise.errors import InvalidPlan, UnsupportedNode
-from clipwise.ntk.network import Inputs, LossFunction, call, evaluating, layer_of, sample_losses, trainable
+from clipwise.ntk.network import (
+    Inputs,
+    LossFunction,
+    call,
+    evaluating,
+    gradients,
+    layer_of,
+    sample_count,
+    sample_losses,
+    trainable,
+)
 
 __all__ = ["Descent", "descent", "loss_rate", "measured_loss_rate"]
 
@@ -62,46 +72,58 @@ def clipping_groups(style: Style, names: Sequence[str]) -> dict[str, list[str]]:
 def clipped_sum(
     losses: Tensor, weights: Mapping[str, Tensor], style: Style
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """sum_i C_i g_i by parameter and the factors C_i by group, as training computes them; the graph stays alive.
+    """sum_i C_i g_i by parameter and the factors C_i by group; the graph stays alive.
 
-    By the engine, or sample by sample where it has no rule for an operation.
+    The sum is that of training, by the engine, or sample by sample where it has no rule for an operation. So are the
+    factors, but for gradients of zero: training leaves them out, and the theory asks the rule (C_i = 1 if not clipped).
     """
+    groups = clipping_groups(style, list(weights))
     try:
         found = clipped_gradients(losses, weights, style, retain_graph=True)
     except UnsupportedNode:
-        return _sample_by_sample(losses, weights, style)
+        return _sample_by_sample(losses, weights, style, groups)
     factors = {"": found.factors} if isinstance(found.factors, Tensor) else dict(found.factors)
+    for group, names in groups.items():
+        if bool((factors[group] == 0).any()):
+            norms = sum((found.squared[name] for name in names), torch.zeros_like(found.norms)).sqrt()
+            factors[group] = _with_zeros(style.rule_of(group), factors[group], norms, found.bad)
     return found.gradients, factors
 
 
+def _with_zeros(rule: Rule, factors: Tensor, norms: Tensor, bad: Tensor) -> Tensor:
+    """Factors as they are, and what the rule says of a gradient of zero where they are zero for that reason only."""
+    left_out = (factors == 0) & ~bad
+    norms = norms.masked_fill(bad, 0)
+    # Zero up to rounding counts as zero; the smaller keeps what a rule itself leaves out, as Global does.
+    said = torch.minimum(rule(norms), rule(norms.masked_fill(left_out, 0))).nan_to_num(0.0, 0.0, 0.0)
+    return torch.where(left_out, said.to(factors.dtype), factors)
+
+
 def _sample_by_sample(
-    losses: Tensor, weights: Mapping[str, Tensor], style: Style
+    losses: Tensor, weights: Mapping[str, Tensor], style: Style, groups: Mapping[str, Sequence[str]]
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    sums = {name: torch.zeros_like(p) for name, p in weights.items()}
-    groups = clipping_groups(style, list(weights))
-    rows = [
-        torch.autograd.grad(loss, list(weights.values()), retain_graph=True, materialize_grads=True) for loss in losses
-    ]
-    gradients = dict(zip(weights, (torch.stack(column) for column in zip(*rows, strict=True)), strict=True))
-    factors = {}
+    rows = [gradients(loss, weights) for loss in losses]
+    parts = dict(zip(weights, (torch.stack(column) for column in zip(*rows, strict=True)), strict=True))
+    squared = {name: part.flatten(1).square().sum(1) for name, part in parts.items()}
+    bad = ~torch.isfinite(losses.detach() + sum(squared.values()))
+    sums, factors = {}, {}
     for group, names in groups.items():
-        squared = sum((gradients[name].flatten(1).square().sum(1) for name in names), torch.zeros_like(losses))
-        norms = squared.detach().sqrt()
-        kept = torch.isfinite(norms) & (norms > 0)
-        factors[group] = torch.where(kept, style.rule_of(group)(norms), 0)
+        norms = sum((squared[name] for name in names), torch.zeros_like(losses)).detach().sqrt().masked_fill(bad, 0)
+        factors[group] = style.rule_of(group)(norms).nan_to_num(0.0, 0.0, 0.0).masked_fill(bad, 0)
         for name in names:
-            sums[name] = torch.tensordot(factors[group], gradients[name].nan_to_num(0.0, 0.0, 0.0), 1)
+            sums[name] = torch.tensordot(factors[group], parts[name].nan_to_num(0.0, 0.0, 0.0), 1)
     return sums, factors
 
 
 def descent(model: nn.Module, loss_fn: LossFunction, x: Inputs, y: Any, clip: Rule | Clip) -> Descent:
     """The clipped gradient at the model's present weights, and what it does to the loss."""
     style, weights = as_style(clip), trainable(model)
+    sample_count(x)
     with evaluating(model):
         losses = sample_losses(loss_fn, call(model, x), y)
         n = len(losses)
         sums, factors = clipped_sum(losses, weights, style)
-        true = torch.autograd.grad(losses.mean(), list(weights.values()), materialize_grads=True)
+        true = gradients(losses.mean(), weights)
     clipped = {name: sums[name] / n for name in weights}
     product = _dot(true, list(clipped.values()))
     length, clipped_length = _dot(true, true) ** 0.5, _dot(list(clipped.values()), list(clipped.values())) ** 0.5

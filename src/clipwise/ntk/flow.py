@@ -29,7 +29,17 @@ from torch import Tensor, nn
 from clipwise.clipping import Clip, Rule, Style
 from clipwise.errors import DataError, NotConverged
 from clipwise.ntk.dynamics import as_style, clipped_sum
-from clipwise.ntk.network import Inputs, LossFunction, call, map_inputs, sample_losses, trainable
+from clipwise.ntk.network import (
+    Inputs,
+    LossFunction,
+    call,
+    gradients,
+    map_inputs,
+    refuse_not_finite,
+    sample_count,
+    sample_losses,
+    trainable,
+)
 
 __all__ = [
     "FLOWS", "AdaGradFlow", "AdamFlow", "GdFlow", "GradientFlow", "HeavyBallFlow", "NesterovFlow", "RMSpropFlow",
@@ -163,6 +173,7 @@ class RMSpropFlow(_Positive, _Adaptive):
         return self._rate(state, gradient, 1.0 / self.alpha, 1.0 / self.alpha)
 
 
+METHODS = ("RK45", "RK23", "DOP853", "Radau", "BDF", "LSODA")
 Dynamics: TypeAlias = GdFlow | HeavyBallFlow | NesterovFlow | AdamFlow | AdaGradFlow | RMSpropFlow
 FLOWS: dict[str, Dynamics] = {
     "gd": GdFlow(),
@@ -202,16 +213,19 @@ class _Field:
     def __init__(self, model: nn.Module, loss_fn: LossFunction, x: Inputs, y: Any, style: Style, limit: int) -> None:
         self._model = copy.deepcopy(model).double().eval()
         self._loss_fn, self._style, self._limit = loss_fn, style, limit
+        sample_count(x)
         self._x, self._y = map_inputs(x, _as_double), _as_double(y)
         self._weights = trainable(self._model)
         self.shapes = {name: p.shape for name, p in self._weights.items()}
         self._vector = torch.cat([p.detach().flatten() for p in self._weights.values()])
-        self.start = self._vector.numpy().copy()
+        self.start = self._vector.cpu().numpy().copy()
         offset = 0
         for p in self._weights.values():
             p.data = self._vector[offset : offset + p.numel()].view(p.shape)
             offset += p.numel()
         self.evaluations = 0
+        with torch.no_grad():
+            refuse_not_finite(self._losses(self.start))
 
     def _losses(self, w: Array) -> Tensor:
         self._vector.copy_(torch.from_numpy(np.ascontiguousarray(w)))
@@ -234,12 +248,12 @@ class _Field:
         """L and dL/dw at w."""
         with torch.enable_grad():
             loss = self._losses(w).mean()
-            found = torch.autograd.grad(loss, list(self._weights.values()), materialize_grads=True)
+            found = gradients(loss, self._weights)
         return float(loss.detach()), _joined(found)
 
 
 def _joined(parts: Any) -> Array:
-    return torch.cat([part.detach().flatten() for part in parts]).numpy()
+    return torch.cat([part.detach().flatten() for part in parts]).cpu().numpy()
 
 
 def _as_double(values: Any) -> Any:
@@ -259,13 +273,14 @@ def gradient_flow(
     rtol: float = 1e-6,
     atol: float = 1e-9,
     method: str = "RK45",
-    max_evaluations: int = 100_000,
+    max_evaluations: int = 20_000,
 ) -> GradientFlow:
     """The deterministic flow of clipped training from the model's present weights to time `t_end`, at `points` times.
 
     `optimizer` is one of "gd", "heavy_ball", "nesterov", "adam", "adagrad", "rmsprop", or a value such as
-    `HeavyBallFlow(r=0.5)`. `rtol`, `atol` and `method` go to scipy's `solve_ivp`. The flow is that of DP-GD for
-    every noise multiplier. The model is left unchanged.
+    `HeavyBallFlow(r=0.5)`. `rtol`, `atol` and `method` go to scipy's `solve_ivp`; a flow that needs more than
+    `max_evaluations` clipped gradients is given up. The flow is that of DP-GD for every noise multiplier. The model is
+    left unchanged.
 
     >>> from clipwise.clipping import NoClip
     >>> model = nn.Linear(1, 1, bias=False)
@@ -279,8 +294,10 @@ def gradient_flow(
             f"optimizer must be one of {', '.join(FLOWS)} or a flow such as HeavyBallFlow(), got {optimizer!r}."
         )
     dynamics = FLOWS[optimizer] if isinstance(optimizer, str) else optimizer
-    if not (np.isfinite(t_end) and t_end > 0 and points >= 2):
-        raise DataError(f"t_end must be positive and points at least 2, got {t_end!r} and {points!r}.")
+    if not (np.isfinite(t_end) and t_end > 0 and isinstance(points, int) and points >= 2):
+        raise DataError(f"t_end must be positive and points a number from 2 on, got {t_end!r} and {points!r}.")
+    if method not in METHODS:
+        raise DataError(f"method must be one of scipy's {', '.join(METHODS)}, got {method!r}.")
     field = _Field(model, loss_fn, x, y, as_style(clip), max_evaluations)
     times = np.linspace(0.0, t_end, points)
     done = solve_ivp(
@@ -305,6 +322,8 @@ def _read(field: _Field, dynamics: Dynamics, times: Array, states: Array) -> Gra
         field.evaluations = 0
         velocity = dynamics.rate(float(t), state, field.clipped)[:size]
         loss, gradient = field.loss_and_gradient(state[:size])
+        if not np.isfinite(loss):
+            raise NotConverged(f"the loss of the flow is not finite at t = {t:g}: shorten t_end.")
         losses.append(loss)
         rates.append(float(gradient @ velocity))
         speeds.append(float(np.linalg.norm(velocity)))

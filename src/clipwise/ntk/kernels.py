@@ -83,8 +83,11 @@ def clipped_kernel(
             [0.0000, 0.5000]])
     """
     n = sample_count(x)
-    if any(factor.shape != (n,) for factor in factors.values()):
+    if groups.keys() != factors.keys() or any(factor.shape != (n,) for factor in factors.values()):
         raise DataError(f"each group needs one factor per sample, shape ({n},).")
+    unknown = sorted({name for names in groups.values() for name in names} - trainable(model).keys())
+    if unknown:
+        raise DataError(f"the model has no trainable parameters named {', '.join(unknown)}.")
     total: Tensor | None = None
     for tile in _tiles(model, x, groups, route, block):
         columns = factors[tile.group].to(tile.values.dtype).repeat_interleave(tile.size // n)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -25,7 +26,7 @@ _COVERED = "computed from public data and the released weights: covers no more t
 
 @dataclass(frozen=True)
 class NTKRecord:
-    """One measurement on the probe set."""
+    """One measurement on the probe set; where the loss is not finite, nothing is positive and numbers are NaN."""
 
     step: int
     loss: float
@@ -124,7 +125,9 @@ class NTKMonitor:
         steps = self._step + 1 if self._steps is None else self._steps  # a style is the same at any step
         style = self._clip.at(min(self._step, steps - 1), steps)
         at = descent(self._model, self._loss_fn, self._x, self._y, style)
-        found = analyse(self._model, self._loss_fn, self._x, self._y, style)
+        # Training that has diverged is recorded, not stopped: it has no matrix to look at.
+        diverged = not math.isfinite(at.loss)
+        found = None if diverged else analyse(self._model, self._loss_fn, self._x, self._y, style)
         record = NTKRecord(
             step=self._step,
             loss=at.loss,
@@ -132,11 +135,11 @@ class NTKMonitor:
             unclipped_rate=at.unclipped_rate,
             alignment=at.alignment,
             fraction_clipped=at.fraction_clipped,
-            symmetric=found.symmetric,
-            positive_quadratic=found.positive_quadratic,
-            positive_eigenvalues=found.positive_eigenvalues,
-            min_quadratic=found.min_quadratic,
-            min_eigenvalue=found.min_eigenvalue,
+            symmetric=found is not None and found.symmetric,
+            positive_quadratic=found is not None and found.positive_quadratic,
+            positive_eigenvalues=found is not None and found.positive_eigenvalues,
+            min_quadratic=math.nan if found is None else found.min_quadratic,
+            min_eigenvalue=math.nan if found is None else found.min_eigenvalue,
             seconds=time.perf_counter() - start,
         )
         self._records.append(record)
@@ -150,9 +153,15 @@ class NTKMonitor:
             "covered_by_epsilon": self.covered_by_epsilon,
             "note": self.note,
             "every": self._every,
-            "records": [asdict(record) for record in self._records],
+            "records": [_plain(record) for record in self._records],
         }
 
     def save(self, path: str | Path) -> None:
         """Write `to_dict()` as JSON."""
         Path(path).write_text(json.dumps(self.to_dict(), indent=1) + "\n", encoding="utf-8")
+
+
+def _plain(record: NTKRecord) -> dict[str, Any]:
+    """The record as JSON can hold it: None for what is not a number."""
+    values = asdict(record)
+    return {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in values.items()}

@@ -69,6 +69,8 @@ def trainable(model: nn.Module) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if not found:
         raise DataError("the model has no trainable parameter, so it has no tangent kernel.")
+    if any(p.is_complex() for p in found.values()):
+        raise DataError("complex parameters have no tangent kernel here; store their real and imaginary parts.")
     return found
 
 
@@ -96,6 +98,8 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 def sample_losses(loss_fn: LossFunction, outputs: Tensor, y: Any) -> Tensor:
     """The per-sample losses (n,); refused when they are not one per sample."""
+    if outputs.dim() == 0:
+        raise DataError("the model returned a single number; its outputs need the samples on their first axis.")
     losses = loss_fn(outputs, y)
     n = outputs.shape[0]
     if not isinstance(losses, Tensor) or losses.shape != (n,):
@@ -106,7 +110,22 @@ def sample_losses(loss_fn: LossFunction, outputs: Tensor, y: Any) -> Tensor:
     return losses
 
 
+def gradients(loss: Tensor, weights: Mapping[str, Tensor]) -> list[Tensor]:
+    """The gradient of a number by every weight, zero where it does not depend on it; the graph stays alive."""
+    found = torch.autograd.grad(loss, list(weights.values()), retain_graph=True, materialize_grads=True)
+    return [part.to_dense() if part.is_sparse else part for part in found]  # embeddings may have sparse ones
+
+
 def output_gradient(losses: Tensor, outputs: Tensor) -> Tensor:
     """The row dL/df of the mean loss L, shape (nK,), samples first."""
-    (gradient,) = torch.autograd.grad(losses.sum(), outputs, retain_graph=True)
+    if outputs.grad_fn is None or losses.grad_fn is None:
+        raise InvalidLosses("the losses do not depend on the trainable parameters, so the theory has nothing to say.")
+    (gradient,) = torch.autograd.grad(losses.sum(), outputs, retain_graph=True, materialize_grads=True)
     return gradient.reshape(-1) / losses.shape[0]
+
+
+def refuse_not_finite(losses: Tensor) -> None:
+    """The theory needs a loss of every sample; training leaves out those that have none."""
+    bad = (~torch.isfinite(losses.detach())).nonzero().flatten().tolist()
+    if bad:
+        raise DataError(f"the losses of {len(bad)} of {len(losses)} samples are not finite, the first is {bad[0]}.")

@@ -132,6 +132,9 @@ def _prepared(matrix: Tensor, tolerance: float | None) -> tuple[Any, float]:
         raise DataError(f"expected a square matrix, got shape {tuple(matrix.shape)}.")
     if not bool(torch.isfinite(matrix).all()):
         raise DataError("the matrix holds numbers that are not finite, so it has no eigenvalues.")
+    if matrix.is_complex():
+        raise DataError("expected a real matrix, got a complex one.")
+    matrix = matrix if matrix.is_floating_point() else matrix.double()
     relative = _RELATIVE.get(matrix.dtype, _RELATIVE_SINGLE)
     values = matrix.detach().cpu()
     if tolerance is None:
