@@ -87,6 +87,7 @@ def optimizer_figure(found: dict[str, dict[str, cw.ntk.GradientFlow]]) -> Any:
         for place, flow in enumerate(flows.values()):
             axes.plot(flow.t, flow.loss, markevery=max(1, len(flow.t) // 8), **look(place).line)
         axes.set_yscale("log")
+        axes.set_ylim(bottom=max(axes.get_ylim()[0], 1e-12))  # below is what the solver's tolerance leaves
         axes.set_xlabel("time t")
         axes.set_title(titles[style])
     panels[0].set_ylabel("loss")

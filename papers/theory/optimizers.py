@@ -8,7 +8,7 @@ import clipwise as cw
 from papers.theory.networks import Architecture, Case, Clipping, random_case
 
 NAMES = ("gd", "heavy_ball", "nesterov", "adam", "adagrad", "rmsprop")
-FLAT = random_case(5, Architecture("mlp", (2, 8, 1)), 4, Clipping("abadi", (0.5,)), 40.0)
+FLAT = random_case(10_003, Architecture("mlp", (2, 8, 1)), 4, Clipping("abadi", (0.5,)), 60.0, outliers=False)
 
 
 def flows(stuck: Case, points: int) -> dict[str, dict[str, cw.ntk.GradientFlow]]:
