@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from clipwise.report import Arm, Estimate
+from clipwise.calibration import CalibrationResult
+from clipwise.report import Arm, Estimate, Run
 
 _PERCENT = {"accuracy", "ece", "mce", "adaptive_ece", "debiased_ece", "smooth_ece", "classwise_ece"}
 _TITLES = {"accuracy": "accuracy", "nll": "NLL", "ece": "ECE", "mce": "MCE", "brier": "Brier", "mse": "MSE"}
@@ -72,11 +73,17 @@ def claims_table(arms: Sequence[Arm], claims: Sequence[Claim]) -> str:
     return _rows(["arm", "metric", "paper", "ours", "seeds", "same?"], lines)
 
 
+def calibration_of(run: Run) -> CalibrationResult:
+    """What was measured of a classifier."""
+    assert isinstance(run.test, CalibrationResult)
+    return run.test
+
+
 def bins_table(arms: Sequence[Arm], bins: Sequence[int] = (10, 15, 20)) -> str:
     """MCE for several numbers of bins: the paper does not state its own."""
     lines = []
     for arm in arms:
-        results = [run.test for run in arm.runs]
+        results = [calibration_of(run) for run in arm.runs]
         values = [Estimate.over_seeds([result.fine_bins.merged(count).mce for result in results]) for count in bins]
         lines.append([arm.name, *(_estimate("mce", value) for value in values)])
     return _rows(["arm", *(f"MCE, {count} bins" for count in bins)], lines)

@@ -1,7 +1,7 @@
 """What a frozen network says of every image, computed once and kept in the cache folder; and images to fine-tune on.
 
-`python -m papers.cifar10.features [NETWORK]` computes them ahead of the studies. A shard is written whole or not at
-all, so an interrupted computation goes on where it stopped. The folder's name holds a SHA-256 of what made them.
+`python -m papers.cifar10.features [NETWORK [SIDE]]` computes them ahead of the studies. A shard is written whole or not
+at all, so an interrupted computation goes on where it stopped. The folder's name holds a SHA-256 of what made them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from clipwise.files import replacing
 from clipwise.private.checkpoint import digest
 from papers.cifar10.networks import Network, extractor
 
-SHARD, BATCH = 2_000, 50
+SHARD, BATCH = 2_000, 4  # few at a time stay in the processor's caches
 
 
 @lru_cache(maxsize=1)
@@ -47,9 +47,9 @@ def _synthetic() -> DataSet:
 
 
 @lru_cache(maxsize=1)
-def features(network: str, synthetic: bool = False) -> DataSet:
+def features(network: str, side: int | None = None, synthetic: bool = False) -> DataSet:
     """Features of all images as a data set; computed first where they are not in the cache folder."""
-    model = extractor(network)
+    model = extractor(network, side)
     data = None
     if synthetic:
         data = images(synthetic=True)
@@ -72,6 +72,7 @@ def features(network: str, synthetic: bool = False) -> DataSet:
 
 def compute(model: Network, part: TensorDataset, start: int = 0, stop: int | None = None) -> np.ndarray:
     """Features of some records, float16 of shape (records, features)."""
+    model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     with torch.inference_mode():
         pieces = [model(x).half() for x in part.tensors[0][start:stop].split(BATCH)]
     found: np.ndarray = torch.cat(pieces).numpy()
@@ -134,4 +135,5 @@ def _read(folder: Path, name: str) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 if __name__ == "__main__":
-    print(cached(name := (sys.argv[1] if len(sys.argv) > 1 else "efficientnet_lite0"), extractor(name)))
+    chosen = sys.argv[1] if len(sys.argv) > 1 else "efficientnet_lite0"
+    print(cached(chosen, extractor(chosen, int(sys.argv[2]) if len(sys.argv) > 2 else None)))

@@ -22,6 +22,7 @@ from clipwise.data import DataSet
 from clipwise.errors import DataError
 from clipwise.files import replacing
 from clipwise.report import Estimate, Point
+from papers.tables import calibration_of
 
 BINS = (10, 15, 20)
 METRICS = ("accuracy", "nll", "ece", *(f"mce{bins}" for bins in BINS))
@@ -69,7 +70,7 @@ def measure(cell: Cell, config: Path, settings: Sequence[str]) -> dict[str, Any]
             if "diverged" not in str(error):
                 raise
             return {**asdict(cell), **dict.fromkeys(METRICS)}
-    test, last = run.test, run.curves[-1]["private"]
+    test, last = calibration_of(run), run.curves[-1]["private"]
     found = {"accuracy": test.accuracy, "nll": test.nll, "ece": test.ece}
     found |= {f"mce{bins}": test.fine_bins.merged(bins).mce for bins in BINS}
     told = {"clipped": last["fraction_clipped"], "seconds": round(time.monotonic() - begun, 2)}

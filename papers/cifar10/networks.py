@@ -47,9 +47,9 @@ def classifier(network: str, side: int | None = None) -> Network:
     return _made(network, side, new_head=True)
 
 
-def extractor(network: str) -> Network:
+def extractor(network: str, side: int | None = None) -> Network:
     """The network without its last layer: what it says of an image before it decides."""
-    return _made(network, None, new_head=False)
+    return _made(network, side, new_head=False)
 
 
 def _made(network: str, side: int | None, new_head: bool) -> Network:
