@@ -141,9 +141,9 @@ def _composed(composition: Composition, tail: float, epsilon: float, delta: floa
     weights = fft.irfft(np.exp(log_total), cells)
     # The transform knows places only modulo its length; the window runs from a quarter span below epsilon.
     first = math.floor((epsilon - 0.25 * span) / step)
-    losses = step * (first + np.arange(cells))
-    near = losses >= min(0.0, epsilon)
-    losses = np.asarray(losses[near], dtype=np.float64)
+    places = step * (first + np.arange(cells))
+    near = places >= min(0.0, epsilon)
+    losses = np.asarray(places[near], dtype=np.float64)
     untilt = np.exp(np.minimum(scale - t * losses, 700.0))
     mass = np.maximum(np.roll(weights, (shift - first) % cells)[near], 0.0) * untilt
     return _Composed(losses, mass, _ROUND_OFF * factors * float(np.linalg.norm(weights)) * untilt, lost)
