@@ -308,6 +308,7 @@ def negative(): return torch.ones(3, 2), torch.tensor([0, 1, -1]), torch.ones(1,
 def fails(): raise KeyError("no such file")
 def network(width): return nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.ReLU(), nn.Linear(width, 10))
 def wrong(): return nn.Sequential(nn.Flatten(), nn.Linear(64, 7))
+def narrow(): return nn.Sequential(nn.Flatten(), nn.Linear(7, 10))
 def mixing(): return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 10))
 def nothing(): return None
 """
@@ -350,6 +351,9 @@ def test_a_network_of_the_users_own(own: str, tmp_path: Path) -> None:
     assert run.provenance["parameters"] == 64 * 5 + 5 + 5 * 10 + 10
     with pytest.raises(InvalidConfig, match=r"returns \(\d+, 7\) for a batch"):
         trained(tmp_path / "b", f"model={{source='{own}:wrong'}}")
+    with pytest.raises(DataError, match=r"forward pass failed at .*: RuntimeError: mat1 and mat2 shapes"):
+        trained(tmp_path / "c", f"model={{source='{own}:narrow'}}")
+    assert not (tmp_path / "c" / "run").exists()
     with pytest.raises(DataError, match=r"must return a torch\.nn\.Module, got NoneType"):
         prepare(config(f"model={{source='{own}:nothing'}}"))
     with pytest.raises(DataError, match="TypeError"):

@@ -19,6 +19,7 @@ from clipwise.plan import Plan
 from clipwise.recalibration import PrivateTemperatureScaling
 from clipwise.training.config import Config, default_delta
 from clipwise.training.datasets import Records
+from clipwise.training.functions import guarded
 from clipwise.training.models import freeze
 from clipwise.training.optimizers import OptimizerChoice
 
@@ -60,7 +61,7 @@ class Job:
 
     def outputs(self, model: nn.Module, inputs: Sequence[Tensor]) -> Tensor:
         """Logits (B, K), or predictions (B,)."""
-        outputs = self.config.model.forward(model, inputs)
+        outputs: Tensor = guarded("the model's forward pass", lambda: self.config.model.forward(model, inputs))
         expected = (len(inputs[0]), self.data.outputs)
         if self.data.task == "regression" and outputs.dim() == 1:
             outputs = outputs.unsqueeze(1)
