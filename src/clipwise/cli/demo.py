@@ -167,7 +167,9 @@ def _train(name: str, command: str, text: str, folder: str) -> str:
 
     torch.set_num_threads(1)  # the network is tiny: threads only wait for each other
     config = Config.of(Source.parse(text, "demo.toml"))
-    train(config, output=folder, force=True, command=command, data=_data(name), page=False)
+    made, path = train(config, output=folder, force=True, command=command, data=_data(name), page=False)
+    note = CHOSEN.format(rate=SETTINGS[name].rate, large=LARGE)
+    replace(made, warnings=(*made.warnings, note)).save(path)  # with the run, for every later page on it
     return folder
 
 
@@ -214,9 +216,7 @@ def _experiment(name: str, args: argparse.Namespace) -> list[Run]:
     _progress(0, len(tasks), 0.0)
     for done, _ in enumerate(_finished(tasks, partial(_train, name, command_line()), args.jobs), start=1):
         _progress(done, len(tasks), time.monotonic() - begun)
-    runs = [Run.load(folders[arm, seed]) for arm in NAMES for seed in range(args.seeds)]
-    note = CHOSEN.format(rate=setting.rate, large=LARGE)
-    return [replace(run, warnings=(*run.warnings, note)) for run in runs]
+    return [Run.load(folders[arm, seed]) for arm in NAMES for seed in range(args.seeds)]
 
 
 def _cell(arm: Arm, metric: str) -> str:
