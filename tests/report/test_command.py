@@ -57,6 +57,14 @@ def test_output_names_the_page_or_its_folder(runs: Path, tmp_path: Path) -> None
     assert (tmp_path / "a" / "page.html").is_file() and (tmp_path / "b" / "report.html").is_file()
 
 
+def test_runs_without_a_common_folder_need_an_output(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("os.path.commonpath", lambda paths: Path(runs.anchor))
+    assert main(["report", str(runs / "R = 1 0"), str(runs / "R = 10 0")]) == 2
+    assert "say with --output" in capsys.readouterr().err
+
+
 def test_what_is_no_run_is_one_line_and_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", str(tmp_path)]) == 2
     assert "neither a finished run" in capsys.readouterr().err

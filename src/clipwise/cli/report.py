@@ -74,9 +74,11 @@ def _order(run: Run) -> tuple[bool, float, str, int]:
 def _place(args: argparse.Namespace) -> Path:
     if args.output is not None:
         return Path(args.output)
-    home = Path(os.path.commonpath([Path(name).absolute() for name in args.runs]))
-    if len(args.runs) == 1:
-        home = Path(args.runs[0])
+    home = Path(args.runs[0])
+    if len(args.runs) > 1:
+        home = Path(os.path.commonpath([Path(name).absolute() for name in args.runs]))
+        if home == Path(home.anchor):
+            raise DataError("these runs have no folder in common; say with --output where the page goes.")
     return home / "publishable" if args.publishable else home
 
 

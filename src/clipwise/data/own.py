@@ -90,7 +90,7 @@ def from_file(
         classes=names,
         features=chosen if tables[0][1].keys() != {"x", target} else (),
         source=source.name,
-        note="" if classes or not names else "The classes are those that occur in the training records.",
+        note="" if classes or not names else "The classes are those in the records, which epsilon does not cover.",
     )
 
 
