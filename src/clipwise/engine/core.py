@@ -25,6 +25,7 @@ from clipwise.engine.uses import accurate
 from clipwise.errors import CheckFailed, InvalidLosses, UnsupportedNode
 
 Key = TypeVar("Key", Tensor, str)
+_PIECE = 1 << 20  # values that are compared at once
 _VERIFY_EVERY = 100
 _CACHE_SIZE = 256
 
@@ -257,10 +258,11 @@ def verify_against_autograd(losses: Tensor, backward: Backward, parameters: Para
     weights = torch.where(seen, signs / torch.where(seen, norms, 1), 0).to(losses.dtype)
     tolerance = 2e-2 if reduced_precision(backward.graph, backward.plan) else 2e-3
     ours = backward.weighted(lambda _: weights)
-    theirs = differentiate(losses, parameters.tensors, weights, keep=True)
+    theirs = list(differentiate(losses, parameters.tensors, weights, keep=True))
     scale = float((weights * norms).norm())
-    for place, expected in enumerate(theirs):
-        difference = _distance(ours.get(place), expected)
+    for place in range(len(theirs)):
+        expected, theirs[place] = theirs[place], None  # let go of each as soon as it was compared
+        difference = _distance(ours.pop(place, None), expected)
         if difference > tolerance * scale:
             raise CheckFailed(
                 f"the per-sample gradients of parameter {parameters.describe(place)} disagree with autograd (by "
@@ -269,7 +271,7 @@ def verify_against_autograd(losses: Tensor, backward: Backward, parameters: Para
     largest = int(norms.argmax())
     gradients = backward.gradients(slice(largest, largest + 1))
     for place, gradient in gradients.items():
-        want, got = float(gradient.double().square().sum().sqrt()), float(squared[place][largest].sqrt())
+        want, got = _distance(gradient, None), float(squared[place][largest].sqrt())
         if seen[largest] and abs(want - got) > tolerance * float(norms[largest]):
             raise CheckFailed(
                 f"the per-sample norm of parameter {parameters.describe(place)} is {got:.6g}, its gradient's is "
@@ -291,10 +293,10 @@ def negligible_norm(dtype: torch.dtype) -> float:
 
 
 def _distance(a: Tensor | None, b: Tensor | None) -> float:
-    if a is None or b is None:
-        one = a if b is None else b
-        return 0.0 if one is None else float(one.double().norm())
-    return float((a.double() - b.double()).norm())
+    """The length of a - b, None being zero, in float64 and in pieces: no copy of a large embedding in double."""
+    terms = [dense(term).reshape(-1).split(_PIECE) for term in (a, b) if term is not None]
+    pieces = (pair[0].double() - (pair[1] if len(pair) == 2 else 0.0) for pair in zip(*terms, strict=True))
+    return math.sqrt(sum(float(piece.square_().sum()) for piece in pieces))
 
 
 @dataclass
