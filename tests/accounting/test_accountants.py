@@ -108,6 +108,12 @@ def test_gdp_is_exact_for_full_batches_only() -> None:
     assert account(SNLI, 1 / 550_152, "gdp").epsilon == pytest.approx(1.254, abs=1e-3)
 
 
+@pytest.mark.parametrize(("sigma", "rate", "epochs", "share"), [(0.5, 1e-4, 3, 0.283), (0.4, 1e-2, 100, 3.536)])
+def test_the_central_limit_theorem_errs_both_ways(sigma: float, rate: float, epochs: int, share: float) -> None:
+    events = (GaussianSteps(scheme(rate), sigma, round(epochs / rate)),)
+    assert account(events, 1e-5, "gdp").epsilon / account(events, 1e-5).epsilon == pytest.approx(share, abs=1e-3)
+
+
 @pytest.mark.parametrize(
     ("name", "setting", "orders", "tilted"),
     [

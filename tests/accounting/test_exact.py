@@ -76,6 +76,11 @@ def test_the_papers_settings(events: tuple[GaussianSteps, ...], delta: float, pr
     assert (guarantee.printed, guarantee.kind, guarantee.accountant) == (printed, "numerically exact", "exact")
 
 
+@pytest.mark.parametrize(("steps", "truth"), [(1_500, 1.6553534717241247), (4_500, 2.8514636235029527)])
+def test_twelve_digits_of_published_high_precision_values(steps: int, truth: float) -> None:
+    assert exact_epsilon(run(2.0, 0.01, steps), 1e-15) == pytest.approx(truth, rel=1e-12)
+
+
 def test_snli_as_it_was_run() -> None:
     longer = (GaussianSteps(Poisson(550_152, 32), 0.4, 54_076),)
     assert account(longer, 1 / 550_152).epsilon == pytest.approx(5.163332, abs=1e-6)
