@@ -15,8 +15,9 @@ from papers.snli.frozen import Choice, Hidden, hidden
 class LastLayer(nn.Module):
     """Logits from the states that enter the last encoder layer.
 
-    The pooler reads the first token only, so the others need keys and values and nothing else: the same function as
-    the whole layer, at a fraction of its cost.
+    The pooler reads the first token only, so one query is needed, and keys and values need not be made for every token:
+    q (W h + b) = (q W) h + q b, and a mean of W h + b is W times the mean of h, plus b times its weights. The same
+    function of the same parameters, at a small part of the cost.
     """
 
     def __init__(self, bert: Any) -> None:
@@ -29,22 +30,26 @@ class LastLayer(nn.Module):
 
     def forward(self, hidden_BTD: Tensor, mask_BT: Tensor) -> Tensor:
         attention = self.layer.attention
-        first_BSD = hidden_BTD[:, :1]
-        query, key, value = (
-            part(states).unflatten(2, (self.heads, -1)).transpose(1, 2)
-            for part, states in (
-                (attention.self.query, first_BSD),
-                (attention.self.key, hidden_BTD),
-                (attention.self.value, hidden_BTD),
-            )
-        )
-        scores = query @ key.transpose(2, 3) / math.sqrt(query.shape[3])
-        shares = scores.masked_fill(~mask_BT[:, None, None, :], -torch.inf).softmax(dim=3)
-        seen = (attention.self.dropout(shares) @ value).transpose(1, 2).flatten(2)
-        after = attention.output(seen, first_BSD)
-        states = self.layer.output(self.layer.intermediate(after), after)
-        logits: Tensor = self.classifier(self.dropout(self.pooler(states)))
+        seen_BSD = self._attend(hidden_BTD, mask_BT).unsqueeze(1)
+        after_BSD = attention.output(seen_BSD, hidden_BTD[:, :1])
+        states_BSD = self.layer.output(self.layer.intermediate(after_BSD), after_BSD)
+        logits: Tensor = self.classifier(self.dropout(self.pooler(states_BSD)))
         return logits
+
+    def _attend(self, hidden_BTD: Tensor, mask_BT: Tensor) -> Tensor:
+        """What the first token gathers from all: the heads' outputs side by side, (B, D)."""
+        attention = self.layer.attention.self
+        query_BHK = self._heads(attention.query(hidden_BTD[:, 0]), 1)
+        asked_BHD = torch.einsum("bhk,hkd->bhd", query_BHK, self._heads(attention.key.weight, 0))
+        offset_BH = (query_BHK * self._heads(attention.key.bias, 0)).sum(2)
+        scores_BHT = (asked_BHD @ hidden_BTD.transpose(1, 2) + offset_BH[:, :, None]) / math.sqrt(query_BHK.shape[2])
+        shares_BHT = scores_BHT.masked_fill(~mask_BT[:, None], -torch.inf).softmax(dim=2)
+        shares_BHT = attention.dropout(shares_BHT)
+        value_BHK = torch.einsum("bhd,hkd->bhk", shares_BHT @ hidden_BTD, self._heads(attention.value.weight, 0))
+        return (value_BHK + shares_BHT.sum(2, keepdim=True) * self._heads(attention.value.bias, 0)).flatten(1)
+
+    def _heads(self, tensor: Tensor, axis: int) -> Tensor:
+        return tensor.unflatten(axis, (self.heads, -1))
 
 
 class FromCache(nn.Module):

@@ -85,6 +85,17 @@ def test_every_trained_parameter_gets_the_gradient_of_the_whole_network(folder: 
         torch.testing.assert_close(ours_, whole, rtol=1e-2, atol=1e-4, msg=name)
 
 
+def test_norms_of_samples_are_those_of_single_gradients(folder: Path) -> None:
+    found = states(folder)
+    top = LastLayer(classifier(folder, 3)).eval()
+    losses = F.cross_entropy(
+        FromCache(top, found)(found.places["train"][:6]), found.labels["train"][:6], reduction="none"
+    )
+    single = [torch.autograd.grad(loss, list(top.parameters()), retain_graph=True) for loss in losses]
+    norms = torch.stack([torch.cat([g.flatten() for g in each]).norm() for each in single])
+    torch.testing.assert_close(cw.per_sample_norms(losses, dict(top.named_parameters())), norms)
+
+
 def test_a_stopped_computation_goes_on_and_a_finished_one_is_kept(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
