@@ -540,6 +540,26 @@ def test_the_journal_counts_in_place(tmp_path: Path) -> None:
         checkpoint.Journal(tmp_path / "absent")
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_two_processes_cannot_go_on_from_one_file(tmp_path: Path) -> None:
+    """Each would count its own steps over the other's, and both release."""
+    model = mlp()
+    private = cw.Private(plan(), model, sgd(model))
+    private.save(tmp_path / "run")
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            other = mlp()
+            cw.Private.resume(tmp_path / "run", other, sgd(other))
+        except cw.CheckpointError as error:
+            code = 0 if "another process" in str(error) else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert train(private, model, data()) > 0
+
+
 def test_a_schedule_style_survives(tmp_path: Path) -> None:
     style: Style = cw.Layerwise({"0": cw.Abadi(1.0), "3": cw.Automatic(0.5)}, noise="per_layer")
     p = plan(clip=style)

@@ -52,7 +52,8 @@ class Journal:
     """The count of begun steps in a checkpoint, kept up to date in place.
 
     Guarantees: once `charge(n)` returns, n survives the death of the process at any point. A power cut can cost the
-    charges of the last moments only (20 times the duration of one disk sync).
+    charges of the last moments only (20 times the duration of one disk sync). No other process has a journal of the
+    same file, where the file system knows locks.
     """
 
     def __init__(self, path: Path) -> None:
@@ -67,6 +68,26 @@ class Journal:
         self.close = weakref.finalize(self, os.close, self._handle)
         """Release the file; a journal that is dropped closes by itself."""
         self._sync_after = 0.0
+        self._lock()
+
+    def _lock(self) -> None:
+        """Two processes that go on from one file would count their steps over each other's."""
+        if not hasattr(os, "lockf"):
+            return
+        try:
+            os.lockf(self._handle, os.F_TLOCK, 0)
+        except (BlockingIOError, PermissionError) as error:
+            self.close()
+            raise CheckpointError(
+                f"another process goes on from {self.path} already. One run is one process."
+            ) from error
+        except OSError:
+            return  # a file system without locks
+
+    def begun(self) -> int:
+        """The steps begun so far, as the file says now."""
+        os.lseek(self._handle, _COUNT_AT, os.SEEK_SET)
+        return _parse_count(os.read(self._handle, len(_count_line(0, True))), self.path)[0]
 
     def charge(self, begun: int) -> None:
         """Write down that `begun` steps have been begun."""

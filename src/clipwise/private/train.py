@@ -401,7 +401,7 @@ class Private:
         repeats the steps after the last save bit for bit. An unseeded one draws fresh noise, and the steps begun
         since stay charged.
         """
-        record, begun, live = checkpoint.read(path)
+        record, _, live = checkpoint.read(path)
         run = state.section(record, "run", path)
         seed = run.get("seed")
         if seed is None and not live:
@@ -416,7 +416,7 @@ class Private:
         private.extra = record.get("extra")
         if seed is None:
             private._journal = checkpoint.Journal(Path(path))
-            private._charge_interrupted(begun)
+            private._charge_interrupted(private._journal.begun())
         return private
 
     def _charge_interrupted(self, begun: int) -> None:
