@@ -28,7 +28,7 @@ NORMS = (0.01, 0.1, 1.0, 10.0, 100.0)
 RATES = (0.03, 0.3, 3.0, 30.0, 300.0)
 GRID_SEEDS = 3
 
-TUNED_SMALL, TUNED_LARGE, TUNED_RATE, TUNED_SIDE = 1.0, 100.0, 1.0, 64
+TUNED_SMALL, TUNED_LARGE, TUNED_RATE, TUNED_SIDE = 1.0, 100.0, 0.5, 64
 NOT_PRIVATE = ("privacy={private=false}", "clip={rule='NoClip'}")
 TUNED = "fine-tuned"
 
