@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +36,9 @@ class Ledger:
     (3, 1)
     """
 
-    def __init__(self, events: Iterable[Event] = (), *, run: str | None = None) -> None:
-        self._run = secrets.token_hex(8) if run is None else run  # tells two runs with equal settings apart
+    def __init__(self, events: Iterable[Event] = ()) -> None:
+        self._run = secrets.token_hex(8)  # tells apart what different runs, or processes, recorded
+        self._origin: tuple[str, tuple[Event, ...]] | None = None  # what this was read from, and of whom
         self._mechanisms: list[Event] = []
         self._counts: list[int] = []
         for event in events:
@@ -123,18 +124,21 @@ class Ledger:
             raise LedgerError("The ledger has missing or unknown fields: it was edited.")
         if body.pop("checksum") != _checksum(body):
             raise LedgerError("The ledger's checksum does not fit its events: it was edited by hand. Restore the file.")
-        return cls((decode(record) for record in body["events"]), run=body["run"])
+        ledger = cls(decode(record) for record in body["events"])
+        ledger._origin = (body["run"], ledger.events)
+        return ledger
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write to `path` so that a crash leaves the old or the new file, never a part.
 
-        A file that is there already must be an earlier state of this ledger; otherwise it is kept and refused.
+        A file that is there already must be an earlier state of this ledger, or of the one that this was read from;
+        otherwise it is kept and refused. So of two processes that read one ledger only one can write it again.
         """
         target = Path(path)
-        if target.exists() and not Ledger.load(target)._is_prefix_of(self):
+        if target.exists() and not self._continues(Ledger.load(target)):
             raise LedgerError(
-                f"{target} holds releases that are not on this ledger; overwriting it would forget them. "
-                "Load it first, or save under another name."
+                f"{target} holds releases that are not on this ledger, or that another process or run recorded; "
+                "overwriting it would forget them. Load it first, or save under another name."
             )
         with replacing(target, LedgerError) as file:
             file.write(self.to_json().encode())
@@ -151,16 +155,23 @@ class Ledger:
         except LedgerError as error:
             raise LedgerError(f"{os.fspath(path)}: {error}") from error
 
-    def _is_prefix_of(self, other: Ledger) -> bool:
-        mine, theirs = self.events, other.events
-        if not mine:
+    def _continues(self, saved: Ledger) -> bool:
+        """Whether everything on `saved` is known to be on this ledger."""
+        assert saved._origin is not None  # it was read
+        writer, events = saved._origin
+        if not events:
             return True
-        if self._run != other._run:
-            return False
-        if len(mine) > len(theirs) or mine[:-1] != theirs[: len(mine) - 1]:
-            return False
-        last, same = mine[-1], theirs[len(mine) - 1]
-        return last.same_mechanism(same) and last.count <= same.count
+        if writer == self._run:
+            return _begins(self.events, events)
+        return self._origin is not None and writer == self._origin[0] and _begins(self._origin[1], events)
+
+
+def _begins(whole: Sequence[Event], part: Sequence[Event]) -> bool:
+    """Whether `whole` begins with `part`."""
+    if len(part) > len(whole) or tuple(part[:-1]) != tuple(whole[: len(part) - 1]):
+        return False
+    last, same = part[-1], whole[len(part) - 1]
+    return last.same_mechanism(same) and last.count <= same.count
 
 
 def _checksum(body: dict[str, Any]) -> str:
