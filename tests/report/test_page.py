@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import html
 import json
 import re
@@ -193,6 +194,19 @@ def test_a_runs_own_result_is_never_replaced(tmp_path: Path) -> None:
     report.write(run, tmp_path)
     again = Run.load(tmp_path)
     assert again.test == run.test and again.name == run.name
+
+
+def test_a_full_disk_is_told_and_leaves_the_old_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "report.html").write_text("old")
+
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(DataError, match=r"report.html cannot be written: .*No space left"):
+        report.write(made_run(curves=()), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
+    assert (tmp_path / "report.html").read_text() == "old"
 
 
 def test_a_run_with_little_in_it_still_makes_a_page(tmp_path: Path) -> None:

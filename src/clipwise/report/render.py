@@ -11,13 +11,12 @@ from typing import Any
 
 import clipwise
 from clipwise.errors import DataError, MissingExtra
-from clipwise.files import replacing
 from clipwise.report.arms import Arm, arms_of
 from clipwise.report.captions import CAPTIONS, kind_of
 from clipwise.report.card import card
 from clipwise.report.content import content, result
 from clipwise.report.figures import Drawing, private_drawings, public_drawings
-from clipwise.report.run import Run, is_run, plain
+from clipwise.report.run import Run, is_run, plain, write_text
 from clipwise.report.uncovered import uncovered
 
 __all__ = ["write"]
@@ -52,11 +51,11 @@ def write(runs: Run | Iterable[Run], path: str | os.PathLike[str], publishable: 
     if not publishable:
         data["not_covered_by_epsilon"] = {"figures": {each.name: each.values for each in private}}
     data = plain(data)
-    _save(page, _render(arms, public, private, data, publishable, left_out))
+    write_text(page, _render(arms, public, private, data, publishable, left_out))
     _save_figures(page.parent / "figures", [*public, *private])
-    _save(page.with_name("card.md"), "\n---\n\n".join(card(arm.runs) for arm in arms))
+    write_text(page.with_name("card.md"), "\n---\n\n".join(card(arm.runs) for arm in arms))
     if not is_run(page.parent):
-        _save(page.with_name("result.json"), json.dumps(data, indent=1, allow_nan=False) + "\n")
+        write_text(page.with_name("result.json"), json.dumps(data, indent=1, allow_nan=False) + "\n")
     return page
 
 
@@ -109,11 +108,6 @@ def _tied(text: str) -> str:
     return re.sub(r"(?<=\d) (?=%)|(?<=\bR) (?==)|(?<=\bR =) (?=\d)|(?<=ECE) (?=[\d−+])", "\u00a0", text)
 
 
-def _save(path: Path, text: str) -> None:
-    with replacing(path, DataError) as file:
-        file.write(text.encode())
-
-
 def _save_figures(folder: Path, drawings: Sequence[Drawing]) -> None:
     """Write the figures; those of an earlier page that this one does not have must not stay beside it."""
     folder.mkdir(exist_ok=True)
@@ -122,5 +116,5 @@ def _save_figures(folder: Path, drawings: Sequence[Drawing]) -> None:
         if old.suffix in (".svg", ".json") and old.stem not in names and kind_of(old.stem) in CAPTIONS:
             old.unlink()
     for each in drawings:
-        _save(folder / f"{each.name}.svg", each.as_svg())
-        _save(folder / f"{each.name}.json", json.dumps(plain(each.values), indent=1, allow_nan=False) + "\n")
+        write_text(folder / f"{each.name}.svg", each.as_svg())
+        write_text(folder / f"{each.name}.json", json.dumps(plain(each.values), indent=1, allow_nan=False) + "\n")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     Result: TypeAlias = CalibrationResult | RegressionResult
 
-__all__ = ["COMPARISON", "FINGERPRINT", "SEEDED", "Run", "is_run", "plain"]
+__all__ = ["COMPARISON", "FINGERPRINT", "SEEDED", "Run", "is_run", "plain", "write_text"]
 
 VERSION = 1
 _FORMAT = "clipwise run"
@@ -108,12 +108,12 @@ class Run:
         except OSError as error:
             raise DataError(f"the run's folder {path} cannot be made: {error}.") from error
         rows = [json.dumps(plain(row), allow_nan=False) for row in self.curves]
-        _write(path / "metrics.jsonl", "".join(row + "\n" for row in rows))
+        write_text(path / "metrics.jsonl", "".join(row + "\n" for row in rows))
         if self.ledger is not None:
             self.ledger.save(path / "ledger.json")
         if self.config is not None:
-            _write(path / "config.toml", self.config)
-        _write(path / "result.json", json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n")
+            write_text(path / "config.toml", self.config)
+        write_text(path / "result.json", json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n")
         return path
 
     @classmethod
@@ -190,9 +190,13 @@ def plain(value: Any) -> Any:
     raise DataError(f"{value!r} cannot be saved with a run: use numbers, strings, lists and dictionaries.")
 
 
-def _write(path: Path, text: str) -> None:
-    with replacing(path, DataError) as file:
-        file.write(text.encode())
+def write_text(path: Path, text: str) -> None:
+    """A whole file, or the old one and an error that says why."""
+    try:
+        with replacing(path, DataError) as file:
+            file.write(text.encode())
+    except OSError as error:  # a full disk, a quota
+        raise DataError(f"{path} cannot be written: {error}.") from error
 
 
 def _read(path: Path) -> str:
