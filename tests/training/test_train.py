@@ -191,9 +191,12 @@ def regression() -> DataSet:
 
 def test_regression_learns_a_line(tmp_path: Path) -> None:
     options = ("model.hidden=[]", "clip.R=5", "optimizer={name='Adam', learning_rate=0.1}", "steps=80")
-    run = trained(tmp_path, *options, data=regression())
+    run = trained(tmp_path, *options, "evaluation.std=2.0", data=regression())
     assert isinstance(run.test, RegressionResult) and run.test.r2 is not None and run.test.r2 > 0.9
     assert set(run.curves[-1]["test"]) == {"mse", "rmse", "r2"}
+    assert run.test.coverage is not None and run.test.coverage[0.95] == 1.0
+    with pytest.raises(InvalidConfig, match="for a regression"):
+        prepare(config("evaluation.std=2.0"))
     with pytest.raises(InvalidConfig, match="for classification"):
         prepare(config("recalibration={methods=['temperature']}"), regression())
 

@@ -115,6 +115,8 @@ class Evaluation:
     resamples: int
     """Bootstrap resamples for the intervals of the last evaluation."""
     batch_size: int
+    std: float | None
+    """Of a regression: the standard deviation of every prediction, whose Gaussian intervals are then judged."""
 
     @classmethod
     def read(cls, table: Table) -> Evaluation:
@@ -124,6 +126,7 @@ class Evaluation:
             bins=table.integer("bins", 15),
             resamples=table.integer("resamples", 1000, least=0),
             batch_size=table.integer("batch_size", 1000),
+            std=table.number("std", None),
         )
         table.close()
         try:  # told now, not after the training that they would end

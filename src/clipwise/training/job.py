@@ -120,6 +120,8 @@ def prepare(config: Config, data: DataSet | None = None) -> Job:
     parameters = {name: p for name, p in model.named_parameters() if id(p) in trained}
     if config.recalibration.methods and data.task == "regression":
         raise InvalidConfig("recalibration.methods are for classification.")
+    if config.evaluation.std is not None and data.task == "classification":
+        raise InvalidConfig("evaluation.std is for a regression.")
     delta = None
     units = len(train) if config.federated is None else config.federated.users
     if config.privacy.is_private:

@@ -30,7 +30,7 @@ def evaluate(job: Job, resamples: int = 0) -> CalibrationResult | RegressionResu
         return calibration.evaluate(
             logits=outputs, labels=targets, bins=job.config.evaluation.bins, resamples=resamples
         )
-    return calibration.evaluate_regression(outputs, targets, resamples=resamples)
+    return calibration.evaluate_regression(outputs, targets, std=job.config.evaluation.std, resamples=resamples)
 
 
 def headline(job: Job, result: CalibrationResult | RegressionResult) -> dict[str, float]:
