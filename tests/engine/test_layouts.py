@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from clipwise.clipping import Abadi, Flat, Layerwise
+from clipwise.clipping import Abadi, Flat, Layerwise, Normalize
 from clipwise.engine import clipped_gradients, per_sample_gradients, per_sample_norms
 from clipwise.errors import NotSeparable, UnsupportedNode
 from tests.zoo import BY_NAME, named
@@ -259,3 +259,15 @@ def test_a_group_that_is_small_beside_another_is_still_clipped() -> None:
     losses = 1e8 * model["a"](x)[:, 0] + 20 * model["b"](x)[:, 0]
     clipped = clipped_gradients(losses, dict(model.named_parameters()), Layerwise(Abadi(1.0)))
     assert flat_sum(clipped.gradients).norm() <= 3 * 2**0.5 * (1 + 1e-5)
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_a_layer_whose_gradient_is_rounding_contributes_nothing(batch: int) -> None:
+    """A shift before a normalization: its gradient is zero but for rounding, and points anywhere."""
+    torch.manual_seed(0)
+    model = torch.nn.ModuleDict({"shift": torch.nn.Linear(1, 1), "out": torch.nn.Linear(5, 1)})
+    h = torch.randn(batch, 5) + model["shift"](torch.ones(batch, 1))
+    losses = model["out"](torch.nn.functional.layer_norm(h, (5,)))[:, 0].square()
+    clipped = clipped_gradients(losses, dict(model.named_parameters()), Layerwise(Normalize(1.0)))
+    assert isinstance(clipped.factors, dict)
+    assert clipped.factors["out"].all() and not clipped.factors["shift"].any()

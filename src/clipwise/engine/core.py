@@ -414,11 +414,10 @@ def _single(
     squared = [none if grad is None else grad.double().square().sum().view(1) for grad in grads]
     norms = _added(squared).sqrt()
     bad = ~(torch.isfinite(norms) & torch.isfinite(losses))
+    rounding = (norms * (8 * torch.finfo(accurate(losses).dtype).eps)).clamp_(min=negligible_norm(norms.dtype))
     for name, members in groups.items():
         length = _added([squared[place] for place in members]).sqrt()
-        factors[name] = _factors(style.rule_of(name), length, length <= negligible_norm(length.dtype), bad).to(
-            losses.dtype
-        )
+        factors[name] = _factors(style.rule_of(name), length, length <= rounding, bad).to(losses.dtype)
         for place in members:
             grad = grads[place]
             if grad is not None and not bool(bad):
