@@ -181,7 +181,7 @@ def test_samples_that_are_not_finite_contribute_nothing() -> None:
     plan = plan_of(sampling=cw.FullBatch(N), noise_multiplier=0.0, steps=3, projections=20)
     private = ProjectedPrivate(plan, model, recorder, loss_fn=loss_fn, seed=0, noise=source)
     x, y = data().tensors
-    private.step([x, y])  # the first batch is checked, and must be finite
+    private.step([x, y])
     broken, others = x.clone(), [i for i in range(N) if i not in (2, 5)]
     broken[2], broken[5] = torch.nan, torch.inf
     private.step([broken, y])
@@ -192,6 +192,33 @@ def test_samples_that_are_not_finite_contribute_nothing() -> None:
     private.step([x * torch.nan, y])
     assert private.last.bad_samples == N
     assert not joined(recorder.seen[2]).any()
+
+
+@pytest.mark.parametrize("broken", [1, N - 2, N])
+def test_the_first_batch_may_hold_samples_that_are_not_finite(broken: int) -> None:
+    model = network(dropout=0.5)
+    recorder = Recorder(model.parameters())
+    plan = plan_of(sampling=cw.FullBatch(N), noise_multiplier=0.0, steps=2, projections=300)
+    private = ProjectedPrivate(plan, model, recorder, loss_fn=loss_fn, seed=0)
+    x, y = (column.clone() for column in data().tensors)
+    x[:broken] = torch.nan
+    private.step([x, y])
+    assert private.last is not None and private.last.bad_samples == broken
+    assert joined(recorder.seen[0]).norm() * N <= 0.5 * (N - broken) * 1.3
+    assert bool(joined(recorder.seen[0]).any()) == (broken < N)
+
+
+def test_losses_that_see_other_samples_are_refused_beside_a_sample_that_is_not_finite() -> None:
+    def mixing(model: nn.Module, batch: Any) -> Tensor:
+        return loss_fn(model, batch) * batch[0].nanmean()
+
+    model = network()
+    plan = plan_of(sampling=cw.FullBatch(N), noise_multiplier=0.0, steps=2, projections=20)
+    private = ProjectedPrivate(plan, model, sgd(model), loss_fn=mixing)
+    x, y = (column.clone() for column in data().tensors)
+    x[0] = torch.nan
+    with pytest.raises(cw.NotSeparable):
+        private.step([x, y])
 
 
 class Peeking(torch.autograd.Function):

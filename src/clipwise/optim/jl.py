@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from clipwise.accounting import Event, ProjectedSteps
 from clipwise.clipping import Flat, MixUp, Style
 from clipwise.engine import Clipped, check_model
-from clipwise.engine.check import LossFn, batch_size, take
+from clipwise.engine.check import LossFn, take
 from clipwise.engine.core import negligible_norm
 from clipwise.errors import InvalidLosses, InvalidPlan
 from clipwise.noise import Normals
@@ -154,8 +154,8 @@ class ProjectedPrivate(Private):
             )
         if not callable(loss_fn):
             raise InvalidPlan("ProjectedPrivate needs loss_fn=..., a function of (model, batch) to differentiate.")
-        self._count, self._function = plan.projections, loss_fn
-        super().__init__(plan, model, optimizer, seed=seed, loss_fn=loss_fn, noise=noise)
+        self._count, self._function, self._checked = plan.projections, loss_fn, False
+        super().__init__(plan, model, optimizer, seed=seed, noise=noise)
         if plan.noise_multiplier:
             refuse_vacuous(
                 plan.events(),
@@ -186,12 +186,10 @@ class ProjectedPrivate(Private):
         if self._offered is not None and not self._offered.size:
             super().backward(torch.zeros(0, dtype=self._fit.tensors[0].dtype))
             return
-        if self._loss_fn is not None and batch_size(batch) >= _FEWEST_TO_CHECK:
-            check_model(self._model, self._loss_fn, batch)
-            self._loss_fn = None
         replay = Replay(self._model)
         norms, seen = self._projections.norms(batch, self._count, self._numbered_from(), replay)
         bad = ~(torch.isfinite(norms) & torch.isfinite(seen))
+        self._check_once(batch, bad)
         replay.rewind()
         losses = self._losses_without(bad, batch)
         demand_same(losses.detach(), seen.masked_fill(bad, 0.0))
@@ -206,16 +204,25 @@ class ProjectedPrivate(Private):
         """The first direction of this physical batch: no two batches of a run share one."""
         return (self._done << _PART_BITS | len(self._gathered)) << _PROJECTION_BITS
 
+    def _check_once(self, batch: Any, bad: Tensor) -> None:
+        """`check_model`, on the finite samples of the first batch that has enough of them."""
+        good = torch.nonzero(~bad).squeeze(1)
+        if not self._checked and good.numel() >= _FEWEST_TO_CHECK:
+            check_model(self._model, self._function, take(batch, good) if bool(bad.any()) else batch)
+            self._checked = True
+
     def _losses_without(self, bad: Tensor, batch: Any) -> Tensor:
-        """The losses with their graph; samples that are not finite are left out of it, as 0 * NaN is NaN."""
+        """The losses with their graph, where a finite sample stands in for each that is not, as 0 * NaN is NaN.
+
+        Leaving these out instead would give the others another dropout mask than their norms were measured with.
+        """
         if not bool(bad.any()):
             return self._function(self._model, batch)
-        good = torch.nonzero(~bad).squeeze(1)
-        losses = torch.zeros(bad.shape[0], device=bad.device, dtype=self._fit.tensors[0].dtype)
-        if not good.numel():
-            return losses
-        kept = self._function(self._model, take(batch, good))
-        return losses.to(kept.dtype).index_copy(0, good, kept)
+        places = torch.arange(bad.shape[0], device=bad.device)
+        if bool(bad.all()):
+            return torch.zeros(bad.shape[0], device=bad.device, dtype=self._fit.tensors[0].dtype)
+        stands_in = places.masked_fill(bad, int(places[~bad][0]))
+        return self._function(self._model, take(batch, stands_in)).masked_fill(bad, 0.0)
 
     @classmethod
     def resume(
