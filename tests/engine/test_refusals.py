@@ -536,6 +536,11 @@ def test_check_model_looks_behind_random_numbers() -> None:
         check_model(model, loss_fn, batch)
 
 
+def test_check_model_names_a_number_in_the_batch() -> None:
+    with pytest.raises(InvalidLosses, match="no axis of samples"):
+        check_model(mlp(), lambda model, pair: plain(model, pair[0]), (torch.randn(4, 6), torch.tensor(3)))
+
+
 def test_check_model_takes_a_named_tuple() -> None:
     class Pair(NamedTuple):
         x: Tensor

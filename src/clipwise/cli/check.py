@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +61,8 @@ def _examine(made: tuple[Any, ...]) -> tuple[Summary, dict[str, Tensor]]:
 
     if len(made) == 2:
         losses, params = made
+        if not isinstance(params, Iterable):
+            raise DataError(f"params must be tensors or a mapping from names to tensors, got {type(params).__name__}.")
         named = dict(params) if isinstance(params, Mapping) else {f"#{k}": p for k, p in enumerate(params)}
         return cw.check(losses, named), named
     model, loss_fn, batch = made

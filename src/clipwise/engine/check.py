@@ -156,6 +156,8 @@ def _demand_equal(what: str, losses: Tensor, base: Tensor) -> None:
 def batch_size(batch: Batch) -> int:
     """The length of the first axis that all tensors of a batch share."""
     if isinstance(batch, Tensor):
+        if not batch.dim():
+            raise InvalidLosses("a batch holds a tensor of shape (), which has no axis of samples; keep it in loss_fn.")
         return batch.shape[0]
     values = batch.values() if isinstance(batch, Mapping) else batch
     sizes = {batch_size(value) for value in values if isinstance(value, (Tensor, Mapping, tuple, list))}
