@@ -26,6 +26,7 @@ from clipwise.federated import (
     Server,
     Task,
     clip_update,
+    run,
     shorten,
 )  # fmt: skip
 from tests.federated.common import loss_fn, make_model
@@ -189,3 +190,34 @@ def test_any_answer_moves_the_count_by_at_most_a_half(data: st.DataObject) -> No
         assert server.last is not None and server.last.bound is not None
         bounds.append(server.last.bound)
     assert abs(math.log(bounds[0] / bounds[1])) * 3 <= 0.5 * (1 + 1e-9)
+
+
+class Remembering(nn.Module):
+    """Keeps what it saw in a buffer that no state dict holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 1, bias=False).double()
+        self.register_buffer("seen", torch.zeros((), dtype=torch.float64), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen += x.detach().sum()
+        return self.layer(x) * (1 + self.seen)
+
+
+def test_what_a_user_leaves_in_the_model_does_not_reach_the_others() -> None:
+    """Else the updates of all users that come later would depend on it: far more than one sensitivity."""
+    large = TensorDataset(torch.full((3, 2), 5.0, dtype=torch.float64))
+    small = TensorDataset(torch.tensor([[0.1, -0.2]], dtype=torch.float64))
+    moved = []
+    for users in ([large, small, small, small], [small, small, small]):
+        torch.manual_seed(0)
+        model = Remembering()
+        start = model.layer.weight.detach().clone()
+        plan = FederatedPlan(
+            sampling=cw.FullBatch(len(users)), rounds=1, clip=cw.Abadi(1.0), noise_multiplier=0.0, total_weight=1.0
+        )
+        work = LocalGradient(lambda m, batch: m(batch[0])[:, 0].square(), lr=1.0)
+        list(run(Server(plan, model), model, users, work))
+        moved.append(model.layer.weight.detach() - start)
+    assert float((moved[0] - moved[1]).norm()) <= ROUNDING

@@ -333,6 +333,13 @@ def test_the_servers_optimizer_must_know_the_parameters() -> None:
 GOOD = 0.25
 
 
+class Unreadable(dict[str, Tensor]):
+    """An update that fails when it is looked at."""
+
+    def __getitem__(self, name: str) -> Tensor:
+        raise MemoryError(name)
+
+
 def misbehave(how: str, task: Task) -> Any:
     good = {name: torch.full_like(t, GOOD) for name, t in task.weights.items()}
     bad = dict(good)
@@ -350,12 +357,17 @@ def misbehave(how: str, task: Task) -> Any:
         bad["weight"] = torch.full((1, 1), 1e30)
     elif how == "nothing":
         return None
+    elif how == "no data":
+        bad["weight"] = torch.ones(1, 1, device="meta")
+    elif how == "unreadable":
+        return Reply(Unreadable(good), 1.0)
     return Reply(bad, {"weight": -3.0, "heavy": 1e9}.get(how, 1.0))
 
 
 EXPECTED = {
     "raises": "disk on fire", "nan": "not finite", "infinite": "not finite", "shape": r"shape \(2, 3\)",
     "missing": "missing \\['bias'\\]", "nothing": "NoneType", "weight": "the weight must be",
+    "no data": "cannot be read: NotImplementedError", "unreadable": "cannot be read: MemoryError",
 }  # fmt: skip
 
 

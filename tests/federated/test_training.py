@@ -139,3 +139,8 @@ def test_partitions_differ_by_seed_and_need_enough_records() -> None:
         shards(labels, 60)
     with pytest.raises(cw.InvalidConfig, match="positive"):
         dirichlet(labels, 3, concentration=0.0)
+    with pytest.raises(cw.InvalidConfig, match="positive finite"):
+        dirichlet(labels, 3, concentration=float("inf"))
+    for users, each in ((2.5, 1), (-5, -1), (True, 1)):
+        with pytest.raises(cw.InvalidConfig, match="must be positive integers"):
+            shards(labels, users, each)  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, cast
@@ -122,8 +123,8 @@ class LocalGradient:
     def __post_init__(self) -> None:
         if self.batch_size is not None:
             _check_positive(batch_size=self.batch_size)
-        if not isinstance(self.lr, (int, float)) or not self.lr > 0:
-            raise InvalidPlan(f"lr must be a positive number, got {self.lr!r}.")
+        if not isinstance(self.lr, (int, float)) or isinstance(self.lr, bool) or not 0 < self.lr < math.inf:
+            raise InvalidPlan(f"lr must be a positive finite number, got {self.lr!r}.")
         Entropy(self.seed)
 
     def __call__(self, model: nn.Module, dataset: Dataset[Any], task: Task) -> Reply:

@@ -35,7 +35,7 @@ def shards(labels: Tensor, users: int, shards_per_user: int = 2, seed: int = 0) 
     >>> sorted({len(part) for part in parts}), max(len({int(i) % 10 for i in part}) for part in parts)
     ([20], 2)
     """
-    _check(len(labels), users * shards_per_user)
+    _check(len(labels), users, shards_per_user)
     random = Entropy(seed).generator("shards")
     order = random.permutation(len(labels))
     order = order[np.argsort(labels.numpy()[order], kind="stable")]
@@ -55,8 +55,8 @@ def dirichlet(labels: Tensor, users: int, concentration: float = 0.5, seed: int 
     (200, True)
     """
     _check(len(labels), users)
-    if not concentration > 0:
-        raise InvalidConfig(f"concentration must be positive, got {concentration!r}.")
+    if not 0 < concentration < np.inf:
+        raise InvalidConfig(f"concentration must be a positive finite number, got {concentration!r}.")
     random = Entropy(seed).generator("dirichlet")
     owner = np.empty(len(labels), dtype=np.int64)
     for label in np.unique(labels.numpy()):
@@ -67,6 +67,9 @@ def dirichlet(labels: Tensor, users: int, concentration: float = 0.5, seed: int 
     return [np.flatnonzero(owner == user) for user in range(users)]
 
 
-def _check(records: int, parts: int) -> None:
-    if not 1 <= parts <= records:
-        raise InvalidConfig(f"{records} records cannot be cut into {parts} parts.")
+def _check(records: int, users: int, parts_each: int = 1) -> None:
+    for count in (users, parts_each):
+        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+            raise InvalidConfig(f"users, and the parts of each, must be positive integers, got {count!r}.")
+    if users * parts_each > records:
+        raise InvalidConfig(f"{records} records cannot be cut into {users * parts_each} parts.")

@@ -57,10 +57,10 @@ def run(
 
 
 class _Clients:
-    """The users' work, on one model that serves them all in turn."""
+    """The users' work, each on a copy of its own: what one leaves in a model must not reach another's update."""
 
-    def __init__(self, datasets: Sequence[Dataset[Any]], work: Work, bench: nn.Module) -> None:
-        self._datasets, self._work, self._bench = datasets, work, bench
+    def __init__(self, datasets: Sequence[Dataset[Any]], work: Work, untouched: nn.Module) -> None:
+        self._datasets, self._work, self._untouched = datasets, work, untouched
         self._succeeded = False
 
     def replies(self, opened: Round, weights: dict[str, Tensor]) -> Iterator[tuple[int, Reply | Failure]]:
@@ -69,7 +69,7 @@ class _Clients:
         for user in opened.selected:
             task = Task(opened.number, user, weights, opened.style, opened.asks_within)
             try:
-                reply = self._work(self._bench, self._datasets[user], task)
+                reply = self._work(copy.deepcopy(self._untouched), self._datasets[user], task)
             except Exception as error:
                 failed = error
                 yield user, Failure(f"its work raised {error!r}")

@@ -17,7 +17,7 @@ from clipwise.private import checkpoint
 if TYPE_CHECKING:
     from clipwise.federated.server import Server
 
-__all__ = ["capture", "read", "restore", "write"]
+__all__ = ["capture", "check", "read", "restore", "write"]
 
 _VERSION = 1
 _KEYS = {"version", "plan", "rounds", "bound", "ledger", "seed"}
@@ -35,16 +35,25 @@ def capture(server: Server) -> dict[str, Any]:
     }
 
 
-def restore(server: Server, saved: Mapping[str, Any]) -> None:
-    """Put the state into a new server with the same plan and seed; anything else is refused and changes nothing."""
+def check(server: Server, saved: Mapping[str, Any]) -> None:
+    """Refuse a state that is not that of a new server's plan and seed."""
     if not isinstance(saved, Mapping) or set(saved) != _KEYS or saved["version"] != _VERSION:
         raise CheckpointError(f"a saved federated run has the keys {sorted(_KEYS)} and version {_VERSION}.")
     if server.rounds_done:
         raise CheckpointError(f"this server has made {server.rounds_done} rounds already; go on in a new one.")
+    if server._continues:
+        raise CheckpointError(
+            "a saved run has a ledger of its own, which holds what it was begun with. Resume in a server without "
+            "ledger=..., and record on server.ledger what else was released since."
+        )
     mine = (repr(server.plan), server._entropy.seed)
     if mine != (saved["plan"], saved["seed"]):
         what = "plan" if mine[0] != saved["plan"] else "seed"
         raise CheckpointError(f"the run was begun with another {what}: expected {mine[0]}, saved is {saved['plan']}.")
+
+
+def restore(server: Server, saved: Mapping[str, Any]) -> None:
+    """Put a state that was checked into the server."""
     server._ledger = Ledger.from_json(saved["ledger"])
     server._done, server._bound = saved["rounds"], saved["bound"]
 
@@ -62,28 +71,41 @@ def write(
     return checkpoint.write(path, record, server.rounds_done)
 
 
-def read(path: str | os.PathLike[str], server: Server, model: nn.Module, optimizer: Optimizer | None) -> Any:
-    """Fill server, model and optimizer from what `write` wrote, charge rounds begun since, and give back `extra`."""
-    record, begun, live = checkpoint.read(path)
+def read(
+    path: str | os.PathLike[str], server: Server, model: nn.Module, optimizer: Optimizer | None
+) -> tuple[Any, checkpoint.Journal | None]:
+    """Fill server, model and optimizer from what `write` wrote, and charge rounds begun since.
+
+    Gives back `extra` and, for an unseeded run, the journal in which the coming rounds are to be counted.
+    """
+    record, _, live = checkpoint.read(path)
     if set(record) != {"federated", "model", "optimizer", "extra"}:
         raise CheckpointError(f"{Path(path)} does not hold a federated run.")
     if (record["optimizer"] is None) != (optimizer is None):
         raise CheckpointError(f"{Path(path)} was saved with{'' if optimizer is None else 'out'} a server's optimizer.")
-    seeded = record["federated"].get("seed") is not None
+    check(server, record["federated"])
+    seeded = record["federated"]["seed"] is not None
     if not seeded and not live:
         raise CheckpointError(
             f"{Path(path)} was replaced by a later checkpoint elsewhere, and the rounds made since are counted there. "
             "Resume from the latest one."
         )
-    restore(server, record["federated"])
     try:
         model.load_state_dict(record["model"])
         if optimizer is not None:
             optimizer.load_state_dict(record["optimizer"])
     except (RuntimeError, ValueError, KeyError) as error:
         raise CheckpointError(f"{Path(path)} does not fit this model or optimizer: {error}") from error
+    # A seeded run makes the rounds begun since again, which is the same release.
+    journal = None if seeded else checkpoint.Journal(Path(path))
+    restore(server, record["federated"])
+    if journal is not None:
+        _charge_interrupted(server, journal.begun())  # read under the lock: no other process counts on
+    return record["extra"], journal
+
+
+def _charge_interrupted(server: Server, begun: int) -> None:
     lost = begun - server.rounds_done
-    if lost > 0 and not seeded:  # a seeded run makes these rounds again, which is the same release
+    if lost > 0:
         server._ledger.record(FederatedRounds(server.plan.sampling, server._multiplier, lost, "interrupted"))
         server._done = begun
-    return record["extra"]

@@ -6,7 +6,6 @@ import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -123,7 +122,7 @@ class Server:
             raise InvalidPlan("the plan has no noise yet: plan.calibrate(epsilon=..., delta=...) gives it some.")
         self._plan, self._multiplier = plan, float(plan.noise_multiplier)
         self._entropy = Entropy(seed)
-        self._ledger = Ledger() if ledger is None else ledger
+        self._ledger, self._continues = (Ledger(), False) if ledger is None else (ledger, True)
         self._event = FederatedRounds(plan.sampling, self._multiplier)
         self._like = _sums_like(model)
         self._adaptive = plan.clip if isinstance(plan.clip, AdaptiveClip) else None
@@ -229,6 +228,9 @@ class Server:
             except DataError as problem:
                 gathered.problems.append((user, str(problem)))
                 continue
+            except Exception as problem:  # a reply can be anything; none may stop the round
+                gathered.problems.append((user, f"its reply cannot be read: {type(problem).__name__}"))
+                continue
             gathered.shortened += self._is_too_long(user, update, opened)
             torch._foreach_add_(gathered.sums, list(shorten(update, opened.style).values()), alpha=weight)
             if reply.within is not None:
@@ -268,8 +270,10 @@ class Server:
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Go on from `state_dict()`, in a server that has made no round yet, with the same plan and seed.
 
+        The saved ledger comes with it, so the server must not have been given one.
         Rounds made after `state_dict()` was called are not known here. `save` and `resume` count those too.
         """
+        saving.check(self, saved)
         saving.restore(self, saved)
 
     def save(
@@ -295,9 +299,8 @@ class Server:
         A seeded run makes the rounds after the last save again, bit for bit, given the same users and examples. An
         unseeded one draws fresh noise, and the rounds begun since stay charged. Returns `extra`.
         """
-        extra = saving.read(path, self, model, optimizer)
-        if self._entropy.seed is None:
-            self._journal = Journal(Path(path))
+        extra, journal = saving.read(path, self, model, optimizer)
+        self._journal = journal
         return extra
 
 
