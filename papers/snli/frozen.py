@@ -85,7 +85,7 @@ class Hidden:
             classes=self.text.classes,
             source=f"{self.text.source}; states of {self.weights.name} ({self.weights.source}), cache {self.key[:16]}",
             licence=self.text.licence,
-            note=f"{self.text.note} {self.weights.note}".strip(),
+            note=f"{self.text.note} The weights, {self.weights.name}: {self.weights.note}".strip(),
         )
 
 
