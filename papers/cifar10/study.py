@@ -87,7 +87,7 @@ def _fine_tuned(network: str, quick: bool, whole: bool) -> Iterator[Variant]:
         sizes = ("batch_size=1000", "steps=50", "physical_batch_size=50", "evaluation.every=25")
     else:
         data, model = "records=10000,test_records=2000", f"network={json.dumps(network)},side={TUNED_SIDE}"
-        sizes = ("batch_size=500", "steps=30", "physical_batch_size=100", "evaluation.every=10")
+        sizes = ("batch_size=500", "steps=20", "physical_batch_size=100", "evaluation.every=5")
     settings = (
         f'data={{source="papers.cifar10.features:images",options={{{data}}}}}',
         f'model={{source="papers.cifar10.networks:classifier",options={{{model}}}}}',
