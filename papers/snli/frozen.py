@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import sys
 import time
 import zlib
@@ -101,10 +102,11 @@ def hidden(choice: Choice) -> Hidden:
     if choice.records is not None and choice.records < len(text.train):
         text = text.subset(choice.records, len(text.test))
     weights = load_weights(choice.weights)
-    files = {path.name: _sha256(path) for path in sorted(weights.folder.iterdir()) if path.name != "origin.json"}
+    parts = sorted(path for path in weights.folder.iterdir() if path.is_file() and path.name != "origin.json")
+    files = {path.name: _sha256(path) for path in parts}
     made_from = [FORMAT, SHARD, text.fingerprint, files, choice.max_length]
     key = hashlib.sha256(json.dumps(made_from).encode()).hexdigest()
-    folder = _writable() / "snli-states" / f"{weights.name}-{key[:16]}"
+    folder = _home(f"{weights.name}-{key[:16]}")
     tokens = _tokens(folder, text, weights, choice.max_length)
     where = _places(tokens)
     _compute(folder, tokens, where, weights)
@@ -122,14 +124,23 @@ def _sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def _writable() -> Path:
-    """The first data folder that can be written."""
-    for folder in folders():
+def _home(name: str) -> Path:
+    """The folder of a cache: one that is there, else in the first data folder that can be written."""
+    places = [base / "snli-states" / name for base in folders()]
+    for folder in [place for place in places if place.is_dir()] or places:
         with suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
-            (folder / "snli-states").mkdir(exist_ok=True)
             return folder
     raise DataError(f"{' and '.join(map(str, folders()))} cannot be written; let CLIPWISE_DATA name a folder that can.")
+
+
+def _check_space(folder: Path, needed: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise DataError(
+            f"the hidden states need {needed / 1e9:.1f} GB, but {folder} has {free / 1e9:.1f} GB left. Let "
+            "CLIPWISE_DATA name a folder on another disk."
+        )
 
 
 def _tokens(folder: Path, text: TextDataSet, weights: Weights, max_length: int) -> dict[str, Any]:
@@ -149,7 +160,6 @@ def _tokens(folder: Path, text: TextDataSet, weights: Weights, max_length: int) 
         tokens[f"{part}_types"] = types[order][real].astype(np.int8)
         tokens[f"{part}_lengths"] = real.sum(1)
         tokens[f"{part}_labels"] = labels[order]
-    folder.mkdir(exist_ok=True)
     with replacing(path, DataError) as file:
         np.savez(file, **tokens)
     return tokens
@@ -180,6 +190,8 @@ def _compute(folder: Path, tokens: dict[str, Any], where: dict[str, Any], weight
     if not missing:
         return
     model = frozen_layers(weights.folder)
+    tokens_left = sum(int(where[part][np.isin(where[part][:, 0], missing), 2].sum()) for part in PARTS)
+    _check_space(folder, tokens_left * int(model.config.hidden_size) * 2)
     begun = time.monotonic()
     for done, k in enumerate(missing, start=1):
         part = "train" if k <= where["train"][-1, 0] else "test"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -131,6 +132,27 @@ def test_other_weights_or_text_have_another_cache(folder: Path, tmp_path: Path) 
     hidden.cache_clear()
     keys.add(hidden(Choice(str(folder), text="synthetic", max_length=8)).key)
     assert len(keys) == 4
+
+
+def test_a_full_disk_is_told_before_anything_is_computed(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(frozen.shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
+    with pytest.raises(DataError, match=r"need 0\.0 GB, but .* has 0\.0 GB left"):
+        states(folder)
+    assert list(files(tmp_path)) == ["tokens.npz"]
+
+
+def test_a_cache_is_found_in_any_data_folder(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    states(folder)
+    before = files(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
+    (tmp_path / "user" / "clipwise").mkdir(parents=True)
+    (tmp_path / "data").rename(tmp_path / "user" / "clipwise" / "data")
+    states(folder)
+    assert not (tmp_path / "data").exists()
+    (tmp_path / "user" / "clipwise" / "data").rename(tmp_path / "data")
+    assert files(tmp_path) == before
 
 
 def test_long_pairs_are_cut(folder: Path) -> None:
