@@ -88,13 +88,20 @@ def cached(network: str, model: Network) -> Path:
         "form": f"float16, {SHARD} records a shard",
     }
     folder = _home() / f"cifar10-{Path(network).name}-{digest(made_of)[:16]}"
-    if not (folder / "made_of.json").is_file():
+    if not _whole(folder):
         folder.mkdir(exist_ok=True)
-        _fill(folder, model)
-        # Written last: a folder with this file is whole.
+        shards = _fill(folder, model)
         with replacing(folder / "made_of.json", DataError) as file:
-            file.write(json.dumps(made_of, indent=1).encode() + b"\n")
+            file.write(json.dumps({**made_of, "shards": shards}, indent=1).encode() + b"\n")
     return folder
+
+
+def _whole(folder: Path) -> bool:
+    """Is every shard there? The list of them is written last."""
+    told = folder / "made_of.json"
+    return told.is_file() and all(
+        (folder / name).is_file() for name in json.loads(told.read_text(encoding="utf-8"))["shards"]
+    )
 
 
 def _home() -> Path:
@@ -110,18 +117,21 @@ def _home() -> Path:
     raise DataError(f"there is no cache folder for features ({'; '.join(problems)}). Set CLIPWISE_DATA.")
 
 
-def _fill(folder: Path, model: Network) -> None:
+def _fill(folder: Path, model: Network) -> list[str]:
+    """Compute the shards that are missing; the names of all."""
     data = load("cifar10")
-    wanted = [(name, part, k) for name, part in (("train", data.train), ("test", data.test))
-              for k in range(0, len(part), SHARD)]  # fmt: skip
+    parts = {"train": data.train, "test": data.test}
+    wanted = {_shard(name, k): (part, k) for name, part in parts.items() for k in range(0, len(part), SHARD)}
+    todo = [name for name in wanted if not (folder / name).is_file()]
     begun = time.monotonic()
-    todo = [each for each in wanted if not (folder / _shard(each[0], each[2])).is_file()]
-    for done, (name, part, k) in enumerate(todo, start=1):
+    for done, name in enumerate(todo, start=1):
+        part, k = wanted[name]
         found = compute(model, part, k, k + SHARD)
-        with replacing(folder / _shard(name, k), DataError) as file:
+        with replacing(folder / name, DataError) as file:
             np.savez(file, x=found, y=part.tensors[1][k : k + SHARD].numpy())
         left = (time.monotonic() - begun) / done * (len(todo) - done)
         print(f"features: {done} of {len(todo)} shards, {left / 60:.0f} min left", file=sys.stderr, flush=True)
+    return list(wanted)
 
 
 def _shard(name: str, start: int) -> str:

@@ -99,8 +99,8 @@ def complete(wanted: Sequence[Cell], path: Path, config: Path, settings: Sequenc
             with replacing(path, DataError) as file:
                 file.write(("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n").encode())
             left = (time.monotonic() - begun) / count * (len(todo) - count)
-            print(f"\rgrid: {count} of {len(todo)} cells, {left / 60:.0f} min left ", end="", file=sys.stderr)
-    print(file=sys.stderr)
+            if count % 10 == 0 or count == len(todo):
+                print(f"grid: {count} of {len(todo)} cells, {left / 60:.0f} min left", file=sys.stderr, flush=True)
     return rows
 
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clipwise.data import efficientnet_lite0, load_weights
+from clipwise.errors import DataError
 
 CLASSES = 10
 
@@ -71,14 +72,16 @@ def _transformer(folder: Path, side: int | None, new_head: bool) -> Network:
     )
     own = int(model.config.image_size)
     if side not in (None, own):
-        raise ValueError(f"{folder} was trained on images of {own} pixels, which its positions are made for.")
+        raise DataError(
+            f"{folder} takes images of {own} pixels a side, not of {side}: its positions are made for them."
+        )
     if not new_head:
         model.classifier = nn.Identity()
     scaling = folder / "preprocessor_config.json"
     told = json.loads(scaling.read_text(encoding="utf-8")) if scaling.is_file() else {}
     mean, std = told.get("image_mean", [0.5]), told.get("image_std", [0.5])
     if len({*mean}) > 1 or len({*std}) > 1:
-        raise ValueError(f"{scaling}: one mean and one deviation for all channels is expected.")
+        raise DataError(f"{scaling}: one mean and one deviation for all channels is expected.")
     return Network(model, own, mean[0], std[0])
 
 

@@ -86,7 +86,8 @@ def _fine_tuned(network: str, quick: bool, whole: bool) -> Iterator[Variant]:
         data, model = "", f"network={json.dumps(network)}"
         sizes = ("batch_size=1000", "steps=50", "physical_batch_size=50", "evaluation.every=25")
     else:
-        data, model = "records=10000,test_records=2000", f"network={json.dumps(network)},side={TUNED_SIDE}"
+        side = f",side={TUNED_SIDE}" if network == DEFAULT else ""
+        data, model = "records=10000,test_records=2000", f"network={json.dumps(network)}{side}"
         sizes = ("batch_size=500", "steps=20", "physical_batch_size=100", "evaluation.every=5")
     settings = (
         f'data={{source="papers.cifar10.features:images",options={{{data}}}}}',

@@ -19,6 +19,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from clipwise.data import DataSet
+from clipwise.errors import DataError
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -61,7 +62,7 @@ def test_a_vision_transformer_sees_images_at_its_own_size_and_scale(vit: Path) -
     assert (model.side, model.mean, model.std) == (16, 0.4, 0.2)
     inner = seen.network.vit((nn.functional.interpolate(images, size=(16, 16), mode="bilinear") - 0.4) / 0.2)
     assert torch.allclose(seen(images), inner.last_hidden_state[:, 0])
-    with pytest.raises(ValueError, match="16 pixels"):
+    with pytest.raises(DataError, match="16 pixels"):
         networks.classifier(str(vit), side=32)
 
 
@@ -69,7 +70,7 @@ def test_scaling_that_differs_between_channels_is_refused(vit: Path, tmp_path: P
     for file in vit.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     (tmp_path / "preprocessor_config.json").write_text(json.dumps({"image_mean": [0.1, 0.2, 0.3]}))
-    with pytest.raises(ValueError, match="one mean"):
+    with pytest.raises(DataError, match="one mean"):
         networks.extractor(str(tmp_path))
 
 
@@ -124,6 +125,15 @@ def test_an_interrupted_computation_goes_on(few: DataSet, monkeypatch: pytest.Mo
     assert kept.cached("tiny", model) == folder
     assert calls == [16, 0, 8]  # the rest of the training part, then the test part
     assert len(kept.features("tiny").train) == 20
+
+
+def test_a_lost_shard_is_computed_again(few: DataSet) -> None:
+    model = networks.extractor("tiny")
+    folder = kept.cached("tiny", model)
+    before = np.load(folder / "train-00008.npz")["x"]
+    (folder / "train-00008.npz").unlink()
+    assert kept.cached("tiny", model) == folder
+    assert np.array_equal(np.load(folder / "train-00008.npz")["x"], before)
 
 
 def test_other_weights_have_another_folder(few: DataSet) -> None:
