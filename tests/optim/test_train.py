@@ -15,6 +15,7 @@ import clipwise as cw
 from clipwise.accounting import ProjectedSteps
 from clipwise.errors import InvalidConfig, InvalidPlan
 from clipwise.report import Run
+from clipwise.report.describe import event_row
 from clipwise.training import train as train_module
 from clipwise.training.config import Config
 from clipwise.training.dp_sgld import AVERAGE
@@ -102,6 +103,7 @@ def test_dp_sgd_jl_is_the_loop_by_hand(tmp_path: Path) -> None:
     assert run.ledger is not None
     assert run.ledger.events == (ProjectedSteps(cw.Poisson(1_297, 64), 4.0, 40, 3),)
     assert run.plan["projections"] == 40
+    assert event_row(run.ledger.events[0])[1] == "3 steps, norms from 40 projections"
     assert run.guarantees["exact"]["kind"] == "upper bound"
     assert run.curves[-1]["private"]["loss"] > 0
 

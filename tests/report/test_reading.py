@@ -96,6 +96,9 @@ def test_epsilons_of_other_deltas_and_units_are_not_the_same() -> None:
     client = {"exact": {**large.guarantees["exact"], "unit": "client"}}
     said = read(arms_of([small, replace(large, guarantees=client)])).paragraphs[1]
     assert "one example against one client is protected" in said
+    alone = replace(large, guarantees=client)
+    assert "learn about one user, with all its records." in read(arms_of([alone])).paragraphs[1]
+    assert "learn about a single record." in read(arms_of([large])).paragraphs[1]
 
 
 def test_a_single_run_and_none_private() -> None:

@@ -99,6 +99,7 @@ def _print(run: Run, folder: Path) -> None:
     from clipwise.report import arms_of
     from clipwise.report.warnings import warnings_of
     from clipwise.report.wording import LABELS, interval_text, value_text
+    from clipwise.training.dp_sgld import AVERAGE
 
     (arm,) = arms_of([run])
     data = run.provenance["data"]
@@ -110,7 +111,8 @@ def _print(run: Run, folder: Path) -> None:
     rows = [[LABELS[name], value_text(name, value), interval_text(name, value)] for name, value in shown]
     print(table(["", "measured", "95 % interval"], rows))
     for method, result in run.recalibrated.items():
-        print(f"  recalibrated ({method}): ECE {100 * result.ece:.2f} %, NLL {result.nll:.3f}")
+        what = method if method == AVERAGE else f"recalibrated ({method})"
+        print(f"  {what}: ECE {100 * result.ece:.2f} %, NLL {result.nll:.3f}")
     print()
     if run.guarantees:
         print(run.guarantees["exact"]["statement"])

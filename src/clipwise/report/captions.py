@@ -44,7 +44,8 @@ CAPTIONS = {
     "privacy": (
         "What the privacy is worth",
         "Left: the pairs of epsilon and delta that hold together; the level is the delta of this page. Right: the most "
-        "that an attacker who knows all records but one can find out about that one, for each rate of false alarms.",
+        "that an attacker who knows all records (in federated training, all users) but one can find out about that "
+        "one, for each rate of false alarms.",
     ),
     "private-training": (
         "Inside private training",

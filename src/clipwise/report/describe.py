@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from clipwise.accounting import Event
-from clipwise.accounting.events import GaussianSteps
+from clipwise.accounting.events import GaussianSteps, ProjectedSteps
 
 __all__ = ["clip_norm", "describe", "event_row", "plan_rows"]
 
@@ -87,6 +87,7 @@ def event_row(event: Event) -> tuple[str, str, str, str]:
     """An event of a ledger: what happened, how often, with which noise, on whom."""
     what = "steps" if isinstance(event, GaussianSteps) else type(event).__name__
     what = "rounds" if event.unit == "client" else what
+    what = f"steps, norms from {event.projections} projections" if isinstance(event, ProjectedSteps) else what
     sampling = getattr(event, "sampling", None)
     drawn = "every record" if sampling is None else describe({"kind": type(sampling).__name__, **vars(sampling)})
     if event.unit == "client":

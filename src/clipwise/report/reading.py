@@ -105,13 +105,14 @@ def _privacy(arms: Sequence[Arm]) -> str:
     costs = [(epsilon_text(arm.dearest.guarantees), arm.first.delta) for arm in dearest_first]
     printed = list(dict.fromkeys(f"{cost}{'' if delta is None else f' at delta {delta:g}'}" for cost, delta in costs))
     units = dict.fromkeys(_protected(arm)[0] for arm in dearest_first)
+    whom = "one user, with all its records" if next(iter(units)) == "client" else "a single record"
     if len(private) == 1:
-        return f"The privacy cost is epsilon = {printed[0]}: the smaller, the less anyone can learn about one record."
+        return f"The privacy cost is epsilon = {printed[0]}: the smaller, the less anyone can learn about {whom}."
     if _same_privacy(private):
         which = "Both" if len(private) == 2 else f"All {len(private)}"
         return (
             f"{which} private models have the same privacy: epsilon = {printed[0]}. The smaller it is, "
-            "the less anyone can learn about a single record."
+            f"the less anyone can learn about {whom}."
         )
     who = f"; one {' against one '.join(units)} is protected" if len(units) > 1 else ""
     return (
