@@ -91,15 +91,15 @@ def reproduce(out: Path, quick: bool, instances: dict[str, Any]) -> dict[str, An
     """Compute, write and draw; the result is what results.json holds."""
     progress("instances")
     found: dict[str, Any] = {"instances": checked(instances)}
+    progress("optimizers")
+    flows = optimizers.flows(Case.from_dict(instances["layerwise_stuck"]["case"]), points=21 if quick else 201)
+    found["optimizers"] = optimizers.summary(flows)
     progress("Table 1")
     found["table"] = table.table(instances, networks=6 if quick else 60, flows=1 if quick else 24)
     progress("order of convergence")
     etas = [2.0**-k for k in ((4, 5, 6) if quick else range(4, 11))]
     found["orders"] = order.orders((0.0, 1.0, 4.0) if not quick else (0.0, 2.0), etas, seeds=3 if quick else 20)
     found["noise"] = order.pictures((0.0, 1.0, 4.0, 16.0), (1 / 16, 1 / 128) if quick else (1 / 16, 1 / 256, 1 / 4096))
-    progress("optimizers")
-    flows = optimizers.flows(Case.from_dict(instances["layerwise_stuck"]["case"]), points=21 if quick else 201)
-    found["optimizers"] = optimizers.summary(flows)
     found["spectra"] = figures.spectra(20 if quick else 60)
     progress("figures")
     draw(out, instances, found, flows, quick)
@@ -121,7 +121,7 @@ def failures(found: dict[str, Any]) -> list[str]:
 
 def watch(out: Path, quick: bool) -> None:
     """The monitor in training on MNIST: monitor.json, monitor.md and its figure."""
-    watched = monitor.run(out, *((20, 10) if quick else (1170, 39)))
+    watched = monitor.run(out, *((20, 10) if quick else (234, 18)))
     (out / "monitor.json").write_text(json.dumps(watched, indent=1) + "\n", encoding="utf-8")
     (out / "monitor.md").write_text(monitor.markdown(watched), encoding="utf-8")
     print(monitor.markdown(watched))
@@ -148,7 +148,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--mnist",
         action=argparse.BooleanOptionalAction,
-        help="only the monitor in a run on MNIST (ten minutes), or all but it (default: all; --quick: all but it)",
+        help="only the monitor in a run on MNIST (some minutes), or all but it (default: all; --quick: all but it)",
     )
     parser.add_argument("--out", type=Path, help="where to write (default: this folder; --quick: a temporary one)")
     args = parser.parse_args(argv)

@@ -67,8 +67,7 @@ def noise_figure(found: dict[str, Any]) -> Any:
     for axes, eta in zip(panels, etas, strict=True):
         for run in (run for run in found["runs"] if run["eta"] == eta):
             style = look(noises.index(run["noise_multiplier"]))
-            t = [eta * k for k in range(len(run["loss"]))]
-            axes.plot(t, run["loss"], color=style.colour, linestyle=style.line["linestyle"], linewidth=1.2)
+            axes.plot(run["t"], run["loss"], color=style.colour, linestyle=style.line["linestyle"], linewidth=1.2)
         axes.plot(found["flow"]["t"], found["flow"]["loss"], color="#1f2430", linewidth=1.0, linestyle=(0, (1, 2)))
         axes.set_title(f"η = 1/{round(1 / eta)}")
         axes.set_xlabel("time t = kη")

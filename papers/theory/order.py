@@ -63,11 +63,17 @@ def orders(noises: tuple[float, ...], etas: list[float], seeds: int, case: Case 
     return rows
 
 
+def thinned(eta: float, losses: list[float], most: int = 256) -> dict[str, list[float]]:
+    """Times and losses, every k-th of them if there are more than a figure can show."""
+    every = max(1, len(losses) // most)
+    return {"t": [eta * k for k in range(0, len(losses), every)], "loss": losses[::every]}
+
+
 def pictures(noises: tuple[float, ...], etas: tuple[float, ...], case: Case = CASE) -> dict[str, Any]:
     """The loss of DP-GD over time for several noise multipliers and steps, beside the flow's."""
     flow = case.flow(points=101, rtol=1e-10, atol=1e-12, method="DOP853")
     runs = [
-        {"noise_multiplier": noise, "eta": eta, "loss": trained(case, eta, noise, seed=0)[1]}
+        {"noise_multiplier": noise, "eta": eta, **thinned(eta, trained(case, eta, noise, seed=0)[1])}
         for eta in etas
         for noise in noises
     ]
