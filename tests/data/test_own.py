@@ -40,7 +40,7 @@ def test_text_becomes_classes(tmp_path: Path) -> None:
     assert data.features == ("weight", "legs") and data.name == "pets" and data.source == "pets.csv"
     assert (len(data.train), len(data.test)) == (3, 2)
     assert (5, 4, 1) in everything(data) and (6, 4, 2) in everything(data)
-    assert "occur in the training records" in data.note
+    assert "epsilon does not cover" in data.note
 
 
 def test_split_is_seeded_and_a_share_is_a_share(tmp_path: Path) -> None:
