@@ -16,37 +16,64 @@ from clipwise.report import Arm, Curve
 from papers.study import Study, Variant, main
 from papers.tables import figure, page
 
+FEDSGD = (
+    "algorithm=dp-fedsgd",
+    'federated={users=2000,split="shards",shards_per_user=2,server={learning_rate="1 / R"}}',
+    "optimizer.learning_rate=1.0",
+)
+
+REMARKS = (
+    """## What is compared
+
+2,000 users hold 30 training images each, of one to three digits; about 100 of them take part in a round, each by an own
+coin, for 100 rounds. Epsilon is at user level (delta 1e-4): it covers everything that one user holds. Every private arm
+has noise multiplier 1 and so the same epsilon. The server's learning rate is 1/R, which keeps the noise in the weights
+the same, but for "rate 2 / R", which doubles both. R = 0.1 shortens nearly every update, R = 1 (DP-FedSGD: R = 5)
+hardly any. These settings were chosen by looking at the data, which epsilon does not cover.
+""",
+    """## What it shows
+
+- At equal noise in the weights the small norm learns faster: shortened updates that are scaled up again go further than
+  those that were never shortened, and go on doing so when these become short.
+- After 100 rounds the arms are still learning and under-confident (but for the seed below), and ECE falls as they
+  learn. So its differences are mostly those of speed, and this is no evidence on whether a large R calibrates better,
+  as the paper finds for DP-SGD. Doubling the rate at R = 1 lowers ECE but not the loss: it loses to the noise what it
+  gains in speed.
+- GlobalClip leaves out the users whose updates are long, who are those with digits that the model does not know yet.
+  With one of the seeds it never learns one of the ten digits, which its low ECE hides and accuracy and loss show.
+- With a norm that adapts to the median of the updates the result is near that of the small norm, without R being known
+  before.
+- DP-FedSGD, one gradient of all 30 images, does as well as DP-FedAvg with three local steps.
+""",
+)
+
 STUDY = Study(
     folder=Path(__file__).parent,
     variants=(
         Variant("R = 0.1"),
         Variant("R = 1", ("clip.R=1.0",)),
-        Variant("GlobalClip, R = Z = 1", ('clip={rule="GlobalScaled",R=1.0,Z=1.0}',)),
+        Variant("R = 1, rate 2 / R", ("clip.R=1.0", 'federated.server.learning_rate="2 / R"')),
+        Variant("GlobalClip, R = Z = 0.75", ('clip={rule="GlobalScaled",R=0.75,Z=0.75}',)),
         Variant("adaptive R", ("federated.quantile=0.5",)),
-        Variant(
-            "DP-FedSGD, R = 0.1",
-            (
-                "algorithm=dp-fedsgd",
-                'federated={users=2000,split="shards",shards_per_user=2,server={learning_rate="1 / R"}}',
-                "optimizer.learning_rate=1.0",
-            ),
-        ),
+        Variant("DP-FedSGD, R = 0.1", FEDSGD),
+        Variant("DP-FedSGD, R = 5", (*FEDSGD, "clip.R=5.0")),
         Variant(
             "not private",
             ("privacy={private=false}", "clip={rule='NoClip'}", "federated.server={learning_rate=2.0}"),
         ),
     ),
-    seeds=3,
+    seeds=2,
     quick=("steps=6", "evaluation.every=3", "batch_size=20"),
 )
 
 
 def write(arms: Sequence[Arm], folder: Path) -> str:
     """Curves over the rounds, reliability diagrams, and the table."""
+    drawn = [arm for arm in arms if arm.name != "R = 1, rate 2 / R"]  # as many as can be told apart
     curves = {
-        arm.name: {m: curve for m in ("accuracy", "ece", "nll") if (curve := arm.curve("test", m))} for arm in arms
+        arm.name: {m: curve for m in ("accuracy", "ece", "nll") if (curve := arm.curve("test", m))} for arm in drawn
     }
-    for arm in arms:
+    for arm in drawn:
         spent = {row["step"]: row["epsilon"] for row in arm.first.curves if row["epsilon"] is not None}
         if spent:
             curves[arm.name]["epsilon"] = Curve(tuple(spent), tuple(spent.values()))
@@ -56,11 +83,11 @@ def write(arms: Sequence[Arm], folder: Path) -> str:
             folder,
             "rounds",
             plots.training_curves(curves),
-            "Accuracy, ECE, loss and user-level epsilon over the rounds",
+            "Accuracy, ECE, loss and user-level epsilon over the rounds (steps)",
         ),
         figure(folder, "reliability", plots.reliability_diagram(shown), "Reliability diagrams, first seed"),
     ]
-    return page(folder, "Federated MNIST with unlike users", arms, (), figures)
+    return page(folder, "Federated MNIST with unlike users", arms, (), figures, REMARKS)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -41,3 +42,16 @@ def test_the_example_on_flower_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     after, _ = strategy.aggregate_train(1, replies)
     assert strategy.server.last is not None and strategy.server.last.used == 2
     assert after is not None and not torch.equal(after.to_torch_state_dict()["weight"], before["weight"])
+
+
+def test_the_table_shows_the_results_of_the_recipe() -> None:
+    results = json.loads((PAGE.parents[1] / "papers" / "federated" / "results.json").read_text())
+    rows = re.findall(
+        r"^\| (.+) \| ([\d.]+) % \| ([\d.]+) \| ([\d.]+) % \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE
+    )
+    shown = {name: tuple(map(float, numbers)) for name, *numbers in rows}
+    units = {"accuracy": (100, 2), "nll": (1, 4), "ece": (100, 2)}
+    assert shown == {
+        name: tuple(round(unit * found[metric]["mean"], digits) for metric, (unit, digits) in units.items())
+        for name, found in results.items()
+    }
