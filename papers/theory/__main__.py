@@ -80,7 +80,7 @@ def draw(out: Path, instances: dict[str, Any], found: dict[str, Any], flows: dic
     for name, title in titles.items():
         case = Case.from_dict(instances[name]["case"])
         compared = figures.compared(case, points=41 if quick else 401)
-        linear = name in ("flat_rising", "flat_diverging_normalized")
+        linear = name != "layerwise_stuck"
         figures.save(cw.plots.loss_flows(compared, title, linear=linear), folder, name)
     figures.save(figures.order_figure(found["orders"]), folder, "order")
     figures.save(figures.noise_figure(found["noise"]), folder, "noise")
@@ -121,7 +121,7 @@ def failures(found: dict[str, Any]) -> list[str]:
 
 def watch(out: Path, quick: bool) -> None:
     """The monitor in training on MNIST: monitor.json, monitor.md and its figure."""
-    watched = monitor.run(out, *((20, 10) if quick else (234, 18)))
+    watched = monitor.run(out, *((20, 10) if quick else (468, 18)))
     (out / "monitor.json").write_text(json.dumps(watched, indent=1) + "\n", encoding="utf-8")
     (out / "monitor.md").write_text(monitor.markdown(watched), encoding="utf-8")
     print(monitor.markdown(watched))
@@ -148,7 +148,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--mnist",
         action=argparse.BooleanOptionalAction,
-        help="only the monitor in a run on MNIST (some minutes), or all but it (default: all; --quick: all but it)",
+        help="only the monitor in a run on MNIST (a few minutes), or all but it (default: all; --quick: all but it)",
     )
     parser.add_argument("--out", type=Path, help="where to write (default: this folder; --quick: a temporary one)")
     args = parser.parse_args(argv)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 import clipwise as cw
-from clipwise.plots.style import arm_legend, figure, look, styled
+from clipwise.plots.style import INK, MUTED, arm_legend, figure, look, styled
 from papers.theory.networks import Architecture, Case, Clipping, random_case
 
 NAMES = {"gd": "gradient descent", "heavy_ball": "heavy ball", "nesterov": "Nesterov", "adam": "Adam",
@@ -31,13 +31,11 @@ def spectra(samples: int) -> dict[str, list[float]]:
 
 
 def compared(case: Case, points: int = 401, **options: Any) -> dict[str, cw.ntk.GradientFlow]:
-    """The flows of one start under three clippings."""
+    """The flows of one start under three clippings; under two where there is one layer, for which they are the same."""
     numbers = case.clipping.numbers
-    clippings = {
-        "no clipping": Clipping("none"),
-        "flat": Clipping(case.clipping.rule, numbers),
-        "layerwise": Clipping(case.clipping.rule, numbers, layerwise=True),
-    }
+    clippings = {"no clipping": Clipping("none"), "flat": Clipping(case.clipping.rule, numbers)}
+    if len(case.architecture.shape) > 1:
+        clippings["layerwise"] = Clipping(case.clipping.rule, numbers, layerwise=True)
     return {name: case.flow(clipping=clipping, points=points, **options) for name, clipping in clippings.items()}
 
 
@@ -49,7 +47,7 @@ def order_figure(rows: list[dict[str, Any]]) -> Any:
     for place, row in enumerate(rows):
         axes.loglog(row["eta"], row["error"], **look(place).line)
         if row["noise_multiplier"]:
-            axes.loglog(row["eta"], row["noise_sum"], color=look(place).colour, linewidth=0.8, linestyle=":")
+            axes.loglog(row["eta"], row["noise_sum"], color=INK, linewidth=1.0, linestyle=(0, (1, 2)), zorder=3)
     axes.set_xlabel("step η")
     axes.set_ylabel("|w - w of the flow| at t = 1")
     axes.set_title("DP-GD converges to the flow, whatever the noise")
@@ -68,10 +66,11 @@ def noise_figure(found: dict[str, Any]) -> Any:
         for run in (run for run in found["runs"] if run["eta"] == eta):
             style = look(noises.index(run["noise_multiplier"]))
             axes.plot(run["t"], run["loss"], color=style.colour, linestyle=style.line["linestyle"], linewidth=1.2)
-        axes.plot(found["flow"]["t"], found["flow"]["loss"], color="#1f2430", linewidth=1.0, linestyle=(0, (1, 2)))
+        axes.plot(found["flow"]["t"], found["flow"]["loss"], color=INK, linewidth=1.0, linestyle=(0, (1, 2)))
         axes.set_title(f"η = 1/{round(1 / eta)}")
         axes.set_xlabel("time t = kη")
     panels[0].set_ylabel("loss")
+    panels[-1].text(0.97, 0.95, "dotted: the flow", transform=panels[-1].transAxes, ha="right", va="top", color=MUTED)
     arm_legend(drawn, [f"σ = {noise:g}" for noise in noises])
     return drawn
 
