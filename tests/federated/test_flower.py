@@ -263,6 +263,10 @@ def started_with(mark: str) -> list[psutil.Process]:
     return found
 
 
+REASONS = {0: "this node is broken", 1: "not finite", 2: "shape (2, 2)", 4: "cannot be read", 5: "weight must be"}
+"""What the log says of the bad nodes of flower_app.py, which are left out."""
+
+
 @pytest.mark.slow
 def test_simulation_of_flower_ends_by_itself_and_leaves_nothing_behind(tmp_path: Path) -> None:
     """Thirty nodes in Flower's simulation, six of them bad: the rounds go on, and all processes are gone afterwards."""
@@ -291,9 +295,11 @@ def test_simulation_of_flower_ends_by_itself_and_leaves_nothing_behind(tmp_path:
     assert took_part == coins  # as the nodes themselves say
     assert stats.binomtest(sum(took_part), nodes * rounds, 0.5).pvalue > 0.01
 
+    # Flower numbers its nodes at random, so which of them the coins select differs from run to run.
+    rounds_of = [len(list(tmp_path.glob(f"*-{node}"))) for node in range(6)]
     problems = " ".join(problem for r in result["rounds"] for problem in r["problems"])
-    for reason in ("this node is broken", "not finite", "shape (2, 2)", "cannot be read", "weight must be"):
-        assert reason in problems
-    assert sum(r["shortened"] for r in result["rounds"]) > 0
+    for node, reason in REASONS.items():
+        assert problems.count(reason) == rounds_of[node]
+    assert sum(r["shortened"] for r in result["rounds"]) == rounds_of[3]  # the one that sends a huge update
     assert result["recorded"] == rounds and result["epsilon"] == result["planned"]
     assert result["weights"] == pytest.approx([2.0, 1.0], abs=1.0)  # of y = 2x + 1
