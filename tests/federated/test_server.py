@@ -231,7 +231,7 @@ def test_plan_is_calibrated_for_users() -> None:
     "change",
     [
         dict(rounds=0), dict(rounds=2.0), dict(weight_cap=0.0), dict(weight_cap=math.inf), dict(total_weight=-1.0),
-        dict(noise_multiplier=-1.0), dict(clip=cw.NoClip()),
+        dict(total_weight=1e-300), dict(noise_multiplier=-1.0), dict(clip=cw.NoClip()),
     ],
     ids=str,
 )  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
 from clipwise.accounting import FederatedRounds, account, noise_scale
@@ -14,6 +13,8 @@ from clipwise.plan import Plan
 from clipwise.sampling import FullBatch, Poisson
 
 __all__ = ["FederatedPlan"]
+
+_LEAST = 1e-30  # of weights: what is divided by them must stay a float32
 
 
 @dataclass(frozen=True)
@@ -53,8 +54,8 @@ class FederatedPlan:
             raise InvalidPlan(f"rounds must be a positive integer, got {self.rounds!r}.")
         for name, value in (("weight_cap", self.weight_cap), ("total_weight", self.total_weight)):
             number = isinstance(value, (int, float)) and not isinstance(value, bool)
-            if value is not None and not (number and 0 < value < math.inf):
-                raise InvalidPlan(f"{name} must be a positive finite number, got {value!r}.")
+            if value is not None and not (number and _LEAST <= value <= 1 / _LEAST):
+                raise InvalidPlan(f"{name} must be a positive number from {_LEAST:g} to {1 / _LEAST:g}, got {value!r}.")
         core = self._core()  # clipping and noise are checked as in any plan
         if not isinstance(self.clip, AdaptiveClip):
             object.__setattr__(self, "clip", core.clip)
