@@ -232,6 +232,7 @@ def test_plan_is_calibrated_for_users() -> None:
     [
         dict(rounds=0), dict(rounds=2.0), dict(weight_cap=0.0), dict(weight_cap=math.inf), dict(total_weight=-1.0),
         dict(total_weight=1e-300), dict(noise_multiplier=-1.0), dict(clip=cw.NoClip()),
+        dict(clip=cw.BatchClip(1.0), noise_multiplier=0.0),
     ],
     ids=str,
 )  # fmt: skip

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from clipwise.accounting import FederatedRounds, account, noise_scale
 from clipwise.accounting.accountant import Accountant, Relation
-from clipwise.clipping import Clip, Rule, Style
+from clipwise.clipping import BatchClip, Clip, Flat, Rule, Style
 from clipwise.errors import InvalidPlan, InvalidSampling
 from clipwise.federated.adaptive import AdaptiveClip
 from clipwise.plan import Plan
@@ -57,6 +57,9 @@ class FederatedPlan:
             if value is not None and not (number and _LEAST <= value <= 1 / _LEAST):
                 raise InvalidPlan(f"{name} must be a positive number from {_LEAST:g} to {1 / _LEAST:g}, got {value!r}.")
         core = self._core()  # clipping and noise are checked as in any plan
+        for style in (core.style(0), core.style(self.rounds - 1)):
+            if isinstance(style, Flat) and isinstance(style.rule, BatchClip):
+                raise InvalidPlan("BatchClip needs the norms of all, and a user knows its own: use another rule.")
         if not isinstance(self.clip, AdaptiveClip):
             object.__setattr__(self, "clip", core.clip)
 
