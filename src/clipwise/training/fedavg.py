@@ -101,6 +101,6 @@ def _row(job: Job, server: Server, report: RoundReport) -> dict[str, Any]:
         "private": {
             "users_selected": report.selected,
             "users_in_the_sum": report.used,
-            "updates_shortened": report.shortened,
+            "updates_shortened_by_the_server": report.shortened,
         },
     }
