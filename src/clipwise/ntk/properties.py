@@ -27,7 +27,7 @@ __all__ = ["DENSE_LIMIT", "Properties", "product_properties", "properties"]
 DENSE_LIMIT = 2000
 _RELATIVE = {torch.float64: 1e-10}  # of the matrix's norm; what rounding can do to a kernel
 _RELATIVE_SINGLE = 1e-5
-_TOLERANCE = 1e-6  # of the iterations, relative to the largest eigenvalue
+_TOLERANCE = 1e-5  # of the iterations, relative to the largest eigenvalue
 _ROUNDS = 2000
 
 
@@ -165,13 +165,18 @@ class _Symmetric:
 
     @classmethod
     def of(cls, values: Any) -> _Symmetric:
-        return cls(len(values), values.__matmul__, values if len(values) <= DENSE_LIMIT else None)
+        return cls(len(values), lambda v: _times(values, v), values if len(values) <= DENSE_LIMIT else None)
 
 
 def _symmetric_part(values: Any) -> _Symmetric:
     if len(values) <= DENSE_LIMIT:
         return _Symmetric.of(0.5 * (values + values.T))
-    return _Symmetric(len(values), lambda v: 0.5 * (values @ v + values.T @ v))
+    return _Symmetric(len(values), lambda v: 0.5 * (_times(values, v) + _times(values.T, v)))
+
+
+def _times(values: Any, vector: Any) -> Any:
+    """The product in the matrix's own precision: numpy would copy a float32 matrix to float64 at every product."""
+    return (values @ vector.ravel().astype(values.dtype)).astype(np.float64)
 
 
 def _least_symmetric(matrix: _Symmetric) -> tuple[float, Any, str]:
@@ -187,11 +192,11 @@ def _least_symmetric(matrix: _Symmetric) -> tuple[float, Any, str]:
 
 
 def _lanczos(apply: Callable[[Any], Any], size: int, start: Any) -> tuple[float, Any]:
-    operator = sparse_linalg.LinearOperator(
-        (size, size), matvec=lambda v: np.asarray(apply(v.ravel()), dtype=np.float64), dtype=np.float64
-    )
+    operator = sparse_linalg.LinearOperator((size, size), matvec=lambda v: apply(v.ravel()), dtype=np.float64)
     try:
-        values, vectors = sparse_linalg.eigsh(operator, k=1, which="LA", v0=start, tol=_TOLERANCE, maxiter=_ROUNDS)
+        values, vectors = sparse_linalg.eigsh(
+            operator, k=1, which="LA", v0=start, ncv=min(size, 60), tol=_TOLERANCE, maxiter=_ROUNDS
+        )
     except sparse_linalg.ArpackNoConvergence as error:
         raise _not_converged(size) from error
     return float(values[0]), vectors[:, 0]
@@ -228,11 +233,9 @@ def _arnoldi(values: Any) -> tuple[Any, Any]:
     start = np.random.default_rng(0).standard_normal(size)
     shift = float(np.linalg.norm(values))  # turns the spectrum upside down: the least real part becomes the largest
     turned = sparse_linalg.LinearOperator(
-        (size, size), matvec=lambda v: shift * v - np.asarray(values @ v, dtype=np.float64), dtype=np.float64
+        (size, size), matvec=lambda v: shift * v.ravel() - _times(values, v), dtype=np.float64
     )
-    plain = sparse_linalg.LinearOperator(
-        (size, size), matvec=lambda v: np.asarray(values @ v, dtype=np.float64), dtype=np.float64
-    )
+    plain = sparse_linalg.LinearOperator((size, size), matvec=lambda v: _times(values, v), dtype=np.float64)
     options = dict(k=6, ncv=min(size - 1, 120), v0=start, tol=_TOLERANCE, maxiter=_ROUNDS)
     try:
         low, low_vectors = sparse_linalg.eigs(turned, which="LR", **options)
