@@ -92,7 +92,8 @@ def reproduce(out: Path, quick: bool, instances: dict[str, Any]) -> dict[str, An
     progress("instances")
     found: dict[str, Any] = {"instances": checked(instances)}
     progress("optimizers")
-    flows = optimizers.flows(Case.from_dict(instances["layerwise_stuck"]["case"]), points=21 if quick else 201)
+    stuck = Case.from_dict(instances["layerwise_stuck"]["case"])
+    flows = optimizers.flows(stuck, *((21, 3.0) if quick else (201,)))
     found["optimizers"] = optimizers.summary(flows)
     progress("Table 1")
     found["table"] = table.table(instances, networks=6 if quick else 60, flows=1 if quick else 24)

@@ -13,11 +13,11 @@ METHODS = {"gd": "LSODA", "heavy_ball": "RK45", "nesterov": "RK45", "adam": "RK4
 FLAT = random_case(10_003, Architecture("mlp", (2, 8, 1)), 4, Clipping("abadi", (0.5,)), 60.0, outliers=False)
 
 
-def flows(stuck: Case, points: int) -> dict[str, dict[str, cw.ntk.GradientFlow]]:
+def flows(stuck: Case, points: int, longest: float = 60.0) -> dict[str, dict[str, cw.ntk.GradientFlow]]:
     """Every optimizer from the same start: a network with flat clipping, and the layerwise instance that stops."""
     return {
         style: {name: case.flow(end, optimizer=name, points=points, method=method) for name, method in METHODS.items()}
-        for style, case, end in (("flat", FLAT, FLAT.t_end), ("layerwise", stuck, min(stuck.t_end, 40.0)))
+        for style, case, end in (("flat", FLAT, min(FLAT.t_end, longest)), ("layerwise", stuck, min(40.0, longest)))
     }
 
 
