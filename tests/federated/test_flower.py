@@ -280,6 +280,9 @@ def test_simulation_of_flower_ends_by_itself_and_leaves_nothing_behind(tmp_path:
             while process.poll() is None and time.monotonic() < deadline:
                 most = max(most, len(started_with(mark)))
                 time.sleep(1)
+            patience = time.monotonic() + 60  # Ray's workers notice the end of their driver a moment later
+            while started_with(mark) and time.monotonic() < patience:
+                time.sleep(0.5)
             left = [" ".join(p.cmdline()) for p in started_with(mark)]
         finally:
             for stray in started_with(mark):
