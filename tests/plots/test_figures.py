@@ -138,6 +138,18 @@ def test_the_privacy_curve_marks_delta() -> None:
     assert any(list(line.get_ydata()) == [1e-5, 1e-5] for line in drawn.axes[0].lines)
 
 
+@pytest.mark.parametrize(
+    "names", [("R = 2", "R = 20", "R = 200", "not private"), ("a rather long name of an arm",) * 2]
+)
+def test_the_names_of_the_arms_fit_below_a_single_panel(names: tuple[str, ...]) -> None:
+    drawn = plots.training_curves(
+        {f"{name}{' ' * k}": {"mse": Curve((0.0, 1.0), (1.0, 0.5))} for k, name in enumerate(names)}
+    )
+    drawn.canvas.draw()
+    box = drawn.legends[0].get_window_extent()
+    assert box.x0 >= 0 and box.x1 <= drawn.bbox.width
+
+
 def test_looks_differ_in_colour_and_without_it() -> None:
     looks = [look(k) for k in range(7)]
     assert len({each.colour for each in looks}) == len({(each.mark, each.dashes) for each in looks}) == 7

@@ -136,9 +136,9 @@ def arm_legend(drawn: Any, labels: Sequence[str]) -> None:
 
     handles = [Line2D([], [], **look(place).line) for place in range(len(labels))]
     blank = ["x" * min(len(label), 40) for label in labels]  # the layout asks for the widths of texts
-    legend = drawn.legend(
-        handles, blank, loc="outside lower center", ncols=min(4, len(labels)), handlelength=2.6, labelcolor=MUTED
-    )
+    entry = (0.55 * max(map(len, blank), default=0) + 5.5) * 9.0 / 72  # inches: text, line and gaps at this font
+    columns = max(1, min(4, len(labels), int(drawn.get_figwidth() / entry)))
+    legend = drawn.legend(handles, blank, loc="outside lower center", ncols=columns, handlelength=2.6, labelcolor=MUTED)
     for text, label in zip(legend.get_texts(), labels, strict=True):
         # Set like this, a label may begin with an underscore and hold dollar signs.
         text.set_parse_math(False)
