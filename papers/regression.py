@@ -25,7 +25,9 @@ def rises(arm: Arm) -> float:
 def write(title: str, arms: Sequence[Arm], folder: Path) -> str:
     """The curves with one standard deviation to both sides, and the table."""
     curves = {arm.name: {"mse": curve} for arm in arms if (curve := arm.curve("test", "mse"))}
-    drawn = figure(folder, "training", plots.training_curves(curves), "Test error over training, mean and deviation")
+    picture = plots.training_curves(curves)
+    picture.axes[0].set_yscale("log")  # the first steps are far above all that follows
+    drawn = figure(folder, "training", picture, "Test error over training, mean and deviation")
     said = ["How far the mean test error climbs above its lowest value so far:\n"]
     said += [f"- {arm.name}: {100 * rises(arm):.1f} %" for arm in arms]
     return page(folder, title, arms, (), [drawn], ["\n".join(said) + "\n"])
