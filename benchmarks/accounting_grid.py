@@ -24,22 +24,21 @@ DELTAS = (1e-15, 1e-10, 1e-5, 1e-2, 0.1)
 _GROWS = (-1, 1, 1, -1)  # epsilon along each of the four axes
 
 Place: TypeAlias = tuple[int, ...]
+Answers: TypeAlias = dict[Place, tuple[float, str, float]]
 
 
-def measure() -> dict[Place, tuple[float, str, float]]:
+def measure() -> Answers:
     """Epsilon, who answered and CPU seconds, at every point of the grid."""
-    answers = {}
-    for place in itertools.product(*(range(len(axis)) for axis in (NOISES, RATES, STEPS, DELTAS))):
-        noise, (batch, size), steps, delta = (
-            axis[k] for axis, k in zip((NOISES, RATES, STEPS, DELTAS), place, strict=True)
-        )
+    answers: Answers = {}
+    axes = enumerate(NOISES), enumerate(RATES), enumerate(STEPS), enumerate(DELTAS)
+    for (i, noise), (j, (batch, size)), (k, steps), (n, delta) in itertools.product(*axes):
         begin = time.process_time()
         guarantee = account((GaussianSteps(Poisson(size, batch), noise, steps),), delta)
-        answers[place] = (guarantee.epsilon, guarantee.accountant, time.process_time() - begin)
+        answers[i, j, k, n] = (guarantee.epsilon, guarantee.accountant, time.process_time() - begin)
     return answers
 
 
-def falls(answers: dict[Place, tuple[float, str, float]]) -> int:
+def falls(answers: Answers) -> int:
     """Pairs of neighbours where epsilon goes the wrong way, beyond 1e-6 of its value."""
     wrong = 0
     for place, (epsilon, *_) in answers.items():
@@ -51,7 +50,7 @@ def falls(answers: dict[Place, tuple[float, str, float]]) -> int:
     return wrong
 
 
-def summary(answers: dict[Place, tuple[float, str, float]]) -> dict[str, Any]:
+def summary(answers: Answers) -> dict[str, Any]:
     """What the grid shows."""
     return {
         "points": len(answers),
