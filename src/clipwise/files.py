@@ -1,16 +1,17 @@
-"""Files that are there whole or not at all."""
+"""Files that are there whole or not at all, and folders that one process works in."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 from clipwise.errors import ClipwiseError
 
-__all__ = ["replacing"]
+__all__ = ["locked", "replacing"]
 
 
 @contextlib.contextmanager
@@ -61,3 +62,30 @@ def _sync_directory(directory: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+@contextlib.contextmanager
+def locked(folder: Path, busy: Callable[[], None]) -> Iterator[bool]:
+    """One process at a time in a folder; False where folders cannot be locked (Windows, some networks).
+
+    `busy` is called when another process is in it: to give up it raises, else the folder is waited for.
+    """
+    if sys.platform == "win32":
+        yield False
+        return
+    import fcntl
+
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            held = True
+        except BlockingIOError:
+            busy()
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            held = True
+        except OSError:  # a network file system without locks
+            held = False
+        yield held
+    finally:
+        os.close(handle)  # a process that dies lets go as well

@@ -6,7 +6,6 @@ its name in it. `CLIPWISE_OFFLINE=1` forbids fetching.
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import hashlib
 import json
@@ -15,7 +14,7 @@ import shutil
 import sys
 import tempfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,7 +24,7 @@ from clipwise.data.entries import Entry, File, Form, Source
 from clipwise.data.origins import Origin, Unavailable, disk_full, file_sha256
 from clipwise.data.progress import Progress, Terminal, size_text
 from clipwise.errors import DataError
-from clipwise.files import replacing
+from clipwise.files import locked, replacing
 
 __all__ = ["Found", "find", "folders", "obtain", "problems"]
 
@@ -159,30 +158,6 @@ def problems(entry: Entry) -> list[str]:
     return lines
 
 
-@contextlib.contextmanager
-def _locked(folder: Path, progress: Progress) -> Iterator[bool]:
-    """One process at a time in a folder; False where folders cannot be locked, and writes are only atomic."""
-    if sys.platform == "win32":
-        yield False
-        return
-    import fcntl
-
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            held = True
-        except BlockingIOError:
-            progress.say(f"waiting for another process that is fetching into {folder}")
-            fcntl.flock(handle, fcntl.LOCK_EX)
-            held = True
-        except OSError:  # a network file system without locks
-            held = False
-        yield held
-    finally:
-        os.close(handle)  # a process that dies lets go as well
-
-
 def _offline() -> bool:
     return os.environ.get("CLIPWISE_OFFLINE", "") not in ("", "0")
 
@@ -208,7 +183,7 @@ def obtain(entry: Entry, progress: Progress | None = None) -> Found:
     told = Terminal() if progress is None else progress
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with _locked(folder, told) as alone:
+        with locked(folder, lambda: told.say(f"waiting for another process that is fetching into {folder}")) as alone:
             if alone:
                 for stale in folder.glob(f"{_PART}*"):  # of a process that was killed
                     shutil.rmtree(stale, ignore_errors=True)

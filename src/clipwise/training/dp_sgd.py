@@ -15,7 +15,7 @@ from clipwise.private import Private
 from clipwise.training.datasets import Records
 from clipwise.training.folder import Folder
 from clipwise.training.job import Job, Trained
-from clipwise.training.measure import evaluate, headline, step_statistics
+from clipwise.training.measure import measured_row, spent, step_statistics
 from clipwise.training.watch import Progress, Watch
 
 __all__ = ["begin", "by_losses", "carry_on", "train"]
@@ -80,7 +80,7 @@ def carry_on(
             folder.append(row)
         if step % job.checkpoint_every == 0 or step == job.plan.steps:
             save()
-        watch(Progress(step, job.plan.steps, first, lambda: _epsilon(job, private), row and row["test"]))
+        watch(Progress(step, job.plan.steps, first, lambda: spent(job, private), row and row["test"]))
 
 
 def begin(
@@ -109,17 +109,7 @@ def _set_rate(optimizer: Optimizer, rate: float) -> None:
         group["lr"] = rate
 
 
-def _epsilon(job: Job, private: Private) -> float | None:
-    return None if job.delta is None else private.epsilon(job.delta)
-
-
 def _row(job: Job, private: Private, loss: float) -> dict[str, Any]:
-    """A row of metrics.jsonl; what is under "private" is exact and not covered by epsilon."""
     step = private.steps_done
-    return {
-        "step": step,
-        "epoch": step * job.plan.batch_size / len(job.train),
-        "epsilon": _epsilon(job, private),
-        "test": headline(job, evaluate(job)),
-        "private": step_statistics(private.last, loss),
-    }
+    epoch = step * job.plan.batch_size / len(job.train)
+    return measured_row(job, private, step, epoch, step_statistics(private.last, loss))

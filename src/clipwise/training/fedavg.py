@@ -13,7 +13,7 @@ from clipwise.errors import CheckpointError
 from clipwise.federated import RoundReport, Server, run
 from clipwise.training.folder import Folder
 from clipwise.training.job import Job, Trained
-from clipwise.training.measure import evaluate, headline
+from clipwise.training.measure import measured_row, spent
 from clipwise.training.watch import Progress, Watch
 
 __all__ = ["train"]
@@ -51,7 +51,7 @@ def train(job: Job, folder: Folder, watch: Watch, resume: bool) -> Trained:
             folder.append(row)
         if last or done % job.checkpoint_every == 0:
             save()
-        watch(Progress(done, server.plan.rounds, first, lambda: _epsilon(job, server), row and row["test"]))
+        watch(Progress(done, server.plan.rounds, first, lambda: spent(job, server), row and row["test"]))
     return Trained(server.ledger)
 
 
@@ -86,21 +86,11 @@ def _set_rate(job: Job, server: Server, optimizer: Optimizer | None) -> None:
         group["lr"] = federation.server.learning_rate.at(style, list(job.parameters))
 
 
-def _epsilon(job: Job, server: Server) -> float | None:
-    return None if job.delta is None else server.epsilon(job.delta)
-
-
 def _row(job: Job, server: Server, report: RoundReport) -> dict[str, Any]:
-    """A row of metrics.jsonl; what is under "private" is exact and not covered by epsilon."""
     done = server.rounds_done
-    return {
-        "step": done,
-        "epoch": done * server.plan.rate,
-        "epsilon": _epsilon(job, server),
-        "test": headline(job, evaluate(job)),
-        "private": {
-            "users_selected": report.selected,
-            "users_in_the_sum": report.used,
-            "updates_shortened_by_the_server": report.shortened,
-        },
+    private = {
+        "users_selected": report.selected,
+        "users_in_the_sum": report.used,
+        "updates_shortened_by_the_server": report.shortened,
     }
+    return measured_row(job, server, done, done * server.plan.rate, private)

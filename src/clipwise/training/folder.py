@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from clipwise.errors import DataError, InvalidConfig
-from clipwise.files import replacing
+from clipwise.files import locked, replacing
 from clipwise.training.toml import Source
 
 __all__ = ["Folder"]
@@ -94,7 +93,7 @@ class Folder:
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            with _locked(self.path):
+            with locked(self.path, self._taken):
                 if not resume:
                     self._clear()
                     self.write("config.toml", text)
@@ -107,6 +106,9 @@ class Folder:
         self._clear()
         if not any(self.path.iterdir()):
             self.path.rmdir()
+
+    def _taken(self) -> None:
+        raise DataError(f"another process is training in {self.path}; wait for it, or use --output.")
 
     def _clear(self) -> None:
         for name in OURS:
@@ -140,27 +142,6 @@ class Folder:
         """Forget rows of steps after the checkpoint that the run goes on from: they will be made again."""
         rows = [row for row in self.rows() if row["step"] <= step]
         self.write("metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
-
-
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """No other process in this folder; where folders cannot be locked (Windows, some networks) nothing is done."""
-    try:
-        import fcntl
-    except ImportError:
-        yield
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise DataError(f"another process is training in {folder}; wait for it, or use --output.") from None
-        except OSError:  # a network file system without locks
-            pass
-        yield
-    finally:
-        os.close(handle)
 
 
 def _differing(old: Mapping[str, Any], new: Mapping[str, Any], path: tuple[str, ...]) -> set[str]:

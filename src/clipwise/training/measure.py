@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from clipwise import calibration
 from clipwise.calibration import CalibrationResult, RegressionResult
 from clipwise.errors import DataError
-from clipwise.private import StepStatistics
+from clipwise.private import Private, StepStatistics
 from clipwise.training.job import Job
 
-__all__ = ["evaluate", "headline", "step_statistics"]
+if TYPE_CHECKING:
+    from clipwise.federated import Server
+
+__all__ = ["evaluate", "headline", "measured_row", "spent", "step_statistics"]
 
 HEADLINE = {
     "classification": ("accuracy", "nll", "ece", "mce", "brier"),
@@ -37,6 +41,24 @@ def headline(job: Job, result: CalibrationResult | RegressionResult) -> dict[str
     """The few numbers that are followed over training."""
     found = {name: getattr(result, name) for name in HEADLINE[job.data.task]}
     return {name: float(value) for name, value in found.items() if value is not None}
+
+
+def spent(job: Job, run: Private | Server) -> float | None:
+    """Epsilon so far; None for a run that is not private."""
+    return None if job.delta is None else run.epsilon(job.delta)
+
+
+def measured_row(
+    job: Job, run: Private | Server, step: int, epoch: float, private: Mapping[str, Any]
+) -> dict[str, Any]:
+    """A row of metrics.jsonl; what is under "private" is exact and not covered by epsilon."""
+    return {
+        "step": step,
+        "epoch": epoch,
+        "epsilon": spent(job, run),
+        "test": headline(job, evaluate(job)),
+        "private": private,
+    }
 
 
 def step_statistics(last: StepStatistics | None, loss: float) -> dict[str, Any]:
