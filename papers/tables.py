@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import matplotlib as mpl
+
 from clipwise.calibration import CalibrationResult
 from clipwise.report import Arm, Estimate, Run
 
@@ -93,7 +95,8 @@ def figure(folder: Path, name: str, drawn: Any, caption: str) -> str:
     """Save a figure; the line of the page that shows it."""
     path = folder / "figures" / f"{name}.svg"
     path.parent.mkdir(exist_ok=True)
-    drawn.savefig(path)
+    with mpl.rc_context({"svg.hashsalt": name}):  # equal figures are equal files
+        drawn.savefig(path, metadata={"Date": None})
     return f"![{caption}](figures/{name}.svg)\n"
 
 
