@@ -9,17 +9,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
 
 from clipwise.report import Arm, Run, arms_of
+from papers.work import advance, side_by_side
 
 METRICS = ("accuracy", "nll", "ece", "mce")
 
@@ -65,11 +62,14 @@ class Job:
     def finished(self) -> bool:
         return (self.output / "result.json").is_file()
 
+    def __str__(self) -> str:
+        return f"{self.variant.name}, seed {self.seed}"
+
     def overrides(self) -> list[str]:
         return [f"name={json.dumps(self.variant.name)}", f"seed={self.seed}", *self.variant.settings, *self.settings]
 
 
-def carry_out(job: Job) -> Job:
+def carry_out(job: Job) -> None:
     """Train one run in this process, from its checkpoint when it was begun before."""
     import torch
 
@@ -78,8 +78,8 @@ def carry_out(job: Job) -> Job:
 
     torch.set_num_threads(1)  # runs are done side by side instead
     config = Config.load(job.config, job.overrides())
-    train(config, output=job.output, resume=(job.output / "config.toml").is_file(), page=False)
-    return job
+    resume = (job.output / "config.toml").is_file()
+    train(config, output=job.output, resume=resume, page=False, watch=lambda at: advance(1 / (at.steps - at.first)))
 
 
 def parser_of(name: str, seeds: int) -> argparse.ArgumentParser:
@@ -118,17 +118,10 @@ def _slug(name: str) -> str:
 
 def train_all(todo: Sequence[Job], processes: int) -> None:
     """Carry the jobs out, telling of each when it ends."""
-    begun, done = time.monotonic(), 0
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        for future in as_completed([pool.submit(carry_out, job) for job in todo]):
-            job = future.result()
-            done += 1
-            spent = time.monotonic() - begun
-            left = spent / done * (len(todo) - done)
-            test = Run.load(job.output).test.to_dict()
-            numbers = ", ".join(f"{m} {test[m]:.4g}" for m in (*METRICS, "mse") if test.get(m) is not None)
-            print(f"[{done}/{len(todo)}] {job.variant.name}, seed {job.seed}: {numbers} ({left / 60:.0f} min left)")
-            sys.stdout.flush()
+    for done, (job, _) in enumerate(side_by_side("runs", carry_out, todo, processes), start=1):
+        test = Run.load(job.output).test.to_dict()
+        numbers = ", ".join(f"{m} {test[m]:.4g}" for m in (*METRICS, "mse") if test.get(m) is not None)
+        print(f"[{done}/{len(todo)}] {job}: {numbers}", flush=True)
 
 
 def runs_of(study: Study, root: Path) -> Iterator[Run]:

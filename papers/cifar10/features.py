@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from functools import lru_cache
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import torch
 from torch.utils.data import TensorDataset
 
 from clipwise.data import DataSet, load
-from clipwise.data.store import folders
 from clipwise.errors import DataError
 from clipwise.files import replacing
 from clipwise.private.checkpoint import digest
 from papers.cifar10.networks import Network, extractor
+from papers.work import cache_folder, fill
 
 SHARD, BATCH = 2_000, 4  # few at a time stay in the processor's caches
 
@@ -87,9 +87,8 @@ def cached(network: str, model: Network) -> Path:
         "inputs": f"bilinear to {model.side} pixels, (x - {model.mean!r}) / {model.std!r}",
         "form": f"float16, {SHARD} records a shard",
     }
-    folder = _home() / f"cifar10-{Path(network).name}-{digest(made_of)[:16]}"
+    folder = cache_folder("features", f"cifar10-{Path(network).name}-{digest(made_of)[:16]}")
     if not _whole(folder):
-        folder.mkdir(exist_ok=True)
         shards = _fill(folder, model)
         with replacing(folder / "made_of.json", DataError) as file:
             file.write(json.dumps({**made_of, "shards": shards}, indent=1).encode() + b"\n")
@@ -104,34 +103,19 @@ def _whole(folder: Path) -> bool:
     )
 
 
-def _home() -> Path:
-    """`features` in the first cache folder that can be written."""
-    problems = []
-    for base in folders():
-        try:
-            (base / "features").mkdir(parents=True, exist_ok=True)
-        except OSError as problem:
-            problems.append(str(problem))
-        else:
-            return base / "features"
-    raise DataError(f"there is no cache folder for features ({'; '.join(problems)}). Set CLIPWISE_DATA.")
-
-
 def _fill(folder: Path, model: Network) -> list[str]:
     """Compute the shards that are missing; the names of all."""
     data = load("cifar10")
     parts = {"train": data.train, "test": data.test}
-    wanted = {_shard(name, k): (part, k) for name, part in parts.items() for k in range(0, len(part), SHARD)}
-    todo = [name for name in wanted if not (folder / name).is_file()]
-    begun = time.monotonic()
-    for done, name in enumerate(todo, start=1):
-        part, k = wanted[name]
-        found = compute(model, part, k, k + SHARD)
-        with replacing(folder / name, DataError) as file:
-            np.savez(file, x=found, y=part.tensors[1][k : k + SHARD].numpy())
-        left = (time.monotonic() - begun) / done * (len(todo) - done)
-        print(f"features: {done} of {len(todo)} shards, {left / 60:.0f} min left", file=sys.stderr, flush=True)
-    return list(wanted)
+    wanted = [(name, part, k) for name, part in parts.items() for k in range(0, len(part), SHARD)]
+
+    def make(place: int, file: BinaryIO) -> None:
+        _, part, k = wanted[place]
+        np.savez(file, x=compute(model, part, k, k + SHARD), y=part.tensors[1][k : k + SHARD].numpy())
+
+    names = [_shard(name, k) for name, _, k in wanted]
+    fill("shards of features", [folder / name for name in names], make)
+    return names
 
 
 def _shard(name: str, start: int) -> str:

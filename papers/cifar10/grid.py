@@ -6,15 +6,12 @@
 from __future__ import annotations
 
 import json
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import nan, sqrt
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +20,7 @@ from clipwise.errors import DataError
 from clipwise.files import replacing
 from clipwise.report import Estimate, Point
 from papers.tables import calibration_of
+from papers.work import side_by_side
 
 BINS = (10, 15, 20)
 METRICS = ("accuracy", "nll", "ece", *(f"mce{bins}" for bins in BINS))
@@ -90,17 +88,12 @@ def complete(wanted: Sequence[Cell], path: Path, config: Path, settings: Sequenc
     rows = read(path)
     done = {tuple(row[name] for name in asdict(wanted[0])) for row in rows} if wanted else set()
     todo = [cell for cell in wanted if tuple(asdict(cell).values()) not in done]
-    begun = time.monotonic()
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        futures = [pool.submit(measure, cell, config, settings) for cell in todo]
-        for count, future in enumerate(as_completed(futures), start=1):
-            rows.append(future.result())
-            rows.sort(key=lambda row: [row[name] for name in asdict(todo[0])])
-            with replacing(path, DataError) as file:
-                file.write(("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n").encode())
-            left = (time.monotonic() - begun) / count * (len(todo) - count)
-            if count % 10 == 0 or count == len(todo):
-                print(f"grid: {count} of {len(todo)} cells, {left / 60:.0f} min left", file=sys.stderr, flush=True)
+    work = partial(measure, config=config, settings=tuple(settings))
+    for _, row in side_by_side("cells of the grid", work, todo, jobs):
+        rows.append(row)
+        rows.sort(key=lambda row: [row[name] for name in asdict(todo[0])])
+        with replacing(path, DataError) as file:
+            file.write(("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n").encode())
     return rows
 
 

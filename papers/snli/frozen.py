@@ -10,15 +10,12 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-import sys
-import time
 import zlib
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -26,11 +23,11 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from clipwise.data import DataSet, TextDataSet, Weights, load_text, load_weights
-from clipwise.data.store import folders
 from clipwise.errors import DataError
 from clipwise.files import replacing
 from papers.snli.bert import frozen_layers, tokenizer
 from papers.snli.synthetic import synthetic_pairs
+from papers.work import cache_folder, fill
 
 FORMAT = 1
 SHARD = 4096
@@ -106,7 +103,7 @@ def hidden(choice: Choice) -> Hidden:
     files = {path.name: _sha256(path) for path in parts}
     made_from = [FORMAT, SHARD, text.fingerprint, files, choice.max_length]
     key = hashlib.sha256(json.dumps(made_from).encode()).hexdigest()
-    folder = _home(f"{weights.name}-{key[:16]}")
+    folder = cache_folder("snli-states", f"{weights.name}-{key[:16]}")
     tokens = _tokens(folder, text, weights, choice.max_length)
     where = _places(tokens)
     _compute(folder, tokens, where, weights)
@@ -122,16 +119,6 @@ def hidden(choice: Choice) -> Hidden:
 
 def _sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def _home(name: str) -> Path:
-    """The folder of a cache: one that is there, else in the first data folder that can be written."""
-    places = [base / "snli-states" / name for base in folders()]
-    for folder in [place for place in places if place.is_dir()] or places:
-        with suppress(OSError):
-            folder.mkdir(parents=True, exist_ok=True)
-            return folder
-    raise DataError(f"{' and '.join(map(str, folders()))} cannot be written; let CLIPWISE_DATA name a folder that can.")
 
 
 def _check_space(folder: Path, needed: int) -> None:
@@ -192,15 +179,13 @@ def _compute(folder: Path, tokens: dict[str, Any], where: dict[str, Any], weight
     model = frozen_layers(weights.folder)
     tokens_left = sum(int(where[part][np.isin(where[part][:, 0], missing), 2].sum()) for part in PARTS)
     _check_space(folder, tokens_left * int(model.config.hidden_size) * 2)
-    begun = time.monotonic()
-    for done, k in enumerate(missing, start=1):
+
+    def make(k: int, file: BinaryIO) -> None:
         part = "train" if k <= where["train"][-1, 0] else "test"
         records = np.flatnonzero(where[part][:, 0] == k)
-        states = _states(model, tokens, part, records)
-        with replacing(paths[k], DataError) as file:
-            np.save(file, states)
-        left = (time.monotonic() - begun) / done * (len(missing) - done)
-        print(f"frozen layers: shard {k + 1} of {len(paths)}, {left / 60:.0f} min left", file=sys.stderr, flush=True)
+        np.save(file, _states(model, tokens, part, records))
+
+    fill("shards of hidden states", paths, make)
 
 
 def _states(model: torch.nn.Module, tokens: dict[str, Any], part: str, records: Any) -> Any:

@@ -15,27 +15,28 @@ from clipwise.report import Arm
 from papers.tables import Claim, bins_table, figure, page
 
 SMALL, MIX_UP, LARGE, NOT_PRIVATE = "R = 0.1", "R = 0.1, then 20", "R = 20", "not private"
+_SMALLER = "MiniLM on 99,890 pairs, where the paper has BERT-base on 550,152"
+_CALMER = "states of a frozen network without dropout, and a last layer of 1.9 instead of 7.7 million parameters"
 CLAIMS = (
-    Claim(SMALL, "accuracy", 0.741),
-    Claim(MIX_UP, "accuracy", 0.731),
-    Claim(LARGE, "accuracy", 0.659),
-    Claim(NOT_PRIVATE, "accuracy", 0.854),
-    Claim(SMALL, "nll", 1.79, unit=0.01),
-    Claim(MIX_UP, "nll", 1.08, unit=0.01),
-    Claim(SMALL, "ece", 0.220),
-    Claim(MIX_UP, "ece", 0.176),
-    Claim(NOT_PRIVATE, "ece", 0.130),
-    Claim(SMALL, "mce", 0.625),
-    Claim(MIX_UP, "mce", 0.289),
-    Claim(NOT_PRIVATE, "mce", 0.347),
+    Claim(SMALL, "accuracy", 0.741, _SMALLER),
+    Claim(MIX_UP, "accuracy", 0.731, _SMALLER),
+    Claim(LARGE, "accuracy", 0.659, _SMALLER),
+    Claim(NOT_PRIVATE, "accuracy", 0.854, _SMALLER),
+    Claim(SMALL, "nll", 1.79, _SMALLER, unit=0.01),
+    Claim(MIX_UP, "nll", 1.08, _SMALLER, unit=0.01),
+    Claim(SMALL, "ece", 0.220, "less accurate, and as sure of itself"),
+    Claim(MIX_UP, "ece", 0.176, _CALMER),
+    Claim(NOT_PRIVATE, "ece", 0.130, _CALMER),
+    Claim(SMALL, "mce", 0.625, "the number of bins is not told"),
+    Claim(MIX_UP, "mce", 0.289, _CALMER),
+    Claim(NOT_PRIVATE, "mce", 0.347, _CALMER),
 )
 
 
 def write(arms: Sequence[Arm], folder: Path, command: str) -> str:
     """The figures of the paper's section, and the tables beside its numbers."""
     by_name = {arm.name: arm for arm in arms}
-    names = [name for name in (NOT_PRIVATE, MIX_UP, SMALL) if name in by_name] or list(by_name)
-    shown = {name: test for name in names if isinstance(test := by_name[name].first.test, CalibrationResult)}
+    shown = {arm.name: test for arm in arms if isinstance(test := arm.first.test, CalibrationResult)}
     figures = [
         figure(folder, "training", _training(by_name), "Loss, accuracy and ECE over training; the line is the switch"),
         figure(folder, "reliability", plots.reliability_diagram(shown), "Reliability diagrams, first seed"),
