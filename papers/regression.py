@@ -2,32 +2,93 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from clipwise import plots
-from clipwise.report import Arm
-from papers.tables import figure, page
+from clipwise.accounting.published import Published
+from clipwise.report import Arm, arms_of
+from papers.tables import Finding, estimate, figure, findings_table, page
+
+NOTICED = 0.02
+"""A climb of less cannot be seen in a figure."""
+EARLY = 300
+WITHOUT_NOISE = ", no noise"
+"""How the name of an arm ends that clips and adds no noise."""
 
 
-def rises(arm: Arm) -> float:
-    """How far the mean test loss climbs above its lowest value so far, relative to that value: 0 when it never does."""
-    curve = arm.curve("test", "mse")
-    assert curve is not None
+def climb(values: Iterable[float | None]) -> float:
+    """How far a curve climbs above its lowest value so far, relative to that value: 0 when it never does."""
     lowest, worst = float("inf"), 0.0
-    for value in curve.mean:
+    for value in values:
         if value is not None:
             lowest = min(lowest, value)
             worst = max(worst, value / lowest - 1)
     return worst
 
 
-def write(title: str, arms: Sequence[Arm], folder: Path) -> str:
-    """The curves with one standard deviation to both sides, and the table."""
-    curves = {arm.name: {"mse": curve} for arm in arms if (curve := arm.curve("test", "mse"))}
-    picture = plots.training_curves(curves)
-    picture.axes[0].set_yscale("log")  # the first steps are far above all that follows
-    drawn = figure(folder, "training", picture, "Test error over training, mean and deviation")
-    said = ["How far the mean test error climbs above its lowest value so far:\n"]
-    said += [f"- {arm.name}: {100 * rises(arm):.1f} %" for arm in arms]
-    return page(folder, title, arms, (), [drawn], ["\n".join(said) + "\n"])
+def climbs(arm: Arm) -> float:
+    """Of the single runs of an arm, on average."""
+    return fmean(climb(row["test"]["mse"] for row in run.curves if row.get("test")) for run in arm.runs)
+
+
+def findings(arms: Sequence[Arm], published: Published) -> list[Finding]:
+    """The paper's claims; the first arm has its small R, the private ones after it larger ones."""
+    private = [arm for arm in arms if arm.epsilon is not None]
+    if len(private) < 2 or private[0].epsilon is None:
+        return []
+    small, larger = private[0], private[1:]
+    error = small.estimates["mse"]
+    good = [arm.name for arm in larger if arm.estimates["mse"].mean <= error.mean + (error.deviation or 0.0)]
+    found = [
+        Finding(
+            f"a large R is as good as {small.name}",
+            "; ".join(f"{arm.name}: {estimate('mse', arm.estimates['mse'])}" for arm in private),
+            f"for {' and '.join(good)}" if good else False,
+        ),
+        _monotone(private, "the noise, which is the same in all, moves them alike"),
+    ]
+    noiseless = [arm for arm in arms if arm.name.endswith(WITHOUT_NOISE)]
+    if len(noiseless) > 1:
+        found.append(_monotone(noiseless, "clipping alone does not do it"))
+    exact = f"exact: {small.epsilon:.3f} at delta = {small.first.delta:.3g}"
+    right = abs(small.epsilon - published.claim) < 0.005
+    return [*found, Finding(f"epsilon is {published.claim:.2f}", exact, right or "no: an approximation, too low")]
+
+
+def _monotone(arms: Sequence[Arm], otherwise: str) -> Finding:
+    small, *larger = (climbs(arm) for arm in arms)
+    return Finding(
+        f"{arms[0].name} converges in a non-monotone way, a larger R less so",
+        "a run's test error climbs above its lowest value so far, on average by "
+        + "; ".join(f"{100 * climbs(arm):.1f} % ({arm.name})" for arm in arms),
+        f"no: {otherwise}" if max(larger) > small / 2 else True if small > NOTICED else "hardly",
+    )
+
+
+def write(title: str, published: Published, arms: Sequence[Arm], folder: Path) -> str:
+    """The curves with one standard deviation to both sides, and the tables."""
+    noiseless = [arm for arm in arms if arm.name.endswith(WITHOUT_NOISE)]
+    drawn = _curves([arm for arm in arms if arm not in noiseless])
+    figures = [figure(folder, "training", drawn, "Test error over training, mean and deviation")]
+    if noiseless:
+        early = _curves([arm for run in noiseless for arm in arms_of([run.first])])
+        early.axes[0].set_xlim(0, EARLY)
+        figures.append(figure(folder, "no_noise", early, "Clipped, without noise: test error early on, first seed"))
+    data = arms[0].first.provenance["data"]
+    setting = f"{data['records']:,} records to train on, {data['held_out']:,} held out. {data['note']}".strip()
+    return page(folder, title, arms, (), figures, [findings_table(findings(arms, published)), setting + "\n"])
+
+
+def _curves(arms: Sequence[Arm]) -> Any:
+    drawn = plots.training_curves({arm.name: {"mse": curve} for arm in arms if (curve := arm.curve("test", "mse"))})
+    axes = drawn.axes[0]
+    axes.set_yscale("log")  # the first steps are far above all that follows
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    return drawn

@@ -36,13 +36,24 @@ class Claim:
         return "same" if same else f"different{': ' + self.why if self.why else ''}"
 
 
-def _number(metric: str, value: float) -> str:
+@dataclass(frozen=True)
+class Finding:
+    """A claim of the paper in words, what was found here, and whether it holds."""
+
+    claim: str
+    here: str
+    holds: bool | str
+
+
+def number(metric: str, value: float) -> str:
+    """Shares in percent."""
     return f"{100 * value:.2f} %" if metric in _PERCENT else f"{value:.4f}"
 
 
-def _estimate(metric: str, estimate: Estimate) -> str:
-    deviation = "" if estimate.deviation is None else f" ± {_number(metric, estimate.deviation)}"
-    return f"{_number(metric, estimate.mean)}{deviation}"
+def estimate(metric: str, value: Estimate) -> str:
+    """Mean and deviation over the seeds."""
+    deviation = "" if value.deviation is None else f" ± {number(metric, value.deviation)}"
+    return f"{number(metric, value.mean)}{deviation}"
 
 
 def _rows(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
@@ -55,7 +66,7 @@ def results_table(arms: Sequence[Arm], metrics: Sequence[str]) -> str:
     lines = []
     for arm in arms:
         epsilon = "not private" if arm.epsilon is None else f"{arm.epsilon:.3f}"
-        values = [_estimate(metric, arm.estimates[metric]) for metric in metrics]
+        values = [estimate(metric, arm.estimates[metric]) for metric in metrics]
         lines.append([arm.name, str(len(arm.runs)), epsilon, *values])
     return _rows(["arm", "seeds", "exact epsilon", *(_TITLES[m] for m in metrics)], lines)
 
@@ -65,14 +76,20 @@ def claims_table(arms: Sequence[Arm], claims: Sequence[Claim]) -> str:
     by_name = {arm.name: arm for arm in arms}
     lines = []
     for claim in claims:
-        said = [claim.arm, _TITLES[claim.metric], _number(claim.metric, claim.value)]
+        said = [claim.arm, _TITLES[claim.metric], number(claim.metric, claim.value)]
         if claim.arm in by_name:
             arm = by_name[claim.arm]
             ours = arm.estimates[claim.metric]
-            lines.append([*said, _estimate(claim.metric, ours), str(len(arm.runs)), claim.verdict(ours)])
+            lines.append([*said, estimate(claim.metric, ours), str(len(arm.runs)), claim.verdict(ours)])
         else:
             lines.append([*said, "not run", "-", "-"])
     return _rows(["arm", "metric", "paper", "ours", "seeds", "same?"], lines)
+
+
+def findings_table(findings: Sequence[Finding]) -> str:
+    """The claims in words."""
+    lines = [[f.claim, f.here, f.holds if isinstance(f.holds, str) else "yes" if f.holds else "no"] for f in findings]
+    return _rows(["claim of the paper", "here", "holds"], lines)
 
 
 def calibration_of(run: Run) -> CalibrationResult:
@@ -87,7 +104,7 @@ def bins_table(arms: Sequence[Arm], bins: Sequence[int] = (10, 15, 20)) -> str:
     for arm in arms:
         results = [calibration_of(run) for run in arm.runs]
         values = [Estimate.over_seeds([result.fine_bins.merged(count).mce for result in results]) for count in bins]
-        lines.append([arm.name, *(_estimate("mce", value) for value in values)])
+        lines.append([arm.name, *(estimate("mce", value) for value in values)])
     return _rows(["arm", *(f"MCE, {count} bins" for count in bins)], lines)
 
 

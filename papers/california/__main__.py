@@ -7,6 +7,7 @@ so the learning rate stays the same for every R.
 from functools import partial
 from pathlib import Path
 
+from clipwise.accounting.published import PUBLISHED
 from papers.regression import write
 from papers.study import Study, Variant, main
 
@@ -23,4 +24,4 @@ STUDY = Study(
 )
 
 if __name__ == "__main__":
-    main(STUDY, partial(write, "California Housing, DP-Adam"))
+    main(STUDY, partial(write, "California Housing, DP-Adam", PUBLISHED["california"]))

@@ -7,14 +7,14 @@ clipping norm, global and usual clipping differ little.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from clipwise import plots
-from clipwise.report import Arm, arms_of
+from clipwise.report import Arm, Estimate, arms_of
 from papers.mnist.__main__ import STUDY as MNIST
 from papers.study import Study, Variant, main, runs_of
-from papers.tables import figure, page
+from papers.tables import Finding, estimate, figure, findings_table, page
 
 STUDY = Study(
     folder=Path(__file__).parent,
@@ -30,6 +30,9 @@ STUDY = Study(
     quick=MNIST.quick,
     config=MNIST.folder / "config.toml",
 )
+USUAL = "R = 200"
+LITTLE = 0.01
+"""Of accuracy."""
 REMARKS = (
     "Automatic and Normalize divide by the norm, so that their R is a unit of the learning rate and nothing else. "
     "GlobalScaled(R, Z) with the learning rate c / R makes the steps of Global(Z) with c / Z: longer gradients "
@@ -37,14 +40,31 @@ REMARKS = (
 )
 
 
+def findings(by_name: Mapping[str, Mapping[str, Estimate]]) -> list[Finding]:
+    """The claim of the appendix, for its two kinds of global clipping."""
+    if USUAL not in by_name:
+        return []
+    usual = by_name[USUAL]
+    found = []
+    for name in (name for name in by_name if name.startswith("Global")):
+        ours = by_name[name]
+        here = "; ".join(f"{m}: {estimate(m, ours[m])} against {estimate(m, usual[m])}" for m in ("accuracy", "ece"))
+        apart = abs(ours["accuracy"].mean - usual["accuracy"].mean)
+        found.append(Finding(f"{name} differs little from the usual clipping at {USUAL}", here, apart < LITTLE))
+    return found
+
+
 def write(arms: Sequence[Arm], folder: Path) -> str:
     """The table of all rules, beside the usual clipping where its runs are there."""
     runs = runs_of(MNIST, folder.parent / MNIST.name / "runs")
-    usual = [run for run in runs if run.name in ("R = 1", "R = 200")]
+    usual = [run for run in runs if run.name in ("R = 1", USUAL)]
     every = [*(arms_of(usual) if usual else ()), *arms]
     shown = {arm.name: arm.first.test for arm in every}
     drawn = figure(folder, "reliability", plots.reliability_diagram(shown), "Reliability diagrams, first seed")
-    return page(folder, "Other clipping functions on MNIST", every, (), [drawn], REMARKS)
+    by_name = {arm.name: arm.estimates for arm in every}
+    return page(
+        folder, "Other clipping functions on MNIST", every, (), [drawn], [findings_table(findings(by_name)), *REMARKS]
+    )
 
 
 if __name__ == "__main__":

@@ -6,7 +6,8 @@ The paper's claim: training with a large R is as good as with a small one, and i
 from functools import partial
 from pathlib import Path
 
-from papers.regression import write
+from clipwise.accounting.published import PUBLISHED
+from papers.regression import WITHOUT_NOISE, write
 from papers.study import Study, Variant, main
 
 STUDY = Study(
@@ -16,10 +17,11 @@ STUDY = Study(
         Variant("R = 20", ("clip.R=20.0",)),
         Variant("R = 200", ("clip.R=200.0",)),
         Variant("not private", ("privacy={private=false}", "clip={rule='NoClip'}", "optimizer.learning_rate=0.001")),
+        *(Variant(f"R = {R:g}{WITHOUT_NOISE}", (f"clip.R={R}", "privacy={private=false}"), 10) for R in (2.0, 20.0)),
     ),
     seeds=30,
     quick=("steps=40", "evaluation.every=10"),
 )
 
 if __name__ == "__main__":
-    main(STUDY, partial(write, "Wine Quality, full batch"))
+    main(STUDY, partial(write, "Wine Quality, full batch", PUBLISHED["wine"]))

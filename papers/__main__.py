@@ -1,0 +1,53 @@
+"""Put docs/paper.md together from the pages of all experiments: `python -m papers`."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+HERE = Path(__file__).parent
+PAGE = HERE.parent / "docs" / "paper.md"
+EXPERIMENTS = ("mnist", "rules", "cifar10", "snli", "wine", "california", "federated")
+_HEADER = "| claim of the paper | here | holds |"
+
+
+def assembled() -> str:
+    """The whole page: what holds, privacy, theory, then every experiment."""
+    found = {name: (HERE / name / "README.md").read_text(encoding="utf-8") for name in EXPERIMENTS}
+    parts = [
+        (HERE / "summary.md").read_text(encoding="utf-8"),
+        "## What holds, and what does not\n\n" + _findings(found),
+        "## Privacy\n\nThe paper states epsilon by the central limit theorem. Beside it here: the exact value and "
+        "other accountants, written by `clipwise reproduce epsilons` (see [Accounting](accounting.md)).\n\n"
+        + (HERE / "epsilons" / "epsilons.md").read_text(encoding="utf-8"),
+        "## The table of section 4\n\nWhich promises the theorems make, on how many networks they held, and an "
+        "instance for everything that may fail; by `clipwise reproduce theory` (see [The theory](theory.md)).\n\n"
+        + (HERE / "theory" / "table.md").read_text(encoding="utf-8"),
+        *(_section(name, text) for name, text in found.items()),
+    ]
+    return "\n".join(part.rstrip("\n") + "\n" for part in parts)
+
+
+def _title(text: str) -> str:
+    return text.split("\n", 1)[0].removeprefix("# ")
+
+
+def _findings(found: dict[str, str]) -> str:
+    """The claims in words of all experiments, in one table."""
+    lines = ["| experiment | claim of the paper | here | holds |", "| --- | --- | --- | --- |"]
+    for text in found.values():
+        if _HEADER in text:
+            table = text.split(_HEADER + "\n", 1)[1].split("\n\n", 1)[0]
+            lines += [f"| {_title(text)} {line}" for line in table.strip().split("\n")[1:]]
+    return "\n".join(lines) + "\n"
+
+
+def _section(name: str, text: str) -> str:
+    """A page of its own as a section: its headings one level down, its figures where they are."""
+    lowered = re.sub(r"^#", "##", text, flags=re.MULTILINE)
+    return re.sub(r"\]\(figures/", f"](../papers/{name}/figures/", lowered)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(assembled(), encoding="utf-8")
+    print(f"{PAGE.relative_to(HERE.parent)}: {len(EXPERIMENTS)} experiments.")
