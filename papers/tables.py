@@ -108,12 +108,17 @@ def bins_table(arms: Sequence[Arm], bins: Sequence[int] = (10, 15, 20)) -> str:
     return _rows(["arm", *(f"MCE, {count} bins" for count in bins)], lines)
 
 
-def figure(folder: Path, name: str, drawn: Any, caption: str) -> str:
-    """Save a figure; the line of the page that shows it."""
+def save(folder: Path, name: str, drawn: Any) -> None:
+    """A figure as `figures/name.svg`; equal figures are equal files."""
     path = folder / "figures" / f"{name}.svg"
     path.parent.mkdir(exist_ok=True)
-    with mpl.rc_context({"svg.hashsalt": name}):  # equal figures are equal files
+    with mpl.rc_context({"svg.hashsalt": name}):
         drawn.savefig(path, metadata={"Date": None})
+
+
+def figure(folder: Path, name: str, drawn: Any, caption: str) -> str:
+    """Save a figure; the line of the page that shows it."""
+    save(folder, name, drawn)
     return f"![{caption}](figures/{name}.svg)\n"
 
 

@@ -10,8 +10,9 @@ from typing import Any
 from clipwise import plots
 from clipwise.report import Arm
 from papers.cifar10.ablations import METRICS, curves_of, grid, noise
+from papers.cifar10.findings import findings
 from papers.cifar10.study import DEFAULT, LARGE, RATE, SIDE, SMALL, TUNED, TUNED_LARGE, TUNED_RATE, TUNED_SMALL, arm
-from papers.tables import Claim, bins_table, calibration_of, claims_table, figure, results_table
+from papers.tables import Claim, bins_table, calibration_of, claims_table, figure, findings_table, results_table
 
 _TABLE = (
     ("accuracy", (None, 0.9717, 0.9661), 0.0001, "another network, and only its head is trained"),
@@ -35,7 +36,7 @@ def claims(kind: str) -> list[Claim]:
 def write(arms: Sequence[Arm], rows: Sequence[Any], folder: Path, network: str) -> str:
     """Write README.md, results.json and the figures; returns the tables."""
     by_name = {each.name: each for each in arms}
-    sections = [_head(arms, rows, folder, network)]
+    sections = [_head(arms, rows, network), findings_table(findings(by_name, rows))]
     tables = []
     for kind in KINDS:
         text, table = _arms(by_name, kind, folder)
@@ -50,12 +51,11 @@ def write(arms: Sequence[Arm], rows: Sequence[Any], folder: Path, network: str) 
     return "\n".join([*tables, table])
 
 
-def _head(arms: Sequence[Arm], rows: Sequence[Any], folder: Path, network: str) -> str:
+def _head(arms: Sequence[Arm], rows: Sequence[Any], network: str) -> str:
     minutes = sum(run.provenance["seconds"] for each in arms for run in each.runs) / 60
     minutes += sum(row.get("seconds", 0.0) for row in rows) / 60
     option = "" if network == DEFAULT else f" --network {Path(network).name}"
     seen = f", resized to {SIDE} x {SIDE} pixels" if network == DEFAULT else ""
-    findings = folder / "findings.md"
     return f"""# CIFAR-10 with a pre-trained network
 
 Written by `clipwise reproduce cifar10{option}` from `runs/` and `grid.json`, which took {minutes:.0f} minutes of
@@ -66,8 +66,7 @@ two-layer head (64 hidden units) on what the frozen {Path(network).name} says of
 section 4 trains all parameters. Batch size 1,000, noise multiplier 1.3 and delta 1e-5 are the paper's; its clipping
 norms and learning rates are not in its text and are chosen here, after looking: for the head at 15 settings (50 steps,
 one seed) on the first 2,000 training images, for section 4 at two of six steps. Epsilon does not cover that choice.
-
-{findings.read_text(encoding="utf-8") if findings.is_file() else ""}"""
+"""
 
 
 def _arms(by_name: Mapping[str, Arm], kind: str, folder: Path) -> tuple[str, str]:

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 import clipwise as cw
+from papers.tables import save
 from papers.theory import figures, monitor, optimizers, order, table
 from papers.theory.networks import Case
 from papers.theory.search import markdown as searched
@@ -68,9 +69,7 @@ def checked(instances: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 def draw(out: Path, instances: dict[str, Any], found: dict[str, Any], flows: dict[str, Any], quick: bool) -> None:
     """All figures."""
-    folder = out / "figures"
-    folder.mkdir(parents=True, exist_ok=True)
-    figures.save(cw.plots.spectra(found["spectra"], "Clipping and the spectrum"), folder, "spectra")
+    save(out, "spectra", cw.plots.spectra(found["spectra"], "Clipping and the spectrum"))
     titles = {
         "flat_rising": "Small R, flat: the loss rises for a while",
         "layerwise_stuck": "Small R, layerwise: the flow stops above zero",
@@ -81,10 +80,10 @@ def draw(out: Path, instances: dict[str, Any], found: dict[str, Any], flows: dic
         case = Case.from_dict(instances[name]["case"])
         compared = figures.compared(case, points=41 if quick else 401)
         linear = name != "layerwise_stuck"
-        figures.save(cw.plots.loss_flows(compared, title, linear=linear), folder, name)
-    figures.save(figures.order_figure(found["orders"]), folder, "order")
-    figures.save(figures.noise_figure(found["noise"]), folder, "noise")
-    figures.save(figures.optimizer_figure(flows), folder, "optimizers")
+        save(out, name, cw.plots.loss_flows(compared, title, linear=linear))
+    save(out, "order", figures.order_figure(found["orders"]))
+    save(out, "noise", figures.noise_figure(found["noise"]))
+    save(out, "optimizers", figures.optimizer_figure(flows))
 
 
 def reproduce(out: Path, quick: bool, instances: dict[str, Any]) -> dict[str, Any]:

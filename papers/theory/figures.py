@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,11 +12,6 @@ from papers.theory.networks import Architecture, Case, Clipping, random_case
 
 NAMES = {"gd": "gradient descent", "heavy_ball": "heavy ball", "nesterov": "Nesterov", "adam": "Adam",
          "adagrad": "AdaGrad", "rmsprop": "RMSprop"}  # fmt: skip
-
-
-def save(drawn: Any, folder: Path, name: str) -> None:
-    """As SVG without a date, so that equal values give equal files."""
-    drawn.savefig(folder / f"{name}.svg", metadata={"Date": None})
 
 
 def spectra(samples: int) -> dict[str, list[float]]:

@@ -16,6 +16,7 @@ from torch.utils.data import TensorDataset
 
 import clipwise as cw
 from papers.mnist.network import network
+from papers.tables import save
 
 BATCH, NOISE, RATE = 256, 1.1, 0.15  # of section 5.3; the learning rate is RATE over the sensitivity
 MEAN, STD = 0.1307, 0.3081
@@ -70,8 +71,7 @@ def run(out: Path, steps: int, every: int) -> dict[str, Any]:
             "overhead": monitor.seconds / (seconds - monitor.seconds),
         }
         print(f"monitor, {name}: {seconds:.0f} s, of them {monitor.seconds:.1f} s", file=sys.stderr, flush=True)
-    (out / "figures").mkdir(parents=True, exist_ok=True)
-    cw.plots.ntk_monitor(monitors).savefig(out / "figures" / "monitor.svg", metadata={"Date": None})
+    save(out, "monitor", cw.plots.ntk_monitor(monitors))
     return result
 
 

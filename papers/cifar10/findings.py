@@ -1,0 +1,92 @@
+"""The claims of the paper's section in words, and what the runs say of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from clipwise.report import Arm
+from papers.cifar10.grid import points
+from papers.cifar10.study import LARGE, NOISE_RATES, SIGMAS, SMALL, TUNED, TUNED_LARGE, TUNED_SMALL, arm, noise_arm
+from papers.tables import Finding, estimate
+
+LITTLE = 0.02
+"""A difference of loss, relative, or of accuracy, that is called little."""
+_SAID = {"accuracy": "accuracy", "ece": "ECE", "mce": "MCE", "nll": "NLL"}
+
+
+def findings(by_name: Mapping[str, Arm], rows: Sequence[Any]) -> list[Finding]:
+    """All claims for which there are runs."""
+    found = [_noise(by_name, rate) for rate in NOISE_RATES]
+    for kind, small, large in (("", SMALL, LARGE), ("15 epochs", SMALL, LARGE), (TUNED, TUNED_SMALL, TUNED_LARGE)):
+        found += _calibration(by_name, kind, small, large)
+    return [each for each in [*found, *_grid(rows)] if each is not None]
+
+
+def _noise(by_name: Mapping[str, Arm], rate: float) -> Finding | None:
+    """The test loss at the end, for every level of noise."""
+    sigmas = [sigma for sigma in SIGMAS if noise_arm(sigma, rate) in by_name]
+    losses = {sigma: by_name[noise_arm(sigma, rate)].estimates["nll"].mean for sigma in sigmas}
+    if len(losses) < 2:
+        return None
+    spread = max(losses.values()) / min(losses.values()) - 1
+    return Finding(
+        f"the noise does not change the loss (learning rate {rate:g})",
+        f"NLL by noise multiplier: {'; '.join(f'{sigma:g}: {loss:.4f}' for sigma, loss in losses.items())}",
+        True if spread < LITTLE else f"no: they differ by {100 * spread:.0f} %",
+    )
+
+
+def _calibration(by_name: Mapping[str, Arm], kind: str, small: float, large: float) -> list[Finding]:
+    """A large R against a small one."""
+    if not {arm(small, kind), arm(large, kind)} <= set(by_name):
+        return []
+    ours, theirs = by_name[arm(large, kind)].estimates, by_name[arm(small, kind)].estimates
+    said = {m: f"{label} {estimate(m, ours[m])} against {estimate(m, theirs[m])}" for m, label in _SAID.items()}
+    better = [_SAID[m] for m in ("nll", "ece", "mce") if ours[m].mean < theirs[m].mean]
+    label = f"R = {large:g} against {small:g}, {kind or 'one epoch'}"
+    return [
+        Finding(
+            f"a large R is about as accurate ({label})", said["accuracy"],
+            ours["accuracy"].mean > theirs["accuracy"].mean - LITTLE,
+        ),
+        Finding(
+            f"a large R is better calibrated ({label})", "; ".join(said[m] for m in ("nll", "ece", "mce")),
+            True if len(better) == 3 else f"for {' and '.join(better)} only" if better else False,
+        ),
+    ]  # fmt: skip
+
+
+def _grid(rows: Sequence[Any]) -> list[Finding]:
+    """The diagonal of the heat map, and layerwise clipping."""
+    if not rows:
+        return []
+    best: dict[str, dict[float, Any]] = {}
+    for style in ("flat", "layerwise"):
+        for point in points(rows, style, rows[0]["steps"]):
+            assert point.clip_norm is not None
+            kept = best.setdefault(style, {}).setdefault(point.clip_norm, point)
+            if point.metrics["accuracy"].mean > kept.metrics["accuracy"].mean:
+                best[style][point.clip_norm] = point
+    flat, layered = (
+        {R: point.metrics["accuracy"].mean for R, point in best[style].items()} for style in ("flat", "layerwise")
+    )
+    rates = [best["flat"][R].learning_rate for R in sorted(best["flat"])]
+    top = max(flat, key=lambda R: flat[R])
+    return [
+        Finding(
+            "the best learning rate falls as R grows",
+            "; ".join(f"R = {R:g}: {point.learning_rate:g}" for R, point in sorted(best["flat"].items())),
+            rates == sorted(rates, reverse=True) and rates[0] > rates[-1],
+        ),
+        Finding(
+            "the best accuracy is that of a small R with a large learning rate",
+            "; ".join(f"R = {R:g}: {100 * value:.2f} %" for R, value in sorted(flat.items())),
+            True if top == min(flat) else f"no: that of R = {top:g}",
+        ),
+        Finding(
+            "layerwise clipping learns more slowly",
+            "; ".join(f"R = {R:g}: {100 * layered[R]:.2f} % against {100 * flat[R]:.2f} %" for R in sorted(flat)),
+            all(layered[R] < flat[R] for R in flat),
+        ),
+    ]

@@ -1,0 +1,54 @@
+"""The committed pages are what the commands make of the committed runs."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from papers.__main__ import EXPERIMENTS, PAGE, assembled
+from papers.regression import climb
+from papers.study import runs_of
+from papers.tables import Finding, findings_table
+
+from clipwise.report import arms_of
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_the_page_of_the_paper_is_put_together_from_those_of_the_experiments() -> None:
+    assert PAGE.read_text(encoding="utf-8") == assembled(), "run python -m papers"
+    page = PAGE.read_text(encoding="utf-8")
+    for name in EXPERIMENTS:
+        for figure in (ROOT / "papers" / name / "figures").glob("*.svg"):
+            assert f"(../papers/{name}/figures/{figure.name})" in page, figure
+
+
+@pytest.mark.parametrize("name", ["mnist", "rules", "wine", "california"])
+def test_a_page_regenerates_from_its_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = ROOT / "papers" / name
+    recipe = import_module(f"papers.{name}.__main__")
+    (tmp_path / name).mkdir()
+    (tmp_path / "mnist").mkdir(exist_ok=True)
+    (tmp_path / "mnist" / "runs").symlink_to(ROOT / "papers" / "mnist" / "runs")
+    written = {"wine": "Wine Quality, full batch", "california": "California Housing, DP-Adam"}
+    arms = arms_of(list(runs_of(recipe.STUDY, kept / "runs")))
+    if name in written:
+        recipe.write(written[name], recipe.PUBLISHED[name], arms, tmp_path / name)
+    else:
+        recipe.write(arms, tmp_path / name)
+    for file in ("README.md", "results.json"):
+        assert (tmp_path / name / file).read_text(encoding="utf-8") == (kept / file).read_text(encoding="utf-8"), file
+    assert {path.name for path in (tmp_path / name / "figures").iterdir()} == {
+        path.name for path in (kept / "figures").iterdir()
+    }
+
+
+def test_a_curve_climbs_above_its_lowest_value_so_far() -> None:
+    assert climb([4.0, 2.0, None, 1.0]) == 0
+    assert climb([4.0, 2.0, 3.0, 1.0, 1.2]) == pytest.approx(0.5)
+
+
+def test_a_finding_says_yes_no_or_what_holds() -> None:
+    table = findings_table([Finding("a", "1", True), Finding("b", "2", False), Finding("c", "3", "for R = 2")])
+    assert "| a | 1 | yes |" in table and "| b | 2 | no |" in table and "| c | 3 | for R = 2 |" in table
