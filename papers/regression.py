@@ -31,9 +31,9 @@ def climb(values: Iterable[float | None]) -> float:
     return worst
 
 
-def climbs(arm: Arm) -> float:
-    """Of the single runs of an arm, on average."""
-    return fmean(climb(row["test"]["mse"] for row in run.curves if row.get("test")) for run in arm.runs)
+def climbs(arm: Arm) -> list[float]:
+    """Of the single runs of an arm."""
+    return [climb(row["test"]["mse"] for row in run.curves if row.get("test")) for run in arm.runs]
 
 
 def findings(arms: Sequence[Arm], published: Published) -> list[Finding]:
@@ -61,12 +61,15 @@ def findings(arms: Sequence[Arm], published: Published) -> list[Finding]:
 
 
 def _monotone(arms: Sequence[Arm], otherwise: str) -> Finding:
-    small, *larger = (climbs(arm) for arm in arms)
+    found = {arm.name: climbs(arm) for arm in arms}
+    small, *larger = map(fmean, found.values())
+    said = "; ".join(
+        f"{name}: {100 * fmean(each):.1f} %, at most {100 * max(each):.1f} %" for name, each in found.items()
+    )
     return Finding(
         f"{arms[0].name} converges in a non-monotone way, a larger R less so",
-        "a run's test error climbs above its lowest value so far, on average by "
-        + "; ".join(f"{100 * climbs(arm):.1f} % ({arm.name})" for arm in arms),
-        f"no: {otherwise}" if max(larger) > small / 2 else True if small > NOTICED else "hardly",
+        f"how far a run's test error climbs above its lowest value so far, on average: {said}",
+        f"no: {otherwise}" if max(larger) > small / 2 else True if small > NOTICED else "yes, but by little",
     )
 
 
