@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import hypot
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +31,13 @@ class Claim:
     """One of the last digit that the paper prints."""
 
     def verdict(self, ours: Estimate) -> str:
-        """Same: within the paper's rounding, or within two standard deviations of ours over the seeds."""
-        apart = abs(ours.mean - self.value)
-        same = apart <= max(self.unit / 2, 2 * (ours.deviation or 0.0))
-        return "same" if same else f"different{': ' + self.why if self.why else ''}"
+        """Same: within the paper's rounding, or within two standard deviations of ours, where these say something."""
+        apart, spread = abs(ours.mean - self.value), 2 * (ours.deviation or 0.0)
+        if apart <= self.unit / 2 or apart <= spread <= self.value / 2:
+            return "same"
+        if apart <= spread:
+            return "not clear: the seeds are far apart"
+        return f"different{': ' + self.why if self.why else ''}"
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,14 @@ def claims_table(arms: Sequence[Arm], claims: Sequence[Claim]) -> str:
         else:
             lines.append([*said, "not run", "-", "-"])
     return _rows(["arm", "metric", "paper", "ours", "seeds", "same?"], lines)
+
+
+def smaller(ours: Estimate, theirs: Estimate) -> bool | str:
+    """Is our mean below theirs? Not clear when they are within two standard errors of their difference."""
+    errors = [each.deviation / each.seeds**0.5 for each in (ours, theirs) if each.deviation is not None]
+    if abs(ours.mean - theirs.mean) < 2 * hypot(*errors):
+        return "not clear: within the spread of the seeds"
+    return ours.mean < theirs.mean
 
 
 def findings_table(findings: Sequence[Finding]) -> str:

@@ -17,7 +17,7 @@ from papers.tables import Claim, bins_table, calibration_of, claims_table, figur
 _TABLE = (
     ("accuracy", (None, 0.9717, 0.9661), 0.0001, "another network, and only its head is trained"),
     ("ece", (0.013, 0.009, 0.011), 0.001, "a less accurate network; the paper's R and learning rates are not known"),
-    ("mce", (0.548, 0.586, 0.275), 0.001, "the same; nor is the paper's number of bins, and few samples decide it"),
+    ("mce", (0.548, 0.586, 0.275), 0.001, "the paper's settings and bins are not known, and few samples decide it"),
 )
 KINDS = ("", "15 epochs")
 
@@ -55,11 +55,12 @@ def _head(arms: Sequence[Arm], rows: Sequence[Any], network: str) -> str:
     minutes = sum(run.provenance["seconds"] for each in arms for run in each.runs) / 60
     minutes += sum(row.get("seconds", 0.0) for row in rows) / 60
     option = "" if network == DEFAULT else f" --network {Path(network).name}"
-    seen = f", resized to {SIDE} x {SIDE} pixels" if network == DEFAULT else ""
+    seen = f" of {SIDE} x {SIDE} pixels" if network == DEFAULT else ""
     return f"""# CIFAR-10 with a pre-trained network
 
 Written by `clipwise reproduce cifar10{option}` from `runs/` and `grid.json`, which took {minutes:.0f} minutes of
-training on one core in all. ± is the standard deviation over the seeds.
+training on one core in all; computing the features once takes about as long. ± is the
+standard deviation over the seeds.
 
 **Which form this is.** The paper fine-tunes all 86 million parameters of ViT-base. Sections 1 to 3 below train a
 two-layer head (64 hidden units) on what the frozen {Path(network).name} says of all 50,000 training images{seen};

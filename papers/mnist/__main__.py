@@ -13,7 +13,7 @@ from pathlib import Path
 from clipwise import plots
 from clipwise.report import Arm
 from papers.study import Study, Variant, main
-from papers.tables import Claim, Finding, bins_table, estimate, figure, findings_table, number, page
+from papers.tables import Claim, Finding, bins_table, estimate, figure, findings_table, number, page, smaller
 
 MIX_UP = "R = 1, then 200"
 LADDER = (10.0, 50.0)
@@ -57,15 +57,14 @@ def findings(by_name: dict[str, Arm]) -> list[Finding]:
     def both(metric: str) -> str:
         return f"{estimate(metric, large[metric])} against {estimate(metric, small[metric])}"
 
-    less = {metric: large[metric].mean < small[metric].mean for metric in ("nll", "ece", "mce")}
     found = [
         Finding(
             "R = 200 is nearly as accurate as R = 1", both("accuracy"),
             large["accuracy"].mean > small["accuracy"].mean - 0.03,
         ),
         Finding("R = 200 has less than half the ECE", both("ece"), large["ece"].mean < small["ece"].mean / 2),
-        Finding("R = 200 has the smaller MCE", both("mce"), less["mce"]),
-        Finding("R = 200 has the smaller loss (NLL)", both("nll"), less["nll"]),
+        Finding("R = 200 has the smaller MCE", both("mce"), smaller(large["mce"], small["mce"])),
+        Finding("R = 200 has the smaller loss (NLL)", both("nll"), smaller(large["nll"], small["nll"])),
     ]  # fmt: skip
     ladder = [by_name[name] for name in ("R = 1", *(f"R = {R:g}" for R in LADDER), "R = 200") if name in by_name]
     if len(ladder) > 2:

@@ -9,9 +9,9 @@ import pytest
 from papers.__main__ import EXPERIMENTS, PAGE, assembled
 from papers.regression import climb
 from papers.study import runs_of
-from papers.tables import Finding, findings_table
+from papers.tables import Claim, Finding, findings_table, smaller
 
-from clipwise.report import arms_of
+from clipwise.report import Estimate, arms_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -52,3 +52,13 @@ def test_a_curve_climbs_above_its_lowest_value_so_far() -> None:
 def test_a_finding_says_yes_no_or_what_holds() -> None:
     table = findings_table([Finding("a", "1", True), Finding("b", "2", False), Finding("c", "3", "for R = 2")])
     assert "| a | 1 | yes |" in table and "| b | 2 | no |" in table and "| c | 3 | for R = 2 |" in table
+
+
+def test_seeds_that_are_far_apart_decide_nothing() -> None:
+    assert Claim("a", "mce", 0.5).verdict(Estimate(0.3, 0.2, seeds=3)) == "not clear: the seeds are far apart"
+    assert Claim("a", "mce", 0.5).verdict(Estimate(0.3, 0.11, seeds=3)) == "same"
+    assert (
+        smaller(Estimate(0.3, 0.2, seeds=4), Estimate(0.4, 0.0, seeds=4)) == "not clear: within the spread of the seeds"
+    )
+    assert smaller(Estimate(0.3, 0.02, seeds=4), Estimate(0.4, 0.0, seeds=4)) is True
+    assert smaller(Estimate(0.4), Estimate(0.3)) is False
