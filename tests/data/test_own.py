@@ -99,6 +99,7 @@ def test_what_numbers_mean_is_not_guessed(tmp_path: Path) -> None:
         ("x,y\n", "no records"),
         ("", "is empty"),
         ('x,y\n"1,2\n', "is not a CSV file"),
+        (",x,y\n0,1,2\n1,1,3\n", "a column without a name"),
     ],
 )
 def test_bad_csv_files_are_told_by_column_and_row(text: str, expected: str, tmp_path: Path) -> None:
@@ -179,11 +180,40 @@ def test_npz_with_parts_of_its_own(tmp_path: Path) -> None:
         (dict(x=np.ones((0, 2)), y=np.ones(0)), "one entry for each record"),
         (dict(x=np.ones((2, 2)) * 1j, y=np.ones(2)), "type complex128; numbers are needed"),
         (dict(x=np.ones((2, 2)), z=np.ones((2, 2)), y=np.ones(2)), "several arrays can be features only"),
+        (dict(a=np.ones(3), b=np.ones(2), y=np.ones(3)), "different lengths: {'a': 3, 'b': 2}"),
+        (dict(x=np.array([["1", "2"], ["3", "four"]]), y=np.ones(2)), "row 2: 'four' is not a number"),
     ],
-    ids=["no target", "nan", "matrix target", "objects", "text", "lengths", "empty", "complex", "two arrays"],
+    ids=[
+        *("no target", "nan", "matrix target", "objects", "text", "lengths", "empty", "complex", "two arrays"),
+        *("lengths of features", "text in a matrix"),
+    ],
 )
 def test_bad_npz_files(arrays: dict[str, Any], expected: str, tmp_path: Path) -> None:
     assert expected in refused(npz(tmp_path, **arrays), task="regression")
+
+
+def test_npz_files_that_are_damaged_or_no_archive(tmp_path: Path) -> None:
+    path = tmp_path / "arrays.npz"
+    path.write_bytes(b"")
+    assert "cannot be read" in refused(path)
+    with open(path, "wb") as file:
+        np.save(file, np.ones(3))
+    assert "should hold named arrays" in refused(path)
+    np.savez_compressed(path, x=np.zeros((10, 300)), y=np.ones(10))
+    content = bytearray(path.read_bytes())
+    content[80:100] = b"\xff" * 20
+    path.write_bytes(content)
+    assert "arrays.npz cannot be read" in refused(path)
+
+
+@pytest.mark.parametrize("test", [float("nan"), 1.0, -0.1, "0.2"])
+def test_a_test_part_is_a_share_or_a_number(test: Any, tmp_path: Path) -> None:
+    assert "a share between 0 and 1 or a whole number" in refused(csv(tmp_path, PETS), target="kind", test=test)
+
+
+@pytest.mark.parametrize("delimiter", ["", ";;", "\n"])
+def test_a_delimiter_is_one_character(delimiter: str, tmp_path: Path) -> None:
+    assert "should be one character" in refused(csv(tmp_path, PETS), delimiter=delimiter)
 
 
 def test_npz_classes_are_a_vector_of_numbers_or_text(tmp_path: Path) -> None:
@@ -192,6 +222,7 @@ def test_npz_classes_are_a_vector_of_numbers_or_text(tmp_path: Path) -> None:
     assert data.classes == ("cat", "dog")
     message = refused(npz(tmp_path, x=x, y=np.array([[0], [1], [0]])), task="classification")
     assert "array of shape (3, 1)" in message and "one class a record" in message
+    assert "is not text in UTF-8" in refused(npz(tmp_path, x=x, y=np.array([b"\xff", b"a", b"b"])))
 
 
 def parquet(folder: Path, **columns: Any) -> Path:

@@ -65,11 +65,18 @@ def from_file(
     source = Path(path)
     if test_file is not None and test != 0.2:
         raise DataError("give either test_file= or test=, not both.")
+    if not isinstance(test, int) and not (isinstance(test, float) and 0 < test < 1):
+        raise DataError(f"test is a share between 0 and 1 or a whole number of records, not {test!r}.")
     tables = _tables(source, test_file, target, delimiter)
     _check_columns(tables, target, features)
     chosen = tuple(features) if features is not None else tuple(name for name in tables[0][1] if name != target)
     if not chosen:
         raise DataError(f"{source} has no column beside the target {target!r}.")
+    if features is None and "" in chosen:
+        raise DataError(
+            f"{source} has a column without a name, perhaps row numbers that another program wrote. Name it in the "
+            "file if it is a feature, or choose the columns with features=[...]."
+        )
     names = _classes(tables[0], target, task, classes)
     parts = [(_inputs(file, table, chosen), _targets(file, target, table[target], names)) for file, table in tables]
     for (file, _), (x, y) in zip(tables, parts, strict=True):
@@ -173,7 +180,10 @@ def _labels(file: str, name: str, column: Column) -> list[str]:
                 f"{file}: the target {name!r} is an array of shape {column.shape} and type {column.dtype}; one class a "
                 "record is needed, as number or text."
             )
-        values = (column.astype(str) if column.dtype.kind == "S" else column).tolist()
+        try:
+            values = (np.char.decode(column, "utf-8") if column.dtype.kind == "S" else column).tolist()
+        except UnicodeDecodeError as error:
+            raise DataError(f"{file}: the target {name!r} is not text in UTF-8: {error}.") from error
     labels = [str(int(v)) if isinstance(v, float) and v.is_integer() else str(v) for v in values]
     for row, label in enumerate(labels, 1):
         if label in ("", "nan"):
@@ -202,6 +212,9 @@ def _inputs(file: str, table: Table, features: tuple[str, ...]) -> Tensor:
         return torch.from_numpy(columns[0])
     if any(column.ndim != 1 for column in columns):
         raise DataError(f"{file}: several arrays can be features only if each has one number for each record.")
+    lengths = {name: len(column) for name, column in zip(features, columns, strict=True)}
+    if len(set(lengths.values())) > 1:
+        raise DataError(f"{file} has arrays of different lengths: {lengths}.")
     return torch.from_numpy(np.stack(columns, axis=1))
 
 
@@ -212,7 +225,8 @@ def _numbers(file: str, name: str, column: Column) -> NDArray[np.float32]:
     try:
         wide = np.array(column, dtype=np.float64)
     except ValueError:
-        row, value = next((k, v) for k, v in enumerate(column, 1) if not _all_numbers([str(v)]))
+        cells = ((row, cell) for row, entry in enumerate(column, 1) for cell in np.ravel(entry))
+        row, value = next((row, cell) for row, cell in cells if not _all_numbers([str(cell)]))
         what = "the value is missing" if value == "" else f"{str(value)[:60]!r} is not a number"
         raise DataError(
             f"{file}, column {name!r}, row {row}: {what}. Leave the column out with features=[...], or put numbers in."

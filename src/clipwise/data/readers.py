@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,8 @@ def read_table(path: Path, delimiter: str) -> Table:
 
 
 def _csv(path: Path, delimiter: str) -> Table:
+    if len(delimiter) != 1 or delimiter in '\r\n"':
+        raise DataError(f"the delimiter of {path} should be one character between its columns, not {delimiter!r}.")
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
             rows = csv.reader(file, delimiter=delimiter, strict=True)
@@ -65,15 +68,19 @@ def _check_header(header: list[str], path: Path, delimiter: str) -> None:
 def _npz(path: Path) -> Table:
     """The arrays of an NPZ file, without pickle."""
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            arrays: Table = {name: archive[name] for name in archive.files}
-    except (OSError, zipfile.BadZipFile) as error:
+        loaded = np.load(path, allow_pickle=False)
+        if isinstance(loaded, np.ndarray):  # what np.save writes
+            arrays: Table = {}
+        else:
+            with loaded as archive:
+                arrays = {name: archive[name] for name in archive.files}
+    except (OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(f"{path} cannot be read: {error}.") from error
     except ValueError as error:
         raise DataError(f"{path} is no NPZ file of plain arrays (objects could run code): {error}.") from error
     lengths = {name: len(array) if np.ndim(array) else 0 for name, array in arrays.items()}
     if not arrays or 0 in lengths.values():
-        raise DataError(f"{path} should hold arrays with one entry for each record; it has {lengths}.")
+        raise DataError(f"{path} should hold named arrays with one entry for each record; it has {lengths}.")
     return arrays
 
 
