@@ -70,6 +70,17 @@ def test_from_the_hub_into_the_cache(
     assert all(torch.equal(a, b) for a, b in zip(read.parameters(), made.parameters(), strict=True))
 
 
+@pytest.mark.parametrize(
+    ("mirror", "reason"), [("mirror.example.org", "unknown url type: 'mirror"), ("", "no network")]
+)
+def test_a_mirror_that_is_no_address(
+    mirror: str, reason: str, cache: Path, web: Web, clients: Clients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", mirror)
+    with pytest.raises(DataError, match=f"not reached: {reason}"):
+        load_weights("bert_base", Quiet())
+
+
 def test_the_hubs_own_variable_names_a_mirror(
     network: Path, cache: Path, web: Web, monkeypatch: pytest.MonkeyPatch
 ) -> None:

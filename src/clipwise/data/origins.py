@@ -80,10 +80,13 @@ class Address:
     def fetch(self, folder: Path, progress: Progress) -> Path:
         """Download into `folder`."""
         path = folder / self.filename
-        mirror = os.environ.get("HF_ENDPOINT", HUB).rstrip("/")
+        mirror = (os.environ.get("HF_ENDPOINT") or HUB).rstrip("/")
         url = mirror + self.url.removeprefix(HUB) if self.url.startswith(HUB) else self.url
         try:
             request = Request(url, headers={"User-Agent": "clipwise"})
+        except ValueError as error:  # a mirror that is named without https://
+            raise Unavailable(f"not reached: {error}") from error
+        try:
             with urlopen(request, timeout=_SILENCE) as reply, open(path, "wb") as file:
                 done = 0
                 while chunk := reply.read(_CHUNK):
