@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clipwise.report import Arm, Run, arms_of
-from papers.work import advance, side_by_side
+from papers.work import advance, side_by_side, told
 
 METRICS = ("accuracy", "nll", "ece", "mce")
 
@@ -82,14 +82,22 @@ def carry_out(job: Job) -> None:
     train(config, output=job.output, resume=resume, page=False, watch=lambda at: advance(1 / (at.steps - at.first)))
 
 
+def positive(text: str) -> int:
+    """A whole number of 1 or more, from the command line."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"1 or more is needed, not {number}")
+    return number
+
+
 def parser_of(name: str, seeds: int) -> argparse.ArgumentParser:
     """The command line that every recipe has, to which it may add."""
     parser = argparse.ArgumentParser(prog=f"clipwise reproduce {name}")
     parser.add_argument("--quick", action="store_true", help="a scaled-down form: shows that it works, nothing else")
-    parser.add_argument("--seeds", type=int, default=None, help=f"runs of each arm (default {seeds})")
+    parser.add_argument("--seeds", type=positive, default=None, help=f"runs of each arm (default {seeds})")
     parser.add_argument("--only", nargs="+", metavar="ARM", help="only these arms")
     parser.add_argument("--resume", action="store_true", help="go on with an unfinished set; finished runs are kept")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="runs at a time (default: all cores)")
+    parser.add_argument("--jobs", type=positive, default=os.cpu_count() or 1, help="runs at a time (default: cores)")
     parser.add_argument("--draw", action="store_true", help="train nothing: tables and figures of the runs there are")
     return parser
 
@@ -127,18 +135,21 @@ def train_all(todo: Sequence[Job], processes: int) -> None:
 def runs_of(study: Study, root: Path) -> Iterator[Run]:
     """The finished runs, in the order of the variants."""
     for variant in study.variants:
-        for folder in sorted(
-            root.glob(f"{_slug(variant.name)}-[0-9]*"), key=lambda path: int(path.name.split("-")[-1])
-        ):
-            if (folder / "result.json").is_file() and Run.load(folder).name == variant.name:
-                yield Run.load(folder)
+        beginning = f"{_slug(variant.name)}-"
+        seeds = (path.name.removeprefix(beginning) for path in root.glob(f"{beginning}[0-9]*"))
+        for seed in sorted(int(seed) for seed in seeds if seed.isdecimal()):
+            folder = root / f"{beginning}{seed}"
+            if (folder / "result.json").is_file() and (run := Run.load(folder)).name == variant.name:
+                yield run
 
 
 @contextmanager
 def place(folder: Path, quick: bool) -> Iterator[Path]:
     """Where runs, figures and tables go: the folder, or for the scaled-down form one that is gone afterwards."""
     with tempfile.TemporaryDirectory() as scratch:
-        yield Path(scratch) if quick else folder
+        alone = Path(scratch, folder.name)  # of the same name, with no other recipe beside it
+        alone.mkdir()
+        yield alone if quick else folder
 
 
 def complete(study: Study, root: Path, args: argparse.Namespace) -> tuple[Arm, ...]:
@@ -159,6 +170,7 @@ def complete(study: Study, root: Path, args: argparse.Namespace) -> tuple[Arm, .
     return arms_of(found)
 
 
+@told()
 def main(study: Study, write: Callable[[Sequence[Arm], Path], str], arguments: Sequence[str] | None = None) -> None:
     """Train what is missing, then `write(arms, folder)` tables and figures; its text is printed."""
     args = parser_of(study.name, study.seeds).parse_args(arguments)

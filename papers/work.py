@@ -9,19 +9,28 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from clipwise.cli.progress import duration
 from clipwise.data.store import folders
-from clipwise.errors import DataError
+from clipwise.errors import ClipwiseError, DataError
 from clipwise.files import replacing
 
 Item, Result = TypeVar("Item"), TypeVar("Result")
 WIDTH = 30
 LINES = 10
+
+
+@contextmanager
+def told() -> Iterator[None]:
+    """What is wrong with data or a run ends the command with a sentence, as it does in `clipwise` itself."""
+    try:
+        yield
+    except ClipwiseError as error:
+        raise SystemExit(f"clipwise: error: {error}") from error
 
 
 class Bar:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from papers.study import Study, Variant, main, runs_of
+from papers.study import Study, Variant, main, place, runs_of
 from papers.tables import Claim, page
 
 from clipwise.report import Arm, Estimate
@@ -85,6 +85,33 @@ def test_verdict_allows_for_rounding_and_for_the_spread_of_the_seeds(mean: float
 def test_an_unknown_arm_is_refused_with_the_known_ones(study: Study) -> None:
     with pytest.raises(SystemExit, match="no arm is called 'slow'; there are 'fast', 'not so fast'"):
         main(study, write, ["--only", "slow"])
+
+
+@pytest.mark.parametrize("wrong", [["--jobs", "0"], ["--jobs", "-2"], ["--seeds", "0"], ["--seeds", "-1"]])
+def test_numbers_of_runs_are_one_or_more(wrong: list[str], study: Study, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(study, write, ["--draw", *wrong])
+    assert stop.value.code == 2
+    assert f"argument {wrong[0]}: 1 or more is needed, not {wrong[1]}" in capsys.readouterr().err
+
+
+def test_a_damaged_run_is_told_in_a_sentence(study: Study) -> None:
+    folder = study.folder / "runs" / "fast-0"
+    folder.mkdir(parents=True)
+    (folder / "result.json").write_text('{"format": "clip')
+    with pytest.raises(SystemExit, match=r"clipwise: error: .*result\.json"):
+        main(study, write, ["--draw"])
+
+
+def test_folders_that_are_no_runs_are_passed_over(study: Study) -> None:
+    for name in ("fast-0.bak", "fast-0 (copy)", "fast-1"):
+        (study.folder / "runs" / name).mkdir(parents=True)
+    assert list(runs_of(study, study.folder / "runs")) == []
+
+
+def test_the_quick_form_stands_beside_no_other_recipe(tmp_path: Path) -> None:
+    with place(tmp_path / "rules", quick=True) as folder:
+        assert folder.name == "rules" and list(folder.parent.iterdir()) == [folder]
 
 
 def test_nothing_to_draw_is_said(study: Study) -> None:
