@@ -133,9 +133,9 @@ def test_recipes_are_listed(checkout: Path, capsys: pytest.CaptureFixture[str]) 
     assert json.loads(capsys.readouterr().out) == {"tiny": "A tiny recipe."}
 
 
-def test_a_recipe_runs_in_the_checkout_with_its_options(checkout: Path) -> None:
+def test_a_recipe_runs_where_the_user_is_with_its_options(checkout: Path) -> None:
     assert main(["reproduce", "tiny", "--quick", "--seeds", "2"]) == 3, "the recipe's exit code"
-    assert (checkout / "ran.txt").read_text() == "--quick --seeds 2"
+    assert (checkout / "a" / "b" / "ran.txt").read_text() == "--quick --seeds 2"
 
 
 def test_outcome_as_json(checkout: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import ast
 import json
+import os
 import subprocess
 import sys
 import time
@@ -67,6 +68,12 @@ def _docstring(path: Path) -> str:
     return ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
 
 
+def _finding(root: Path) -> dict[str, str]:
+    """The environment in which Python finds the recipes from any folder: files in the options are the user's own."""
+    places = [str(root), os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, places))}
+
+
 def run(args: argparse.Namespace) -> int:
     """Run the recipe, or list all."""
     root = checkout()
@@ -82,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
     start = time.perf_counter()
     command = [sys.executable, "-m", f"papers.{args.name}", *args.options]
     # With --json standard output is the outcome alone; what the recipe says goes to standard error.
-    done = subprocess.run(command, cwd=root, stdout=sys.stderr.fileno() if args.json else None, check=False)
+    done = subprocess.run(command, env=_finding(root), stdout=sys.stderr.fileno() if args.json else None, check=False)
     if args.json:
         outcome = {"recipe": args.name, "exit_code": done.returncode, "seconds": round(time.perf_counter() - start, 1)}
         print(json.dumps(outcome))
