@@ -10,6 +10,7 @@ from typing import Any
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from clipwise import plots
+from clipwise.accounting.guarantee import round_up
 from clipwise.accounting.published import Published
 from clipwise.report import Arm, arms_of
 from papers.tables import Finding, estimate, figure, findings_table, page
@@ -55,7 +56,7 @@ def findings(arms: Sequence[Arm], published: Published) -> list[Finding]:
     noiseless = [arm for arm in arms if arm.name.endswith(WITHOUT_NOISE)]
     if len(noiseless) > 1:
         found.append(_monotone(noiseless, "clipping alone does not do it"))
-    exact = f"exact: {small.epsilon:.3f} at delta = {small.first.delta:.3g}"
+    exact = f"exact: {round_up(small.epsilon):.3f} at delta = {small.first.delta:.3g}"
     right = abs(small.epsilon - published.claim) < 0.005
     return [*found, Finding(f"epsilon is {published.claim:.2f}", exact, right or "no: an approximation, too low")]
 

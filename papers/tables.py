@@ -11,6 +11,7 @@ from typing import Any
 
 import matplotlib as mpl
 
+from clipwise.accounting.guarantee import round_up
 from clipwise.calibration import CalibrationResult
 from clipwise.report import Arm, Estimate, Run
 
@@ -69,7 +70,7 @@ def results_table(arms: Sequence[Arm], metrics: Sequence[str]) -> str:
     """One line per arm: seeds, epsilon, and every metric with its standard deviation over the seeds."""
     lines = []
     for arm in arms:
-        epsilon = "not private" if arm.epsilon is None else f"{arm.epsilon:.3f}"
+        epsilon = "not private" if arm.epsilon is None else f"{round_up(arm.epsilon):.3f}"
         values = [estimate(metric, arm.estimates[metric]) for metric in metrics]
         lines.append([arm.name, str(len(arm.runs)), epsilon, *values])
     return _rows(["arm", "seeds", "exact epsilon", *(_TITLES[m] for m in metrics)], lines)

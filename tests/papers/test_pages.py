@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from papers.__main__ import EXPERIMENTS, PAGE, assembled
 from papers.regression import climb
 from papers.study import runs_of
-from papers.tables import Claim, Finding, findings_table, smaller
+from papers.tables import Claim, Finding, findings_table, results_table, smaller
 
-from clipwise.report import Estimate, arms_of
+from clipwise.report import Arm, Estimate, arms_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -62,3 +64,8 @@ def test_seeds_that_are_far_apart_decide_nothing() -> None:
     )
     assert smaller(Estimate(0.3, 0.02, seeds=4), Estimate(0.4, 0.0, seeds=4)) is True
     assert smaller(Estimate(0.4), Estimate(0.3)) is False
+
+
+def test_epsilon_is_never_rounded_down() -> None:
+    arm = SimpleNamespace(name="a", runs=[0], epsilon=0.6003, estimates={"mse": Estimate(1.0)})
+    assert "| 0.601 |" in results_table([cast("Arm", arm)], ["mse"])
