@@ -13,8 +13,10 @@ from papers.cifar10 import grid
 from papers.cifar10.page import write
 from papers.cifar10.study import DEFAULT, FOLDER, SEEDS, cells, head_settings, study
 from papers.study import complete, parser_of, place
+from papers.work import told
 
 
+@told()
 def main(arguments: Sequence[str] | None = None) -> None:
     """Train what is missing, then write the page."""
     parser = parser_of("cifar10", SEEDS)
@@ -43,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         wanted = [] if args.draw or args.only else cells(args.quick, args.seeds)
         settings = head_settings(network, args.quick)
         rows = grid.complete(wanted, folder / "grid.json", FOLDER / "config.toml", settings, args.jobs)
-        print(write(arms, rows, folder, network))
+        print(write(arms, rows, folder, network, args.whole))
 
 
 if __name__ == "__main__":

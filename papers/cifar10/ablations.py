@@ -8,7 +8,7 @@ from typing import Any
 
 from clipwise import plots
 from clipwise.report import Arm
-from papers.cifar10.grid import points
+from papers.cifar10.grid import best, points, whole
 from papers.cifar10.study import NOISE_R, NOISE_RATES, SIGMAS, noise_arm
 from papers.tables import HEADLINES, figure, results_table
 
@@ -44,7 +44,7 @@ The learning rate {NOISE_RATES[0]:g} is the paper's; with {NOISE_RATES[1]:g} the
 
 def grid(rows: Sequence[Any], folder: Path) -> str:
     """Heat maps, flat beside layerwise."""
-    if not rows:
+    if not whole(rows):
         return ""
     parts = ["## 3. Clipping norm and learning rate, flat and layerwise\n"]
     seeds, steps = len({row["seed"] for row in rows}), rows[0]["steps"]
@@ -63,9 +63,7 @@ def _best(rows: Sequence[Any], steps: int) -> str:
     """The best learning rate of each R."""
     lines = ["| clipping | R | best rate | accuracy | ECE | MCE |\n| --- | --- | --- | --- | --- | --- |"]
     for style in ("flat", "layerwise"):
-        made = points(rows, style, steps)
-        for R in sorted({point.clip_norm for point in made if point.clip_norm is not None}):
-            best = max((p for p in made if p.clip_norm == R), key=lambda p: p.metrics["accuracy"].mean)
-            values = " | ".join(f"{100 * best.metrics[m].mean:.2f} %" for m in ("accuracy", "ece", "mce"))
-            lines.append(f"| {style} | {R:g} | {best.learning_rate:g} | {values} |")
+        for R, point in best(rows, style, steps).items():
+            values = " | ".join(f"{100 * point.metrics[m].mean:.2f} %" for m in ("accuracy", "ece", "mce"))
+            lines.append(f"| {style} | {R:g} | {point.learning_rate:g} | {values} |")
     return "The best learning rate of each R, by accuracy:\n\n" + "\n".join(lines) + "\n"

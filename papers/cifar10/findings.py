@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from clipwise.report import Arm
-from papers.cifar10.grid import points
+from papers.cifar10.grid import best, whole
 from papers.cifar10.study import LARGE, NOISE_RATES, SIGMAS, SMALL, TUNED, TUNED_LARGE, TUNED_SMALL, arm, noise_arm
 from papers.tables import Finding, estimate, smaller
 
@@ -62,34 +62,31 @@ def _calibration(by_name: Mapping[str, Arm], kind: str, small: float, large: flo
 
 def _grid(rows: Sequence[Any]) -> list[Finding]:
     """The diagonal of the heat map, and layerwise clipping."""
-    if not rows:
+    if not whole(rows):
         return []
-    best: dict[str, dict[float, Any]] = {}
-    for style in ("flat", "layerwise"):
-        for point in points(rows, style, rows[0]["steps"]):
-            assert point.clip_norm is not None
-            kept = best.setdefault(style, {}).setdefault(point.clip_norm, point)
-            if point.metrics["accuracy"].mean > kept.metrics["accuracy"].mean:
-                best[style][point.clip_norm] = point
-    flat, layered = (
-        {R: point.metrics["accuracy"].mean for R, point in best[style].items()} for style in ("flat", "layerwise")
-    )
-    rates = [best["flat"][R].learning_rate for R in sorted(best["flat"])]
-    small, large = (max(value for R, value in flat.items() if (R <= 1) is side) for side in (True, False))
+    chosen, layerwise = (best(rows, style, rows[0]["steps"]) for style in ("flat", "layerwise"))
+    flat, layered = ({R: each.metrics["accuracy"] for R, each in found.items()} for found in (chosen, layerwise))
+    both = [R for R in flat if R in layered]
+    top = max(flat, key=lambda R: flat[R].mean)
+    rivals = [f"R = {R:g}" for R in flat if R > SMALL and smaller(flat[R], flat[top]) is not True]
+    slower = [f"{R:g}" for R in both if smaller(layered[R], flat[R]) is True]
+    rates = [point.learning_rate for point in chosen.values()]
     return [
         Finding(
             "the best learning rate falls as R grows",
-            "; ".join(f"R = {R:g}: {point.learning_rate:g}" for R, point in sorted(best["flat"].items())),
+            "; ".join(f"R = {R:g}: {point.learning_rate:g}" for R, point in chosen.items()),
             rates == sorted(rates, reverse=True) and rates[0] > rates[-1],
         ),
         Finding(
             "the best accuracy is that of a small R with a large learning rate",
-            "; ".join(f"R = {R:g}: {100 * value:.2f} %" for R, value in sorted(flat.items())),
-            small > large,
+            "; ".join(f"R = {R:g}: {estimate('accuracy', value)}" for R, value in flat.items()),
+            f"not clear: {' and '.join(rivals)} cannot be told from the best" if rivals else True,
         ),
         Finding(
             "layerwise clipping learns more slowly",
-            "; ".join(f"R = {R:g}: {100 * layered[R]:.2f} % against {100 * flat[R]:.2f} %" for R in sorted(flat)),
-            all(layered[R] <= flat[R] for R in flat) and layered != flat,
+            "; ".join(
+                f"R = {R:g}: {estimate('accuracy', layered[R])} against {estimate('accuracy', flat[R])}" for R in both
+            ),
+            True if len(slower) == len(flat) else f"for R = {', '.join(slower)}" if slower else False,
         ),
     ]

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
-from math import nan, sqrt
+from math import isnan, nan, sqrt
 from pathlib import Path
 from typing import Any
 
@@ -114,3 +114,19 @@ def points(rows: Sequence[Any], style: str, steps: int) -> list[Point]:
         metrics["mce"] = metrics["mce15"]
         made.append(Point(f"R = {R:g}, rate {rate:g}", R, rate, metrics))
     return made
+
+
+def best(rows: Sequence[Any], style: str, steps: int) -> dict[float, Point]:
+    """For every R, in order, the point whose learning rate is the most accurate; what diverged does not count."""
+    found: dict[float, Point] = {}
+    for point in points(rows, style, steps):
+        R, accuracy = point.clip_norm, point.metrics["accuracy"].mean
+        if R is not None and not isnan(accuracy) and (R not in found or accuracy > found[R].metrics["accuracy"].mean):
+            found[R] = point
+    return found
+
+
+def whole(rows: Sequence[Any]) -> bool:
+    """Does layerwise clipping, which comes after flat, have the same cells? Else nothing can be said of them."""
+    flat, layered = ({(row["R"], row["rate"]) for row in rows if row["style"] == s} for s in ("flat", "layerwise"))
+    return bool(flat) and flat == layered

@@ -33,10 +33,10 @@ def claims(kind: str) -> list[Claim]:
     ]
 
 
-def write(arms: Sequence[Arm], rows: Sequence[Any], folder: Path, network: str) -> str:
+def write(arms: Sequence[Arm], rows: Sequence[Any], folder: Path, network: str, whole: bool = False) -> str:
     """Write README.md, results.json and the figures; returns the tables."""
     by_name = {each.name: each for each in arms}
-    sections = [_head(arms, rows, network), findings_table(findings(by_name, rows))]
+    sections = [_head(arms, rows, network, whole), findings_table(findings(by_name, rows))]
     tables = []
     for kind in KINDS:
         text, table = _arms(by_name, kind, folder)
@@ -51,10 +51,10 @@ def write(arms: Sequence[Arm], rows: Sequence[Any], folder: Path, network: str) 
     return "\n".join([*tables, table])
 
 
-def _head(arms: Sequence[Arm], rows: Sequence[Any], network: str) -> str:
+def _head(arms: Sequence[Arm], rows: Sequence[Any], network: str, whole: bool) -> str:
     minutes = sum(run.provenance["seconds"] for each in arms for run in each.runs) / 60
     minutes += sum(row.get("seconds", 0.0) for row in rows) / 60
-    option = "" if network == DEFAULT else f" --network {Path(network).name}"
+    option = ("" if network == DEFAULT else f" --network {Path(network).name}") + " --whole" * whole
     seen = f" of {SIDE} x {SIDE} pixels" if network == DEFAULT else ""
     return f"""# CIFAR-10 with a pre-trained network
 
@@ -64,9 +64,10 @@ standard deviation over the seeds.
 
 **Which form this is.** The paper fine-tunes all 86 million parameters of ViT-base. Sections 1 to 3 below train a
 two-layer head (64 hidden units) on what the frozen {Path(network).name} says of all 50,000 training images{seen};
-section 4 trains all parameters. Batch size 1,000, noise multiplier 1.3 and delta 1e-5 are the paper's; its clipping
-norms and learning rates are not in its text and are chosen here, after looking: for the head at 15 settings (50 steps,
-one seed) on the first 2,000 training images, for section 4 at two of six steps. Epsilon does not cover that choice.
+section 4 trains all parameters. Batch size 1,000 (section 4 tells its own), noise multiplier 1.3 and delta 1e-5 are the
+paper's; its clipping norms and learning rates are not in its text and are chosen here, after looking: for the head at
+15 settings (50 steps, one seed) on the first 2,000 training images, for section 4 at two of six steps. Epsilon does not
+cover that choice.
 """
 
 
@@ -105,7 +106,8 @@ def _tuned(by_name: Mapping[str, Arm], folder: Path) -> tuple[str, str]:
     text = f"""## 4. All parameters
 
 Does it carry over from a head to a whole network? {first.provenance["parameters"]:,} parameters, {data["records"]:,}
-training and {data["held_out"]:,} test images, {first.plan["steps"]} steps, learning rate {TUNED_RATE:g} / R, one seed:
+training and {data["held_out"]:,} test images, {first.plan["steps"]} steps with an expected batch of
+{first.plan["sampling"]["batch_size"]:,}, learning rate {TUNED_RATE:g} / R, one seed:
 `{first.provenance["model"]}`.
 
 {tables}

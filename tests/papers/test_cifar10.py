@@ -7,13 +7,16 @@ import math
 import os
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from papers.cifar10 import ablations, grid, networks
 from papers.cifar10 import features as kept
-from papers.cifar10 import grid, networks
+from papers.cifar10.findings import findings
 from papers.cifar10.study import LARGE, SMALL, cells, study
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -173,6 +176,39 @@ def test_a_grid_goes_on_and_marks_what_diverged(tmp_path: Path) -> None:
     fine, lost = grid.points(rows, "flat", 2)
     assert 0 <= fine.metrics["mce"].mean <= 1 and fine.metrics["mce"] == fine.metrics["mce15"]
     assert math.isnan(lost.metrics["accuracy"].mean)
+
+
+def cell_rows(style: str, accuracies: dict[float, list[float]]) -> list[dict[str, Any]]:
+    """The rows of a grid with one learning rate, 1 / R, and a seed for every accuracy."""
+    metrics = dict.fromkeys(grid.METRICS, 0.1)
+    return [
+        {**asdict(grid.Cell(style, 50, R, 1 / R, seed)), **metrics, "accuracy": accuracy}
+        for R, values in accuracies.items()
+        for seed, accuracy in enumerate(values)
+    ]
+
+
+def test_a_grid_that_was_cut_decides_nothing_yet() -> None:
+    flat = cell_rows("flat", {0.1: [0.8, 0.81], 1.0: [0.7, 0.71]})
+    assert findings({}, []) == findings({}, flat) == findings({}, flat + cell_rows("layerwise", {0.1: [0.8]})) == []
+    assert ablations.grid(flat, Path("nowhere")) == ""
+
+
+@pytest.mark.parametrize(
+    ("flat", "layered", "verdicts"),
+    [
+        ({0.1: [0.80, 0.81], 10.0: [0.70, 0.71]}, {0.1: [0.75, 0.76], 10.0: [0.6, 0.61]}, [True, True, True]),
+        (
+            {0.1: [0.80, 0.81], 10.0: [0.79, 0.81]}, {0.1: [0.75, 0.76], 10.0: [0.79, 0.81]},
+            [True, "not clear: R = 10 cannot be told from the best", "for R = 0.1"],
+        ),
+        ({0.1: [0.80, 0.81], 1.0: [0.7, 0.71]}, {0.1: [0.8, 0.81], 1.0: [0.7, 0.71]}, [True, True, False]),
+    ],
+    ids=["clear", "within the spread", "norms of the quick form"],
+)  # fmt: skip
+def test_what_the_grid_says(flat: dict[float, Any], layered: dict[float, Any], verdicts: list[Any]) -> None:
+    found = findings({}, cell_rows("flat", flat) + cell_rows("layerwise", layered))
+    assert [each.holds for each in found] == verdicts
 
 
 def test_every_private_arm_moves_by_the_same_noise() -> None:
