@@ -21,6 +21,7 @@ from papers.snli.frozen import Choice, hidden
 from papers.snli.page import LARGE, MIX_UP, NOT_PRIVATE, SMALL, write
 from papers.snli.synthetic import write_tiny_bert
 from papers.study import Study, Variant, complete, parser_of, place
+from papers.work import told
 
 HERE = Path(__file__).parent
 EVERYWHERE = Choice("minilm", records=99_890)
@@ -75,6 +76,7 @@ def _prepare(choice: Choice) -> int:
     return records
 
 
+@told()
 def main(arguments: Sequence[str] | None = None) -> None:
     """Compute the hidden states, train what is missing, write tables and figures."""
     parser = parser_of("snli", STUDY.seeds)
@@ -87,10 +89,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if args.states:
             return
         study = STUDY if choice == EVERYWHERE else with_states(choice, records)
-        command = f"clipwise reproduce snli --weights {args.weights}" if args.weights else "clipwise reproduce snli"
         with place(study.folder, args.quick) as folder:
             folder.mkdir(exist_ok=True)
-            print(write(complete(study, folder / "runs", args), folder, command))
+            print(write(complete(study, folder / "runs", args), folder, args.weights))
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from papers.snli.__main__ import STUDY, main, with_states
 from papers.snli.bert import classifier, tokenizer
 from papers.snli.frozen import Choice, Hidden, hidden
 from papers.snli.network import FromCache, LastLayer
+from papers.snli.page import claims
 from papers.snli.synthetic import synthetic_pairs, write_tiny_bert
 from torch.nn import functional as F
 
@@ -200,3 +201,8 @@ def test_quick_says_that_its_numbers_mean_nothing(
     assert said.count("| not private |") >= 2 and "| R = 0.1, then 20 | 1 |" in said
     assert "The paper claims 1.25" in said and "5.131" in said
     assert not (STUDY.folder / "tiny-bert").exists()
+
+
+def test_why_the_numbers_differ_is_said_of_the_subset_only() -> None:
+    assert all(claim.why for claim in claims(None))
+    assert not any(claim.why for claim in claims("bert_base")) and len(claims("bert_base")) == len(claims(None))
