@@ -111,6 +111,17 @@ def calibration_of(run: Run) -> CalibrationResult:
     return run.test
 
 
+def setting(run: Run) -> str:
+    """What was trained on what, in a sentence from the run itself."""
+    data, plan = run.provenance["data"], run.plan
+    batch = f"an expected batch of {plan['sampling']['batch_size']}" if "batch_size" in plan["sampling"] else "all"
+    return (
+        f"{run.provenance['model']} with {run.provenance['parameters']:,} parameters; {plan['steps']:,} steps on "
+        f"{batch} of {data['records']:,} records, inputs {data['inputs']}; noise multiplier "
+        f"{plan['noise_multiplier']:g}; measured on {data['held_out']:,} records. {data['note']}".strip()
+    )
+
+
 def bins_table(arms: Sequence[Arm], bins: Sequence[int] = (10, 15, 20)) -> str:
     """MCE for several numbers of bins: the paper does not state its own."""
     lines = []

@@ -50,7 +50,9 @@ def findings(by_name: Mapping[str, Mapping[str, Estimate]]) -> list[Finding]:
         ours = by_name[name]
         here = "; ".join(f"{m}: {estimate(m, ours[m])} against {estimate(m, usual[m])}" for m in ("accuracy", "ece"))
         apart = abs(ours["accuracy"].mean - usual["accuracy"].mean)
-        found.append(Finding(f"{name} differs little from the usual clipping at {USUAL}", here, apart < LITTLE))
+        found.append(
+            Finding(f"{name} differs little in accuracy from the usual clipping at {USUAL}", here, apart < LITTLE)
+        )
     return found
 
 

@@ -11,9 +11,9 @@ import pytest
 from papers.__main__ import EXPERIMENTS, PAGE, assembled
 from papers.regression import climb
 from papers.study import runs_of
-from papers.tables import Claim, Finding, findings_table, results_table, smaller
+from papers.tables import Claim, Finding, findings_table, results_table, setting, smaller
 
-from clipwise.report import Arm, Estimate, arms_of
+from clipwise.report import Arm, Estimate, Run, arms_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -69,3 +69,14 @@ def test_seeds_that_are_far_apart_decide_nothing() -> None:
 def test_epsilon_is_never_rounded_down() -> None:
     arm = SimpleNamespace(name="a", runs=[0], epsilon=0.6003, estimates={"mse": Estimate(1.0)})
     assert "| 0.601 |" in results_table([cast("Arm", arm)], ["mse"])
+
+
+@pytest.mark.parametrize(("sampling", "batch"), [({"batch_size": 256}, "an expected batch of 256"), ({}, "all")])
+def test_a_page_tells_what_was_trained_on_what(sampling: dict[str, int], batch: str) -> None:
+    data = {"records": 1279, "held_out": 320, "inputs": "as they are", "note": ""}
+    plan = {"sampling": sampling, "steps": 2000, "noise_multiplier": 35.0}
+    run = SimpleNamespace(plan=plan, provenance={"data": data, "model": "MLP()", "parameters": 7041})
+    assert setting(cast("Run", run)) == (
+        f"MLP() with 7,041 parameters; 2,000 steps on {batch} of 1,279 records, inputs as they are; noise "
+        "multiplier 35; measured on 320 records."
+    )
