@@ -66,8 +66,9 @@ def findings(arms: Sequence[Arm], published: Published) -> list[Finding]:
     if len(noiseless) > 1:
         found.append(_monotone(noiseless, "clipping alone does not do it"))
     exact = f"exact: {round_up(small.epsilon):.3f} at delta = {small.first.delta:.3g}"
-    right = abs(small.epsilon - published.claim) < 0.005
-    return [*found, Finding(f"epsilon is {published.claim:.2f}", exact, right or "no: an approximation, too low")]
+    apart = small.epsilon - published.claim
+    right = abs(apart) < 0.005 or f"no: an approximation, too {'low' if apart > 0 else 'high'}"
+    return [*found, Finding(f"epsilon is {published.claim:.2f}", exact, right)]
 
 
 def _monotone(arms: Sequence[Arm], otherwise: str) -> Finding:
@@ -77,7 +78,7 @@ def _monotone(arms: Sequence[Arm], otherwise: str) -> Finding:
         f"{name}: {100 * fmean(each):.1f} %, at most {100 * max(each):.1f} %" for name, each in found.items()
     )
     return Finding(
-        f"{arms[0].name} converges in a non-monotone way, a larger R less so",
+        f"{arms[0].name} may converge in a non-monotone way, a larger R less so",
         f"how far a run's test error climbs above its lowest value so far, on average: {said}",
         f"no: {otherwise}" if max(larger) > small / 2 else True if small > NOTICED else "yes, but by little",
     )

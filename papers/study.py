@@ -59,6 +59,10 @@ class Job:
     output: Path
 
     @property
+    def begun(self) -> bool:
+        return (self.output / "config.toml").is_file()
+
+    @property
     def finished(self) -> bool:
         return (self.output / "result.json").is_file()
 
@@ -78,8 +82,7 @@ def carry_out(job: Job) -> None:
 
     torch.set_num_threads(1)  # runs are done side by side instead
     config = Config.load(job.config, job.overrides())
-    resume = (job.output / "config.toml").is_file()
-    train(config, output=job.output, resume=resume, page=False, watch=lambda at: advance(1 / (at.steps - at.first)))
+    train(config, output=job.output, resume=job.begun, page=False, watch=lambda at: advance(1 / (at.steps - at.first)))
 
 
 def positive(text: str) -> int:
@@ -152,15 +155,27 @@ def place(folder: Path, quick: bool) -> Iterator[Path]:
         yield alone if quick else folder
 
 
+def _check_settings(job: Job) -> None:
+    """Refuse to count a run as one of this set that was trained with other settings."""
+    from clipwise.training.config import Config
+
+    if (job.output / "config.toml").read_text(encoding="utf-8") != Config.load(job.config, job.overrides()).text:
+        raise SystemExit(
+            f"{job.output} was trained with other settings than {job} has now: compare its config.toml with "
+            f"{job.config}, and remove the folder to train it anew."
+        )
+
+
 def complete(study: Study, root: Path, args: argparse.Namespace) -> tuple[Arm, ...]:
     """Train the runs that are missing in `root`; the arms of all that are there."""
     every = [] if args.draw else jobs(study, root, args)
-    finished = [job for job in every if job.finished]
-    if finished and not args.resume:
+    begun = [job for job in every if job.begun]
+    if begun and not args.resume:
         raise SystemExit(
-            f"{root} holds {len(finished)} finished runs of this set: --resume keeps them and goes on; remove "
-            "them to start anew."
+            f"{root} holds {len(begun)} runs of this set: --resume keeps them and goes on; remove them to start anew."
         )
+    for job in begun:
+        _check_settings(job)
     todo = [job for job in every if not job.finished]
     if todo:
         train_all(todo, args.jobs)

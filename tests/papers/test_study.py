@@ -117,3 +117,21 @@ def test_the_quick_form_stands_beside_no_other_recipe(tmp_path: Path) -> None:
 def test_nothing_to_draw_is_said(study: Study) -> None:
     with pytest.raises(SystemExit, match="holds no finished run"):
         main(study, write, ["--draw"])
+
+
+def test_a_run_of_other_settings_is_not_counted_as_one_of_the_set(
+    study: Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    main(study, write, ["--jobs", "1", "--only", "fast", "--seeds", "1"])
+    (study.folder / "config.toml").write_text(CONFIG.replace("steps = 3", "steps = 4"))
+    with pytest.raises(SystemExit, match=r"fast-0 was trained with other settings than fast, seed 0 has now"):
+        main(study, write, ["--jobs", "1", "--only", "fast", "--seeds", "1", "--resume"])
+
+
+def test_a_run_that_was_begun_is_not_taken_up_unasked(study: Study) -> None:
+    begun = study.folder / "runs" / "fast-0"
+    begun.mkdir(parents=True)
+    (begun / "config.toml").write_text(CONFIG)
+    with pytest.raises(SystemExit, match="holds 1 runs of this set: --resume"):
+        main(study, write, ["--jobs", "1", "--only", "fast"])
