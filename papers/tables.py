@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import hypot
@@ -115,8 +116,10 @@ def setting(run: Run) -> str:
     """What was trained on what, in a sentence from the run itself."""
     data, plan = run.provenance["data"], run.plan
     batch = f"an expected batch of {plan['sampling']['batch_size']}" if "batch_size" in plan["sampling"] else "all"
+    named = re.fullmatch(r"FromFunction\(module='(.*)', function='(.*)', options=\{\}\)", run.provenance["model"])
+    network = f"`{named[1]}:{named[2]}`" if named else run.provenance["model"]
     return (
-        f"{run.provenance['model']} with {run.provenance['parameters']:,} parameters; {plan['steps']:,} steps on "
+        f"{network} with {run.provenance['parameters']:,} parameters; {plan['steps']:,} steps on "
         f"{batch} of {data['records']:,} records, inputs {data['inputs']}; noise multiplier "
         f"{plan['noise_multiplier']:g}; measured on {data['held_out']:,} records. {data['note']}".strip()
     )

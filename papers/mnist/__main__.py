@@ -7,11 +7,12 @@ clipping norm is far better calibrated than a small one, at equal privacy and wi
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields, replace
 from itertools import pairwise
 from pathlib import Path
 
 from clipwise import plots
-from clipwise.report import Arm
+from clipwise.report import Arm, Curve
 from papers.study import Study, Variant, main
 from papers.tables import Claim, Finding, bins_table, estimate, figure, findings_table, number, page, setting, smaller
 
@@ -35,7 +36,7 @@ STUDY = Study(
 _FEW = "a handful of samples decides it, and the paper's bins are not known"
 _PLAIN = "SGD without momentum at the rate 0.15; the paper does not tell its own"
 CLAIMS = (
-    Claim("R = 1", "accuracy", 0.96, unit=0.01),
+    Claim("R = 1", "accuracy", 0.96, "a little better; the paper's appendix has 96.6 % for TensorFlow", unit=0.01),
     Claim("R = 200", "accuracy", 0.95, unit=0.01),
     Claim("not private", "accuracy", 0.99, _PLAIN, unit=0.01),
     Claim("R = 1", "ece", 0.023),
@@ -77,10 +78,21 @@ def findings(by_name: dict[str, Arm]) -> list[Finding]:
             f"{number('ece', arm.estimates['ece'].mean)}"
             for arm in ladder
         )
-        pairs = [(arm.estimates["accuracy"].mean, arm.estimates["ece"].mean) for arm in ladder]
-        falls = all(b[0] <= a[0] and b[1] <= a[1] for a, b in pairwise(pairs))
-        found.append(Finding("accuracy and ECE fall together as R grows", f"accuracy, ECE: {said}", falls))
+        falls = {
+            m: all(b.estimates[m].mean <= a.estimates[m].mean for a, b in pairwise(ladder)) for m in ("accuracy", "ece")
+        }
+        verdict = all(falls.values()) or ("for ECE; accuracy does not fall with every step" if falls["ece"] else False)
+        found.append(Finding("accuracy and ECE fall together as R grows", f"accuracy, ECE: {said}", verdict))
     return found
+
+
+def _late(curve: Curve) -> Curve:
+    """The second half, where the arms can be told apart."""
+    keep = [k for k, step in enumerate(curve.step) if step >= curve.step[-1] / 2]
+    return replace(
+        curve,
+        **{f.name: tuple(values[k] for k in keep) for f in fields(curve) if (values := getattr(curve, f.name))},
+    )
 
 
 def write(arms: Sequence[Arm], folder: Path) -> str:
@@ -92,8 +104,10 @@ def write(arms: Sequence[Arm], folder: Path) -> str:
         for name in (*_SIDE_BY_SIDE, MIX_UP)
         if name in by_name
     }
+    late = {name: {m: _late(curve) for m, curve in each.items()} for name, each in curves.items()}
     figures = [
         figure(folder, "training", plots.training_curves(curves), "Loss, accuracy and ECE over training"),
+        figure(folder, "training_late", plots.training_curves(late), "The second half of it"),
         figure(folder, "over_R", plots.accuracy_calibration([arm.point for arm in arms]), "Accuracy and ECE over R"),
         figure(folder, "reliability", plots.reliability_diagram(shown), "Reliability diagrams, first seed"),
         figure(folder, "confidence", plots.confidence_histogram(shown), "Confidence, first seed"),
