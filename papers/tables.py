@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import hypot
+from math import hypot, log10
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,13 @@ class Claim:
     why: str = ""
     unit: float = 0.001
     """One of the last digit that the paper prints."""
+
+    @property
+    def printed(self) -> str:
+        """With the digits that the paper gives."""
+        percent = self.metric in _PERCENT
+        scale = 100 if percent else 1
+        return f"{scale * self.value:.{max(0, -round(log10(scale * self.unit)))}f}{' %' if percent else ''}"
 
     def verdict(self, ours: Estimate) -> str:
         """Same: within the paper's rounding, or within two standard deviations of ours, where these say something."""
@@ -58,8 +65,9 @@ def number(metric: str, value: float) -> str:
 
 def estimate(metric: str, value: Estimate) -> str:
     """Mean and deviation over the seeds."""
-    deviation = "" if value.deviation is None else f" ± {number(metric, value.deviation)}"
-    return f"{number(metric, value.mean)}{deviation}"
+    if value.deviation is None:
+        return number(metric, value.mean)
+    return f"{number(metric, value.mean).removesuffix(' %')} ± {number(metric, value.deviation)}"
 
 
 def _rows(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
@@ -82,7 +90,7 @@ def claims_table(arms: Sequence[Arm], claims: Sequence[Claim]) -> str:
     by_name = {arm.name: arm for arm in arms}
     lines = []
     for claim in claims:
-        said = [claim.arm, _TITLES[claim.metric], number(claim.metric, claim.value)]
+        said = [claim.arm, _TITLES[claim.metric], claim.printed]
         if claim.arm in by_name:
             arm = by_name[claim.arm]
             ours = arm.estimates[claim.metric]

@@ -80,3 +80,12 @@ def test_a_page_tells_what_was_trained_on_what(sampling: dict[str, int], batch: 
         f"MLP() with 7,041 parameters; 2,000 steps on {batch} of 1,279 records, inputs as they are; noise "
         "multiplier 35; measured on 320 records."
     )
+
+
+@pytest.mark.parametrize(
+    ("metric", "value", "unit", "printed"),
+    [("accuracy", 0.96, 0.01, "96 %"), ("ece", 0.007, 0.001, "0.7 %"), ("accuracy", 0.9717, 1e-4, "97.17 %"),
+     ("nll", 1.79, 0.01, "1.79")],
+)  # fmt: skip
+def test_the_papers_numbers_have_the_papers_digits(metric: str, value: float, unit: float, printed: str) -> None:
+    assert Claim("a", metric, value, unit=unit).printed == printed

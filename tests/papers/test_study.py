@@ -63,7 +63,7 @@ def test_a_set_that_was_cut_goes_on_and_its_page_counts_seeds(
     runs = list(runs_of(study, study.folder / "runs"))
     assert [(run.name, run.plan["learning_rate"]) for run in runs] == [("fast", 0.5)] * 2 + [("not so fast", 0.05)] * 2
     said = capsys.readouterr().out
-    assert "[3/3]" in said and "| not so fast | 2 |" in said and "| missing | ECE | 1.00 % | not run | - | - |" in said
+    assert "[3/3]" in said and "| not so fast | 2 |" in said and "| missing | ECE | 1.0 % | not run | - | - |" in said
     saved = json.loads((study.folder / "results.json").read_text())
     assert set(saved) == {"fast", "not so fast"} and saved["fast"]["accuracy"]["mean"] > 0
     page_text = (study.folder / "README.md").read_text()
