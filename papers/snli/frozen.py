@@ -11,7 +11,6 @@ import hashlib
 import json
 import shutil
 import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -26,13 +25,13 @@ from clipwise.data import DataSet, TextDataSet, Weights, load_text, load_weights
 from clipwise.errors import DataError
 from clipwise.files import replacing
 from papers.snli.bert import frozen_layers, tokenizer
+from papers.snli.states import states_of
 from papers.snli.synthetic import synthetic_pairs
 from papers.work import cache_folder, fill
 
 FORMAT = 1
 SHARD = 4096
 """Records of a shard: about half a minute of work, 80 MB of MiniLM's states."""
-TOKENS_AT_ONCE = 1024
 PARTS = ("train", "test")
 
 
@@ -183,44 +182,6 @@ def _compute(folder: Path, tokens: dict[str, Any], where: dict[str, Any], weight
     def make(k: int, file: BinaryIO) -> None:
         part = "train" if k <= where["train"][-1, 0] else "test"
         records = np.flatnonzero(where[part][:, 0] == k)
-        np.save(file, _states(model, tokens, part, records))
+        np.save(file, states_of(model, tokens, part, records))
 
     fill("shards of hidden states", paths, make)
-
-
-def _states(model: torch.nn.Module, tokens: dict[str, Any], part: str, records: Any) -> Any:
-    """The float16 states of consecutive records, one after the other; records of like lengths are run together."""
-    lengths = tokens[f"{part}_lengths"]
-    base = int(lengths[: records[0]].sum())
-    counts = lengths[records]
-    starts = np.cumsum(counts) - counts
-    states = None
-    for chosen in _alike(counts):
-        longest = int(counts[chosen].max())
-        mask = np.arange(longest) < counts[chosen][:, None]
-        rows = (starts[chosen][:, None] + np.arange(longest))[mask]
-        inputs = []
-        for name in ("ids", "types"):
-            padded = np.zeros(mask.shape, dtype=np.int64)
-            padded[mask] = tokens[f"{part}_{name}"][base + rows]
-            inputs.append(torch.from_numpy(padded))
-        with torch.inference_mode():
-            made = model(
-                input_ids=inputs[0], token_type_ids=inputs[1], attention_mask=torch.from_numpy(mask.astype(np.int64))
-            ).last_hidden_state
-        if states is None:
-            states = np.empty((int(counts.sum()), made.shape[2]), dtype=np.float16)
-        states[rows] = made.numpy()[mask]
-    return states
-
-
-def _alike(counts: Any) -> Iterator[Any]:
-    """Records in groups of like length, each of about `TOKENS_AT_ONCE` tokens."""
-    order = np.argsort(counts, kind="stable")
-    group: list[int] = []
-    for k in order:
-        if group and (len(group) + 1) * counts[k] > TOKENS_AT_ONCE:
-            yield np.array(group)
-            group = []
-        group.append(int(k))
-    yield np.array(group)

@@ -102,7 +102,7 @@ def test_a_stopped_computation_goes_on_and_a_finished_one_is_kept(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = 0
-    real = frozen._states
+    real = frozen.states_of
 
     def stopping(*args: object) -> object:
         nonlocal calls
@@ -111,7 +111,7 @@ def test_a_stopped_computation_goes_on_and_a_finished_one_is_kept(
             raise KeyboardInterrupt
         return real(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(frozen, "_states", stopping)
+    monkeypatch.setattr(frozen, "states_of", stopping)
     with pytest.raises(KeyboardInterrupt):
         states(folder)
     begun = files(tmp_path)
