@@ -37,6 +37,9 @@ REMARKS = (
     "Automatic and Normalize divide by the norm, so that their R is a unit of the learning rate and nothing else. "
     "GlobalScaled(R, Z) with the learning rate c / R makes the steps of Global(Z) with c / Z: longer gradients "
     "than Z are dropped. The arms R = 1 and R = 200 are the runs of `papers/mnist`: Abadi's rule, flat.\n",
+    "Normalize diverges with this learning rate. The likely reason: it gives a sample that is fitted already, whose "
+    "gradient is nearly zero, as long a step as any other, so that the weights never come to rest; the constant in the "
+    "denominator of Automatic (0.01) prevents it.\n",
 )
 
 
