@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import hypot, log10
 from pathlib import Path
@@ -17,7 +17,7 @@ from clipwise.calibration import CalibrationResult
 from clipwise.report import Arm, Estimate, Run
 
 _PERCENT = {"accuracy", "ece", "mce", "adaptive_ece", "debiased_ece", "smooth_ece", "classwise_ece"}
-_TITLES = {"accuracy": "accuracy", "nll": "NLL", "ece": "ECE", "mce": "MCE", "brier": "Brier", "mse": "MSE"}
+TITLES = {"accuracy": "accuracy", "nll": "NLL", "ece": "ECE", "mce": "MCE", "brier": "Brier", "mse": "MSE"}
 HEADLINES = {"classification": ("accuracy", "nll", "ece", "mce"), "regression": ("mse",)}
 
 
@@ -70,6 +70,11 @@ def estimate(metric: str, value: Estimate) -> str:
     return f"{number(metric, value.mean).removesuffix(' %')} ± {number(metric, value.deviation)}"
 
 
+def against(metric: str, ours: Mapping[str, Estimate], theirs: Mapping[str, Estimate]) -> str:
+    """Two arms side by side."""
+    return f"{estimate(metric, ours[metric])} against {estimate(metric, theirs[metric])}"
+
+
 def _rows(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     table = [header, ["---"] * len(header), *lines]
     return "".join(f"| {' | '.join(line)} |\n" for line in table)
@@ -82,7 +87,7 @@ def results_table(arms: Sequence[Arm], metrics: Sequence[str]) -> str:
         epsilon = "not private" if arm.epsilon is None else f"{round_up(arm.epsilon):.3f}"
         values = [estimate(metric, arm.estimates[metric]) for metric in metrics]
         lines.append([arm.name, str(len(arm.runs)), epsilon, *values])
-    return _rows(["arm", "seeds", "exact epsilon", *(_TITLES[m] for m in metrics)], lines)
+    return _rows(["arm", "seeds", "exact epsilon", *(TITLES[m] for m in metrics)], lines)
 
 
 def claims_table(arms: Sequence[Arm], claims: Sequence[Claim]) -> str:
@@ -90,7 +95,7 @@ def claims_table(arms: Sequence[Arm], claims: Sequence[Claim]) -> str:
     by_name = {arm.name: arm for arm in arms}
     lines = []
     for claim in claims:
-        said = [claim.arm, _TITLES[claim.metric], claim.printed]
+        said = [claim.arm, TITLES[claim.metric], claim.printed]
         if claim.arm in by_name:
             arm = by_name[claim.arm]
             ours = arm.estimates[claim.metric]
@@ -157,6 +162,12 @@ def figure(folder: Path, name: str, drawn: Any, caption: str) -> str:
     return f"![{caption}](figures/{name}.svg)\n"
 
 
+def save_results(folder: Path, arms: Sequence[Arm]) -> None:
+    """Every metric of every arm as `results.json`."""
+    values = {arm.name: {name: value.to_dict() for name, value in arm.estimates.items()} for arm in arms}
+    (folder / "results.json").write_text(json.dumps(values, indent=1) + "\n")
+
+
 def page(
     folder: Path,
     title: str,
@@ -168,8 +179,7 @@ def page(
 ) -> str:
     """Write `results.json` and `README.md` of a recipe; returns the tables."""
     metrics = HEADLINES[arms[0].first.task]
-    values = {arm.name: {name: value.to_dict() for name, value in arm.estimates.items()} for arm in arms}
-    (folder / "results.json").write_text(json.dumps(values, indent=1) + "\n")
+    save_results(folder, arms)
     minutes = sum(run.provenance["seconds"] for arm in arms for run in arm.runs) / 60
     tables = f"{results_table(arms, metrics)}\n{claims_table(arms, claims)}" if claims else results_table(arms, metrics)
     command = command or f"clipwise reproduce {folder.name}"

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from clipwise.accounting.published import PUBLISHED
-from papers.regression import write
+from papers import regression
 from papers.study import Study, Variant, main
 
 STUDY = Study(
@@ -23,5 +23,7 @@ STUDY = Study(
     quick=("steps=40", "evaluation.every=10"),
 )
 
+write = partial(regression.write, "California Housing, DP-Adam", PUBLISHED["california"])
+
 if __name__ == "__main__":
-    main(STUDY, partial(write, "California Housing, DP-Adam", PUBLISHED["california"]))
+    main(STUDY, write)

@@ -8,11 +8,10 @@ from typing import Any
 from clipwise.report import Arm
 from papers.cifar10.grid import best, whole
 from papers.cifar10.study import LARGE, NOISE_RATES, SIGMAS, SMALL, TUNED, TUNED_LARGE, TUNED_SMALL, arm, noise_arm
-from papers.tables import Finding, estimate, smaller
+from papers.tables import TITLES, Finding, against, estimate, smaller
 
 LITTLE = 0.02
 """A difference of loss, relative, or of accuracy, that is called little."""
-_SAID = {"accuracy": "accuracy", "ece": "ECE", "mce": "MCE", "nll": "NLL"}
 
 
 def findings(by_name: Mapping[str, Arm], rows: Sequence[Any]) -> list[Finding]:
@@ -42,10 +41,10 @@ def _calibration(by_name: Mapping[str, Arm], kind: str, small: float, large: flo
     if not {arm(small, kind), arm(large, kind)} <= set(by_name):
         return []
     ours, theirs = by_name[arm(large, kind)].estimates, by_name[arm(small, kind)].estimates
-    said = {m: f"{label} {estimate(m, ours[m])} against {estimate(m, theirs[m])}" for m, label in _SAID.items()}
+    said = {m: f"{TITLES[m]} {against(m, ours, theirs)}" for m in ("accuracy", "nll", "ece", "mce")}
     verdicts = {m: smaller(ours[m], theirs[m]) for m in ("nll", "ece", "mce")}
-    better = " and ".join(_SAID[m] for m, verdict in verdicts.items() if verdict is True)
-    unclear = " and ".join(_SAID[m] for m, verdict in verdicts.items() if isinstance(verdict, str))
+    better = " and ".join(TITLES[m] for m, verdict in verdicts.items() if verdict is True)
+    unclear = " and ".join(TITLES[m] for m, verdict in verdicts.items() if isinstance(verdict, str))
     partly = f"for {better}" + (f"; {unclear} within the spread of the seeds" if unclear else "")
     label = f"R = {large:g} against {small:g}, {kind or 'one epoch'}"
     return [

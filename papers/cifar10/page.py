@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,16 @@ from clipwise.report import Arm
 from papers.cifar10.ablations import METRICS, curves_of, grid, noise
 from papers.cifar10.findings import findings
 from papers.cifar10.study import DEFAULT, LARGE, RATE, SIDE, SMALL, TUNED, TUNED_LARGE, TUNED_RATE, TUNED_SMALL, arm
-from papers.tables import Claim, bins_table, calibration_of, claims_table, figure, findings_table, results_table
+from papers.tables import (
+    Claim,
+    bins_table,
+    calibration_of,
+    claims_table,
+    figure,
+    findings_table,
+    results_table,
+    save_results,
+)
 
 _TABLE = (
     ("accuracy", (None, 0.9717, 0.9661), 0.0001, "another network, and only its head is trained"),
@@ -45,8 +53,7 @@ def write(arms: Sequence[Arm], rows: Sequence[Any], folder: Path, network: str, 
     sections += [noise(by_name, folder), grid(rows, folder)]
     text, table = _tuned(by_name, folder)
     sections.append(text)
-    values = {each.name: {name: value.to_dict() for name, value in each.estimates.items()} for each in arms}
-    (folder / "results.json").write_text(json.dumps(values, indent=1) + "\n")
+    save_results(folder, arms)
     (folder / "README.md").write_text("\n".join(filter(None, sections)))
     return "\n".join([*tables, table])
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from clipwise import plots
 from clipwise.report import Arm, Curve
 from papers.study import Study, Variant, main
-from papers.tables import Claim, Finding, bins_table, estimate, figure, findings_table, number, page, setting, smaller
+from papers.tables import Claim, Finding, against, bins_table, figure, findings_table, number, page, setting, smaller
 
 MIX_UP = "R = 1, then 200"
 LADDER = (10.0, 50.0)
@@ -60,7 +60,7 @@ def findings(by_name: dict[str, Arm]) -> list[Finding]:
     small, large = by_name["R = 1"].estimates, by_name["R = 200"].estimates
 
     def both(metric: str) -> str:
-        return f"{estimate(metric, large[metric])} against {estimate(metric, small[metric])}"
+        return against(metric, large, small)
 
     found = [
         Finding(

@@ -14,7 +14,7 @@ from clipwise import plots
 from clipwise.report import Arm, Estimate, arms_of
 from papers.mnist.__main__ import STUDY as MNIST
 from papers.study import Study, Variant, main, runs_of
-from papers.tables import Finding, estimate, figure, findings_table, page
+from papers.tables import TITLES, Finding, against, figure, findings_table, page
 
 STUDY = Study(
     folder=Path(__file__).parent,
@@ -51,7 +51,7 @@ def findings(by_name: Mapping[str, Mapping[str, Estimate]]) -> list[Finding]:
     found = []
     for name in (name for name in by_name if name.startswith("Global")):
         ours = by_name[name]
-        here = "; ".join(f"{m}: {estimate(m, ours[m])} against {estimate(m, usual[m])}" for m in ("accuracy", "ece"))
+        here = "; ".join(f"{TITLES[m]}: {against(m, ours, usual)}" for m in ("accuracy", "ece"))
         apart = abs(ours["accuracy"].mean - usual["accuracy"].mean)
         found.append(
             Finding(f"{name} differs little in accuracy from the usual clipping at {USUAL}", here, apart < LITTLE)

@@ -7,7 +7,8 @@ from functools import partial
 from pathlib import Path
 
 from clipwise.accounting.published import PUBLISHED
-from papers.regression import WITHOUT_NOISE, write
+from papers import regression
+from papers.regression import WITHOUT_NOISE
 from papers.study import Study, Variant, main
 
 STUDY = Study(
@@ -23,5 +24,7 @@ STUDY = Study(
     quick=("steps=40", "evaluation.every=10"),
 )
 
+write = partial(regression.write, "Wine Quality, full batch", PUBLISHED["wine"])
+
 if __name__ == "__main__":
-    main(STUDY, partial(write, "Wine Quality, full batch", PUBLISHED["wine"]))
+    main(STUDY, write)

@@ -33,12 +33,8 @@ def test_a_page_regenerates_from_its_runs(name: str, tmp_path: Path, monkeypatch
     (tmp_path / name).mkdir()
     (tmp_path / "mnist").mkdir(exist_ok=True)
     (tmp_path / "mnist" / "runs").symlink_to(ROOT / "papers" / "mnist" / "runs")
-    written = {"wine": "Wine Quality, full batch", "california": "California Housing, DP-Adam"}
     arms = arms_of(list(runs_of(recipe.STUDY, kept / "runs")))
-    if name in written:
-        recipe.write(written[name], recipe.PUBLISHED[name], arms, tmp_path / name)
-    else:
-        recipe.write(arms, tmp_path / name)
+    recipe.write(arms, tmp_path / name)
     for file in ("README.md", "results.json"):
         assert (tmp_path / name / file).read_text(encoding="utf-8") == (kept / file).read_text(encoding="utf-8"), file
     assert {path.name for path in (tmp_path / name / "figures").iterdir()} == {
