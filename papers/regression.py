@@ -10,10 +10,9 @@ from typing import Any
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from clipwise import plots
-from clipwise.accounting.guarantee import round_up
 from clipwise.accounting.published import Published
 from clipwise.report import Arm, arms_of
-from papers.tables import Finding, estimate, figure, findings_table, page, setting
+from papers.tables import Finding, epsilon, estimate, figure, findings_table, page, setting
 
 NOTICED = 0.02
 """A climb of less cannot be seen in a figure."""
@@ -65,7 +64,7 @@ def findings(arms: Sequence[Arm], published: Published) -> list[Finding]:
     noiseless = [arm for arm in arms if arm.name.endswith(WITHOUT_NOISE)]
     if len(noiseless) > 1:
         found.append(_monotone(noiseless, "clipping alone does not do it"))
-    exact = f"exact: {round_up(small.epsilon):.3f} at delta = {small.first.delta:.3g}"
+    exact = f"exact: {epsilon(small)} at delta = {small.first.delta:.3g}"
     apart = small.epsilon - published.claim
     right = abs(apart) < 0.005 or f"no: an approximation, too {'low' if apart > 0 else 'high'}"
     return [*found, Finding(f"epsilon is {published.claim:.2f}", exact, right)]

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from clipwise.cli.arguments import count
 from clipwise.report import Arm, Run, arms_of
 from papers.work import advance, side_by_side, told
 
@@ -85,22 +86,14 @@ def carry_out(job: Job) -> None:
     train(config, output=job.output, resume=job.begun, page=False, watch=lambda at: advance(1 / (at.steps - at.first)))
 
 
-def positive(text: str) -> int:
-    """A whole number of 1 or more, from the command line."""
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"1 or more is needed, not {number}")
-    return number
-
-
 def parser_of(name: str, seeds: int) -> argparse.ArgumentParser:
     """The command line that every recipe has, to which it may add."""
     parser = argparse.ArgumentParser(prog=f"clipwise reproduce {name}")
     parser.add_argument("--quick", action="store_true", help="a scaled-down form: shows that it works, nothing else")
-    parser.add_argument("--seeds", type=positive, default=None, help=f"runs of each arm (default {seeds})")
+    parser.add_argument("--seeds", type=count, default=None, help=f"runs of each arm (default {seeds})")
     parser.add_argument("--only", nargs="+", metavar="ARM", help="only these arms")
     parser.add_argument("--resume", action="store_true", help="go on with an unfinished set; finished runs are kept")
-    parser.add_argument("--jobs", type=positive, default=os.cpu_count() or 1, help="runs at a time (default: cores)")
+    parser.add_argument("--jobs", type=count, default=os.cpu_count() or 1, help="runs at a time (default: cores)")
     parser.add_argument("--draw", action="store_true", help="train nothing: tables and figures of the runs there are")
     return parser
 

@@ -80,13 +80,17 @@ def _rows(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in table)
 
 
+def epsilon(arm: Arm) -> str:
+    """Its exact epsilon, rounded up."""
+    return "not private" if arm.epsilon is None else f"{round_up(arm.epsilon):.3f}"
+
+
 def results_table(arms: Sequence[Arm], metrics: Sequence[str]) -> str:
     """One line per arm: seeds, epsilon, and every metric with its standard deviation over the seeds."""
     lines = []
     for arm in arms:
-        epsilon = "not private" if arm.epsilon is None else f"{round_up(arm.epsilon):.3f}"
         values = [estimate(metric, arm.estimates[metric]) for metric in metrics]
-        lines.append([arm.name, str(len(arm.runs)), epsilon, *values])
+        lines.append([arm.name, str(len(arm.runs)), epsilon(arm), *values])
     return _rows(["arm", "seeds", "exact epsilon", *(TITLES[m] for m in metrics)], lines)
 
 

@@ -5,6 +5,8 @@ On a terminal a bar tells how much is done and how long the rest will take; a lo
 
 from __future__ import annotations
 
+import hashlib
+import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +16,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
-from clipwise.cli.progress import duration
+from clipwise.cli.progress import duration, redraw
 from clipwise.data.store import folders
 from clipwise.errors import ClipwiseError, DataError
 from clipwise.files import replacing
@@ -49,7 +51,7 @@ class Bar:
             text += f", {duration((time.monotonic() - self._begun) * (1 / share - 1))} left"
         if self._live:
             full = int(WIDTH * share)
-            print(f"\r\033[K[{'#' * full}{'.' * (WIDTH - full)}] {text}", end="", file=sys.stderr, flush=True)
+            redraw(sys.stderr, f"[{'#' * full}{'.' * (WIDTH - full)}] {text}")
         elif int(LINES * share) > self._told:
             self._told = int(LINES * share)
             print(text, file=sys.stderr, flush=True)
@@ -57,7 +59,7 @@ class Bar:
     def clear(self) -> None:
         """Leave the terminal's line to others."""
         if self._live:
-            print("\r\033[K", end="", file=sys.stderr, flush=True)
+            redraw(sys.stderr, "")
 
 
 _done: Any = None  # in a worker: how many items all workers have done, a shared number
@@ -123,14 +125,24 @@ def side_by_side(
         raise SystemExit(f"{len(failed)} of {len(items)} {what} failed. The first: {failed[0]}")
 
 
-def cache_folder(kind: str, name: str) -> Path:
-    """`kind/name` in the cache: the folder that is there, else one in the first data folder that can be written."""
-    places = [base / kind / name for base in folders()]
+def cache_folder(kind: str, name: str, made_of: Any) -> Path:
+    """A folder of the cache for what is computed from `made_of`: a hash of it ends the folder's name.
+
+    It is the one that is there, else one in the first data folder that can be written.
+    """
+    key = hashlib.sha256(json.dumps(made_of).encode()).hexdigest()
+    places = [base / kind / f"{name}-{key[:16]}" for base in folders()]
     for folder in [place for place in places if place.is_dir()] or places:
         with suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
             return folder
     raise DataError(f"{' and '.join(map(str, folders()))} cannot be written; let CLIPWISE_DATA name a folder that can.")
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file so that it is there whole or not at all."""
+    with replacing(path, DataError) as file:
+        file.write(text.encode())
 
 
 def fill(what: str, paths: Sequence[Path], make: Callable[[int, BinaryIO], None]) -> None:

@@ -93,6 +93,26 @@ def test_help_does_not_import_torch() -> None:
     assert loaded == "[]", f"`clipwise --help` imports {loaded}; import them where they are used"
 
 
+RECIPES = sorted(p for p in (ROOT / "papers").rglob("*.py") if p.parent.name not in ("papers", "epsilons"))
+"""All but `epsilons`, which looks at the parts of an accountant; what recipes share is in `papers` itself."""
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=relative)
+def test_recipes_use_the_public_interface_only(path: Path) -> None:
+    reference = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    modules = set(re.findall(r"^\.\. (?:currentmodule|automodule):: (\S+)$", reference, flags=re.MULTILINE))
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "clipwise":
+            assert node.module in modules, (
+                f"{relative(path)}: docs/api.md does not show {node.module}"
+            )
+            module = importlib.import_module(node.module)
+            public = getattr(module, "__all__", [n for n in vars(module) if not n.startswith("_")])
+            private = {alias.name for alias in node.names} - set(public)
+            private -= {name for name in private if f"{node.module}.{name}" in modules}
+            assert not private, f"{relative(path)} imports {private}, which {node.module} does not offer"
+
+
 # Paths of one machine have no place in a public repository.
 MACHINE_PATH = re.compile(r"(?<![\w.:/])/(?:work|root|home|Users)/[\w.]")
 

@@ -6,6 +6,7 @@ at all, so an interrupted computation goes on where it stopped. The folder's nam
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
 from functools import lru_cache
@@ -17,11 +18,8 @@ import torch
 from torch.utils.data import TensorDataset
 
 from clipwise.data import DataSet, load
-from clipwise.errors import DataError
-from clipwise.files import replacing
-from clipwise.private.checkpoint import digest
 from papers.cifar10.networks import Network, extractor
-from papers.work import cache_folder, fill
+from papers.work import cache_folder, fill, write_whole
 
 SHARD, BATCH = 2_000, 4  # few at a time stay in the processor's caches
 
@@ -83,16 +81,22 @@ def cached(network: str, model: Network) -> Path:
     """The folder with all shards; what is missing in it is computed."""
     made_of = {
         "data": "cifar10, every record, in order",  # the loader checks the files' own hashes
-        "weights": digest(dict(model.state_dict())),
+        "weights": _sha256(model),
         "inputs": f"bilinear to {model.side} pixels, (x - {model.mean!r}) / {model.std!r}",
         "form": f"float16, {SHARD} records a shard",
     }
-    folder = cache_folder("features", f"cifar10-{Path(network).name}-{digest(made_of)[:16]}")
+    folder = cache_folder("features", f"cifar10-{Path(network).name}", made_of)
     if not _whole(folder):
         shards = _fill(folder, model)
-        with replacing(folder / "made_of.json", DataError) as file:
-            file.write(json.dumps({**made_of, "shards": shards}, indent=1).encode() + b"\n")
+        write_whole(folder / "made_of.json", json.dumps({**made_of, "shards": shards}, indent=1) + "\n")
     return folder
+
+
+def _sha256(model: Network) -> str:
+    sha = hashlib.sha256()
+    for name, value in model.state_dict().items():
+        sha.update(f"{name} {value.dtype} {tuple(value.shape)} ".encode() + value.numpy().tobytes())
+    return sha.hexdigest()
 
 
 def _whole(folder: Path) -> bool:

@@ -9,7 +9,7 @@ import json
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import lru_cache, partial
 from math import isnan, nan, sqrt
 from pathlib import Path
@@ -17,10 +17,9 @@ from typing import Any
 
 from clipwise.data import DataSet
 from clipwise.errors import DataError
-from clipwise.files import replacing
 from clipwise.report import Estimate, Point
 from papers.tables import calibration_of
-from papers.work import side_by_side
+from papers.work import side_by_side, write_whole
 
 BINS = (10, 15, 20)
 METRICS = ("accuracy", "nll", "ece", *(f"mce{bins}" for bins in BINS))
@@ -49,6 +48,9 @@ class Cell:
             f"evaluation.every={self.steps}",
             "evaluation.resamples=0",
         ]
+
+
+_KEYS = {*(field.name for field in fields(Cell)), *METRICS}
 
 
 def measure(cell: Cell, config: Path, settings: Sequence[str]) -> dict[str, Any]:
@@ -92,15 +94,22 @@ def complete(wanted: Sequence[Cell], path: Path, config: Path, settings: Sequenc
     for _, row in side_by_side("cells of the grid", work, todo, jobs):
         rows.append(row)
         rows.sort(key=lambda row: [row[name] for name in asdict(todo[0])])
-        with replacing(path, DataError) as file:
-            file.write(("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n").encode())
+        write_whole(path, "[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
     return rows
 
 
 def read(path: Path) -> list[Any]:
     """The cells there are."""
-    found: list[Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
-    return found
+    if not path.is_file():
+        return []
+    try:
+        rows = json.loads(path.read_text(encoding="utf-8"))
+        sound = isinstance(rows, list) and all(set(row) >= _KEYS for row in rows)
+    except (ValueError, TypeError):  # TypeError: a row that is no table
+        sound = False
+    if not sound:
+        raise DataError(f"{path} is damaged: restore it, or remove it to train the grid anew.")
+    return list(rows)
 
 
 def points(rows: Sequence[Any], style: str, steps: int) -> list[Point]:
@@ -114,6 +123,12 @@ def points(rows: Sequence[Any], style: str, steps: int) -> list[Point]:
         metrics["mce"] = metrics["mce15"]
         made.append(Point(f"R = {R:g}, rate {rate:g}", R, rate, metrics))
     return made
+
+
+def accuracies(rows: Sequence[Any], style: str, point: Point) -> dict[int, float]:
+    """The accuracy of a point by seed."""
+    place = (style, point.clip_norm, point.learning_rate)
+    return {row["seed"]: row["accuracy"] for row in rows if (row["style"], row["R"], row["rate"]) == place}
 
 
 def best(rows: Sequence[Any], style: str, steps: int) -> dict[float, Point]:

@@ -8,9 +8,7 @@ not there, so that a process that was stopped goes on with the next one.
 from __future__ import annotations
 
 import hashlib
-import json
 import shutil
-import zlib
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -23,16 +21,13 @@ from torch.utils.data import TensorDataset
 
 from clipwise.data import DataSet, TextDataSet, Weights, load_text, load_weights
 from clipwise.errors import DataError
-from clipwise.files import replacing
-from papers.snli.bert import frozen_layers, tokenizer
+from papers.snli.bert import frozen_layers
 from papers.snli.states import states_of
 from papers.snli.synthetic import synthetic_pairs
+from papers.snli.tokens import PARTS, SHARD, places_of, tokens_of
 from papers.work import cache_folder, fill
 
 FORMAT = 1
-SHARD = 4096
-"""Records of a shard: about half a minute of work, 80 MB of MiniLM's states."""
-PARTS = ("train", "test")
 
 
 @dataclass(frozen=True)
@@ -80,7 +75,7 @@ class Hidden:
             train=parts[0],
             test=parts[1],
             classes=self.text.classes,
-            source=f"{self.text.source}; states of {self.weights.name} ({self.weights.source}), cache {self.key[:16]}",
+            source=f"{self.text.source}; states of {self.weights.name} ({self.weights.source}), cache {self.key}",
             licence=self.text.licence,
             note=f"{self.text.note} The weights, {self.weights.name}: {self.weights.note}".strip(),
         )
@@ -100,11 +95,10 @@ def hidden(choice: Choice) -> Hidden:
     weights = load_weights(choice.weights)
     parts = sorted(path for path in weights.folder.iterdir() if path.is_file() and path.name != "origin.json")
     files = {path.name: _sha256(path) for path in parts}
-    made_from = [FORMAT, SHARD, text.fingerprint, files, choice.max_length]
-    key = hashlib.sha256(json.dumps(made_from).encode()).hexdigest()
-    folder = cache_folder("snli-states", f"{weights.name}-{key[:16]}")
-    tokens = _tokens(folder, text, weights, choice.max_length)
-    where = _places(tokens)
+    made_of = [FORMAT, SHARD, text.fingerprint, files, choice.max_length]
+    folder = cache_folder("snli-states", weights.name, made_of)
+    tokens = tokens_of(folder, text, weights, choice.max_length)
+    where = places_of(tokens)
     _compute(folder, tokens, where, weights)
     return Hidden(
         places={part: torch.from_numpy(where[part]) for part in PARTS},
@@ -112,7 +106,7 @@ def hidden(choice: Choice) -> Hidden:
         shards=tuple(np.load(path, mmap_mode="r") for path in _shard_paths(folder, where)),
         text=text,
         weights=weights,
-        key=key,
+        key=folder.name.rpartition("-")[2],
     )
 
 
@@ -127,42 +121,6 @@ def _check_space(folder: Path, needed: int) -> None:
             f"the hidden states need {needed / 1e9:.1f} GB, but {folder} has {free / 1e9:.1f} GB left. Let "
             "CLIPWISE_DATA name a folder on another disk."
         )
-
-
-def _tokens(folder: Path, text: TextDataSet, weights: Weights, max_length: int) -> dict[str, Any]:
-    """Token numbers without padding, from the cache or from the tokenizer; test pairs by length, so that few pad."""
-    path = folder / "tokens.npz"
-    if path.is_file():
-        with np.load(path) as kept:
-            return dict(kept)
-    made = text.tokenised(tokenizer(weights.folder), max_length)
-    tokens = {}
-    for part, records in zip(PARTS, (made.train, made.test), strict=True):
-        *inputs, labels = (tensor.numpy() for tensor in records.tensors)
-        ids, mask, types = inputs if len(inputs) == 3 else (*inputs, np.zeros_like(inputs[0]))
-        order = np.argsort(mask.sum(1), kind="stable") if part == "test" else np.arange(len(mask))
-        real = mask[order].astype(bool)
-        tokens[f"{part}_ids"] = ids[order][real].astype(np.int32)
-        tokens[f"{part}_types"] = types[order][real].astype(np.int8)
-        tokens[f"{part}_lengths"] = real.sum(1)
-        tokens[f"{part}_labels"] = labels[order]
-    with replacing(path, DataError) as file:
-        np.savez(file, **tokens)
-    return tokens
-
-
-def _places(tokens: dict[str, Any]) -> dict[str, Any]:
-    """Shard, first row, rows and checksum of every record; a part begins with a shard of its own."""
-    places, shards = {}, 0
-    for part in PARTS:
-        lengths, ids = tokens[f"{part}_lengths"], tokens[f"{part}_ids"]
-        shard = np.arange(len(lengths)) // SHARD
-        ends = np.cumsum(lengths)
-        starts = ends - lengths
-        checks = [zlib.crc32(ids[a:b].tobytes()) for a, b in zip(starts, ends, strict=True)]
-        places[part] = np.stack([shard + shards, starts - starts[shard * SHARD], lengths, checks], axis=1)
-        shards += int(shard[-1]) + 1
-    return places
 
 
 def _shard_paths(folder: Path, where: dict[str, Any]) -> list[Path]:

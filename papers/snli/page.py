@@ -7,14 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import clipwise as cw
 from clipwise import plots
 from clipwise.accounting import account
-from clipwise.accounting.guarantee import round_up
 from clipwise.accounting.published import PUBLISHED
 from clipwise.calibration import CalibrationResult
-from clipwise.clipping import Abadi, MixUp
 from clipwise.report import Arm
-from papers.tables import Claim, Finding, bins_table, figure, findings_table, page
+from papers.tables import Claim, Finding, against, bins_table, epsilon, figure, findings_table, number, page, smaller
 
 SMALL, MIX_UP, LARGE, NOT_PRIVATE = "R = 0.1", "R = 0.1, then 20", "R = 20", "not private"
 _SMALLER = "a smaller network, a fifth of the pairs"
@@ -61,7 +60,7 @@ def write(arms: Sequence[Arm], folder: Path, weights: str | None) -> str:
 def _switch(arm: Arm) -> int:
     """The first step with the large R."""
     plan = arm.first.plan
-    return MixUp(Abadi(0.1), Abadi(20.0), plan["clip"]["switch_at"]).switch_step(plan["steps"])
+    return cw.MixUp(cw.Abadi(0.1), cw.Abadi(20.0), plan["clip"]["switch_at"]).switch_step(plan["steps"])
 
 
 def _training(by_name: dict[str, Arm]) -> Any:
@@ -101,9 +100,9 @@ def _privacy(arms: Sequence[Arm]) -> str:
     if not private:
         return theirs
     run = private[0].first
-    ours = max(arm.epsilon for arm in private if arm.epsilon is not None)
+    dearest = max(private, key=lambda arm: arm.epsilon or 0.0)
     return (
-        f"Privacy of every private arm here: epsilon = {round_up(ours):.3f} (exact) at delta = {run.delta:g}. It is "
+        f"Privacy of every private arm here: epsilon = {epsilon(dearest)} (exact) at delta = {run.delta:g}. It is "
         f"not the paper's, as n, the sampling rate and the number of steps are not. {theirs}"
     )
 
@@ -116,26 +115,32 @@ def _findings(by_name: dict[str, Arm]) -> list[str]:
     nll, accuracy, switched = _values(small, "nll"), _values(small, "accuracy"), _values(mixed, "nll")
     before = [value for step, value in switched.items() if step <= _switch(mixed)][-1]
     first, last, after = *_ends(nll), _ends(switched)[1]
-    grown = _ends(accuracy)
-    ece = [arm.estimates["ece"].mean for arm in (mixed, small)]
-    right = [arm.estimates["accuracy"].mean for arm in (mixed, small, large)]
+    began, ended = _ends(accuracy)
+    grown = [number("accuracy", value) for value in (began, ended)]
     rows = [
         Finding(
             "with R = 0.1 the test loss does not fall, though accuracy grows",
-            f"first to last measurement: loss {first:.3f} to {last:.3f}, accuracy {grown[0]:.2%} to {grown[1]:.2%}",
-            last >= first and grown[1] > grown[0],
+            f"first to last measurement: loss {first:.3f} to {last:.3f}, accuracy {' to '.join(grown)}",
+            last >= first and ended > began,
         ),
         Finding(
             "the switch to R = 20 lowers the test loss (1.79 to 1.08)",
             f"{before:.3f} before it to {after:.3f} at the end; with R = 0.1 throughout {last:.3f}",
             after < min(before, last),
         ),
-        Finding("ECE is lower with mix-up than with R = 0.1", f"{ece[0]:.2%} against {ece[1]:.2%}", ece[0] < ece[1]),
         Finding(
-            "mix-up costs 1 point of accuracy", f"{right[0]:.2%} against {right[1]:.2%}", right[0] > right[1] - 0.02
+            "ECE is lower with mix-up than with R = 0.1", against("ece", mixed.estimates, small.estimates),
+            smaller(mixed.estimates["ece"], small.estimates["ece"]),
         ),
-        Finding("R = 20 throughout is less accurate", f"{right[2]:.2%} against {right[0]:.2%}", right[2] < right[0]),
-    ]
+        Finding(
+            "mix-up costs 1 point of accuracy", against("accuracy", mixed.estimates, small.estimates),
+            mixed.estimates["accuracy"].mean > small.estimates["accuracy"].mean - 0.02,
+        ),
+        Finding(
+            "R = 20 throughout is less accurate", against("accuracy", large.estimates, mixed.estimates),
+            smaller(large.estimates["accuracy"], mixed.estimates["accuracy"]),
+        ),
+    ]  # fmt: skip
     return [findings_table(rows)]
 
 

@@ -201,6 +201,12 @@ def test_an_archive_that_cannot_be_read_is_told(
         obtain(entry(), Quiet())
 
 
+def test_the_home_of_a_user_who_does_not_exist_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CLIPWISE_DATA", "~nobody-has-this-name/data")
+    with pytest.raises(DataError, match="CLIPWISE_DATA is '~nobody-has-this-name/data', the home of a user"):
+        folders()
+
+
 def test_without_a_variable_the_users_cache_is_used(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CLIPWISE_DATA")
     (only,) = folders()

@@ -211,6 +211,24 @@ def test_what_the_grid_says(flat: dict[float, Any], layered: dict[float, Any], v
     assert [each.holds for each in found] == verdicts
 
 
+def test_styles_are_compared_seed_by_seed() -> None:
+    """The seeds are far apart, and layerwise clipping is a little worse with each."""
+    flat, layered = {0.1: [0.70, 0.75, 0.80]}, {0.1: [0.69, 0.739, 0.79]}
+    *_, last = findings({}, cell_rows("flat", flat) + cell_rows("layerwise", layered))
+    assert last.holds is True and "R = 0.1: -1.03 ± 0.06 %" in last.here
+    *_, last = findings({}, cell_rows("flat", flat) + cell_rows("layerwise", {0.1: [0.69, 0.76, 0.79]}))
+    assert last.holds is False
+
+
+@pytest.mark.parametrize("content", ["", "[{]", "{}", "[1]", '[{"style": "flat"}]', b"\xff"])
+def test_a_damaged_grid_is_told(tmp_path: Path, content: str | bytes) -> None:
+    path = tmp_path / "grid.json"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(DataError, match="is damaged: restore it"):
+        grid.read(path)
+    assert grid.read(tmp_path / "other.json") == []
+
+
 def test_every_private_arm_moves_by_the_same_noise() -> None:
     for variant in study().variants:
         if f"clip.R={SMALL}" in variant.settings or f"clip.R={LARGE}" in variant.settings:

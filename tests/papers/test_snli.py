@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from papers.snli import frozen
+from papers.snli import frozen, tokens
 from papers.snli.__main__ import STUDY, main, with_states
 from papers.snli.bert import classifier, tokenizer
 from papers.snli.frozen import Choice, Hidden, hidden
@@ -27,7 +27,8 @@ pytest.importorskip("transformers")
 def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CLIPWISE_DATA", str(tmp_path / "data"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
-    monkeypatch.setattr(frozen, "SHARD", 100)
+    for module in (frozen, tokens):
+        monkeypatch.setattr(module, "SHARD", 100)
     hidden.cache_clear()
 
 

@@ -92,7 +92,7 @@ def test_numbers_of_runs_are_one_or_more(wrong: list[str], study: Study, capsys:
     with pytest.raises(SystemExit) as stop:
         main(study, write, ["--draw", *wrong])
     assert stop.value.code == 2
-    assert f"argument {wrong[0]}: 1 or more is needed, not {wrong[1]}" in capsys.readouterr().err
+    assert f"argument {wrong[0]}: must be at least 1, got {wrong[1]}" in capsys.readouterr().err
 
 
 def test_a_damaged_run_is_told_in_a_sentence(study: Study) -> None:

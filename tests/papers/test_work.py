@@ -41,12 +41,16 @@ def test_nothing_to_do_starts_no_process(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_terminal_sees_a_bar_and_a_log_a_line_for_every_tenth(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
     monkeypatch.setattr("sys.stderr", terminal)
+    monkeypatch.setenv("COLUMNS", "80")
     bar = Bar("runs", 4)
     bar.show(0)
     bar.show(1.5)
     bar.clear()
     assert "[" + "#" * 11 + "." * 19 + "] runs: 1 of 4, 0:00 left" in terminal.getvalue()
     assert terminal.getvalue().endswith("\r\033[K")
+    monkeypatch.setenv("COLUMNS", "20")
+    bar.show(3)
+    assert len(terminal.getvalue().split("\r\033[K")[-1]) == 19, "the line would break"
     log = io.StringIO()
     monkeypatch.setattr("sys.stderr", log)
     bar = Bar("shards", 1000)
@@ -81,7 +85,9 @@ def test_a_cache_is_kept_where_it_is_and_begun_where_one_can_write(
     file = tmp_path / "file"
     file.write_text("no folder")
     monkeypatch.setattr(work, "folders", lambda: [file, tmp_path / "second"])
-    assert cache_folder("kind", "name") == tmp_path / "second" / "kind" / "name"
+    made = cache_folder("kind", "name", {"of": 1})
+    assert made.parent == tmp_path / "second" / "kind" and made.name.startswith("name-")
+    assert cache_folder("kind", "name", {"of": 1}) == made != cache_folder("kind", "name", {"of": 2})
     monkeypatch.setattr(work, "folders", lambda: [file])
     with pytest.raises(DataError, match="cannot be written; let CLIPWISE_DATA"):
-        cache_folder("kind", "name")
+        cache_folder("kind", "name", {"of": 1})

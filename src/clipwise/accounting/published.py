@@ -52,6 +52,7 @@ PUBLISHED = {
     "california": Published("California, 50 epochs", 4.41, Poisson(18_576, 256), 1.0, 3_650, 1 / (1.1 * 18_576)),
     "wine": Published("Wine, full batch", 4.40, FullBatch(1_279), 35.0, 2_000, 1 / (1.1 * 1_279)),
 }
+"""The runs of the paper, by a short name."""
 
 
 def published_for(events: Iterable[Event], delta: float) -> Published | None:

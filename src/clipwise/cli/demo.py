@@ -21,6 +21,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
+from clipwise.cli.arguments import count
 from clipwise.cli.progress import duration
 from clipwise.cli.table import table
 from clipwise.cli.train import command_line
@@ -114,20 +115,13 @@ resamples = 0
 """
 
 
-def _count(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
-    return number
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("--seeds", type=_count, default=5, help="runs of each arm (default: %(default)s)")
-    parser.add_argument("--steps", type=_count, help="optimizer steps of a run (default: 1500 on MNIST, 300 on digits)")
+    parser.add_argument("--seeds", type=count, default=5, help="runs of each arm (default: %(default)s)")
+    parser.add_argument("--steps", type=count, help="optimizer steps of a run (default: 1500 on MNIST, 300 on digits)")
     parser.add_argument("--data", choices=tuple(SETTINGS), help="(default: mnist, or digits when it cannot be had)")
     parser.add_argument("--output", default="runs/demo", metavar="FOLDER", help="(default: %(default)s)")
-    parser.add_argument("--jobs", type=_count, default=_cores(), help="processes (default: one per core, %(default)s)")
+    parser.add_argument("--jobs", type=count, default=_cores(), help="processes (default: one per core, %(default)s)")
     parser.add_argument("--json", action="store_true", help="print the numbers as JSON")
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TextIO
 if TYPE_CHECKING:
     from clipwise.training.watch import Progress
 
-__all__ = ["Bar", "duration", "measured"]
+__all__ = ["Bar", "duration", "measured", "redraw"]
 
 WIDTH = 20
 REFRESH = 0.2
@@ -55,7 +55,7 @@ class Bar:
     def _draw(self, progress: Progress, now: float) -> None:
         full = WIDTH * progress.step // progress.steps
         text = f"{self._line(progress, now, bar='#' * full + '.' * (WIDTH - full))}"
-        print(f"\r\033[K{text[: shutil.get_terminal_size().columns - 1]}", end="", file=self._stream, flush=True)
+        redraw(self._stream, text)
 
     def _line(self, progress: Progress, now: float, bar: str = "") -> str:
         assert self._begun is not None
@@ -71,7 +71,12 @@ class Bar:
     def close(self) -> None:
         """Remove the bar from a terminal."""
         if self._begun is not None and self._stream.isatty():
-            print("\r\033[K", end="", file=self._stream, flush=True)
+            redraw(self._stream, "")
+
+
+def redraw(terminal: TextIO, text: str) -> None:
+    """Put a text, cut to the terminal's width, in the place of the line that stands there."""
+    print(f"\r\033[K{text[: shutil.get_terminal_size().columns - 1]}", end="", file=terminal, flush=True)
 
 
 def measured(test: Mapping[str, float]) -> str:

@@ -75,7 +75,12 @@ def _user_cache() -> Path:
 def folders() -> list[Path]:
     """Where files are looked for, in this order."""
     named = os.environ.get("CLIPWISE_DATA")
-    return [Path(named).expanduser(), _user_cache()] if named else [_user_cache()]
+    if not named:
+        return [_user_cache()]
+    try:
+        return [Path(named).expanduser(), _user_cache()]
+    except RuntimeError as error:
+        raise DataError(f"CLIPWISE_DATA is {named!r}, the home of a user who is not known here.") from error
 
 
 def _read_only(folder: Path) -> bool:

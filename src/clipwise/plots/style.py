@@ -19,12 +19,15 @@ __all__ = [
     "MUTED",
     "NEUTRAL",
     "Look",
+    "arm_legend",
     "figure",
+    "log_axis",
     "look",
     "mark_arm",
     "percent_axis",
     "styled",
     "svg",
+    "wrapped",
 ]
 
 P = ParamSpec("P")
