@@ -5,62 +5,23 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from math import hypot, log10
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import matplotlib as mpl
 
 from clipwise.accounting.guarantee import round_up
-from clipwise.calibration import CalibrationResult
 from clipwise.report import Arm, Estimate, Run
+from papers.verdicts import BINS, PERCENT, Claim, Finding, mce
 
-_PERCENT = {"accuracy", "ece", "mce", "adaptive_ece", "debiased_ece", "smooth_ece", "classwise_ece"}
 TITLES = {"accuracy": "accuracy", "nll": "NLL", "ece": "ECE", "mce": "MCE", "brier": "Brier", "mse": "MSE"}
 HEADLINES = {"classification": ("accuracy", "nll", "ece", "mce"), "regression": ("mse",)}
 
 
-@dataclass(frozen=True)
-class Claim:
-    """A number of the paper: the arm, the metric, its value, and why ours may differ."""
-
-    arm: str
-    metric: str
-    value: float
-    why: str = ""
-    unit: float = 0.001
-    """One of the last digit that the paper prints."""
-
-    @property
-    def printed(self) -> str:
-        """With the digits that the paper gives."""
-        percent = self.metric in _PERCENT
-        scale = 100 if percent else 1
-        return f"{scale * self.value:.{max(0, -round(log10(scale * self.unit)))}f}{' %' if percent else ''}"
-
-    def verdict(self, ours: Estimate) -> str:
-        """Same: within the paper's rounding, or within two standard deviations of ours, where these say something."""
-        apart, spread = abs(ours.mean - self.value), 2 * (ours.deviation or 0.0)
-        if apart <= self.unit / 2 or apart <= spread <= self.value / 2:
-            return "same"
-        if apart <= spread:
-            return "not clear: the seeds are far apart"
-        return f"different{': ' + self.why if self.why else ''}"
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A claim of the paper in words, what was found here, and whether it holds."""
-
-    claim: str
-    here: str
-    holds: bool | str
-
-
 def number(metric: str, value: float) -> str:
     """Shares in percent."""
-    return f"{100 * value:.2f} %" if metric in _PERCENT else f"{value:.4f}"
+    return f"{100 * value:.2f} %" if metric in PERCENT else f"{value:.4f}"
 
 
 def estimate(metric: str, value: Estimate) -> str:
@@ -109,24 +70,9 @@ def claims_table(arms: Sequence[Arm], claims: Sequence[Claim]) -> str:
     return _rows(["arm", "metric", "paper", "ours", "seeds", "same?"], lines)
 
 
-def smaller(ours: Estimate, theirs: Estimate) -> bool | str:
-    """Is our mean below theirs? Not clear when they are within two standard errors of their difference."""
-    errors = [each.deviation / each.seeds**0.5 for each in (ours, theirs) if each.deviation is not None]
-    if abs(ours.mean - theirs.mean) < 2 * hypot(*errors):
-        return "not clear: within the spread of the seeds"
-    return ours.mean < theirs.mean
-
-
 def findings_table(findings: Sequence[Finding]) -> str:
     """The claims in words."""
-    lines = [[f.claim, f.here, f.holds if isinstance(f.holds, str) else "yes" if f.holds else "no"] for f in findings]
-    return _rows(["claim of the paper", "here", "holds"], lines)
-
-
-def calibration_of(run: Run) -> CalibrationResult:
-    """What was measured of a classifier."""
-    assert isinstance(run.test, CalibrationResult)
-    return run.test
+    return _rows(["claim", "here", "seeds", "holds"], [[f.claim, f.here, f.runs, f.verdict] for f in findings])
 
 
 def setting(run: Run) -> str:
@@ -138,18 +84,25 @@ def setting(run: Run) -> str:
     return (
         f"{network} with {run.provenance['parameters']:,} parameters; {plan['steps']:,} steps on "
         f"{batch} of {data['records']:,} records, inputs {data['inputs']}; noise multiplier "
-        f"{plan['noise_multiplier']:g}; measured on {data['held_out']:,} records. {data['note']}".strip()
+        f"{plan['noise_multiplier']:g}, delta {run.delta:.3g}; measured on {data['held_out']:,} records. "
+        f"{data['note']}"
+    ).strip()
+
+
+def bins_table(arms: Sequence[Arm]) -> str:
+    """MCE for several numbers of bins."""
+    lines = [[arm.name, str(len(arm.runs)), *(estimate("mce", mce(arm, bins)) for bins in BINS)] for arm in arms]
+    said = "ECE and MCE above are over 15 bins; the paper does not tell its number. MCE with others:\n\n"
+    return said + _rows(["arm", "seeds", *(f"MCE, {bins} bins" for bins in BINS)], lines)
+
+
+def times(arms: Sequence[Arm]) -> str:
+    """How many runs there are and how long they took."""
+    minutes = [run.provenance["seconds"] / 60 for arm in arms for run in arm.runs]
+    return (
+        f"{len(minutes)} runs in `runs/`: {sum(minutes):.0f} minutes of training in all, one core for each run; the "
+        f"median run took {median(minutes):.1f} minutes."
     )
-
-
-def bins_table(arms: Sequence[Arm], bins: Sequence[int] = (10, 15, 20)) -> str:
-    """MCE for several numbers of bins: the paper does not state its own."""
-    lines = []
-    for arm in arms:
-        results = [calibration_of(run) for run in arm.runs]
-        values = [Estimate.over_seeds([result.fine_bins.merged(count).mce for result in results]) for count in bins]
-        lines.append([arm.name, *(estimate("mce", value) for value in values)])
-    return _rows(["arm", *(f"MCE, {count} bins" for count in bins)], lines)
 
 
 def save(folder: Path, name: str, drawn: Any) -> None:
@@ -161,9 +114,9 @@ def save(folder: Path, name: str, drawn: Any) -> None:
 
 
 def figure(folder: Path, name: str, drawn: Any, caption: str) -> str:
-    """Save a figure; the line of the page that shows it."""
+    """Save a figure; the lines of the page that show it, with the caption below."""
     save(folder, name, drawn)
-    return f"![{caption}](figures/{name}.svg)\n"
+    return f"![{caption}](figures/{name}.svg)\n\n*{caption}.*\n"
 
 
 def save_results(folder: Path, arms: Sequence[Arm]) -> None:
@@ -180,16 +133,16 @@ def page(
     figures: Sequence[str],
     remarks: Sequence[str] = (),
     command: str | None = None,
+    trained: Sequence[Arm] | None = None,
 ) -> str:
-    """Write `results.json` and `README.md` of a recipe; returns the tables."""
+    """Write `results.json` and `README.md` of a recipe; returns the tables. `trained` are its own arms, if not all."""
     metrics = HEADLINES[arms[0].first.task]
     save_results(folder, arms)
-    minutes = sum(run.provenance["seconds"] for arm in arms for run in arm.runs) / 60
     tables = f"{results_table(arms, metrics)}\n{claims_table(arms, claims)}" if claims else results_table(arms, metrics)
     command = command or f"clipwise reproduce {folder.name}"
     head = (
-        f"# {title}\n\nWritten by `{command}` from the runs in `runs/`, which took "
-        f"{minutes:.0f} minutes of training in all. ± is the standard deviation over the seeds.\n\n"
+        f"# {title}\n\nWritten by `{command}` from the {times(trained or arms)} ± is the standard deviation over "
+        "the seeds.\n\n"
     )
     (folder / "README.md").write_text("\n".join([head + tables, *remarks, *figures]))
     return tables

@@ -150,9 +150,10 @@ def fill(what: str, paths: Sequence[Path], make: Callable[[int, BinaryIO], None]
     missing = [k for k, path in enumerate(paths) if not path.is_file()]
     if not missing:
         return
-    bar = Bar(what, len(missing))
+    bar, begun = Bar(what, len(missing)), time.monotonic()
     for done, k in enumerate(missing, start=1):
         with replacing(paths[k], DataError) as file:
             make(k, file)
         bar.show(done)
     bar.clear()
+    print(f"{what}: {len(missing)} in {duration(time.monotonic() - begun)}", file=sys.stderr, flush=True)

@@ -103,9 +103,7 @@ def test_recipes_use_the_public_interface_only(path: Path) -> None:
     modules = set(re.findall(r"^\.\. (?:currentmodule|automodule):: (\S+)$", reference, flags=re.MULTILINE))
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "clipwise":
-            assert node.module in modules, (
-                f"{relative(path)}: docs/api.md does not show {node.module}"
-            )
+            assert node.module in modules, f"{relative(path)}: docs/api.md does not show {node.module}"
             module = importlib.import_module(node.module)
             public = getattr(module, "__all__", [n for n in vars(module) if not n.startswith("_")])
             private = {alias.name for alias in node.names} - set(public)

@@ -13,6 +13,8 @@ from papers.cifar10.study import NOISE_R, NOISE_RATES, SIGMAS, noise_arm
 from papers.tables import HEADLINES, figure, results_table
 
 METRICS = HEADLINES["classification"]
+HIGHEST = 3.0
+"""A loss above that of guessing, ln 10, tells nothing more; figures are cut there."""
 
 
 def curves_of(arms: Sequence[Arm], section: str = "test", names: Sequence[str] = ("nll", "accuracy", "ece")) -> Any:
@@ -30,6 +32,8 @@ def noise(by_name: Mapping[str, Arm], folder: Path) -> str:
         curves = {each.name: curves_of([each], "private", ["loss"])[each.name] for each in found}
         curves = {name: {**curve, **curves_of([by_name[name]])[name]} for name, curve in curves.items()}
         drawn = plots.training_curves(curves, ["loss", "nll", "accuracy"])
+        for axes in drawn.axes[:2]:
+            axes.set_ylim(top=min(axes.get_ylim()[1], HIGHEST))
         caption = f"Training loss, test loss and accuracy for several levels of noise, learning rate {rate:g}"
         parts += [results_table(found, METRICS), figure(folder, f"noise_{rate:g}", drawn, caption)]
     if not parts:
@@ -37,7 +41,8 @@ def noise(by_name: Mapping[str, Arm], folder: Path) -> str:
     said = f"""## 2. Does the noise matter?
 
 R = {NOISE_R:g}, one epoch, one seed: batches and the draws of the noise are the same in all arms, but for its size.
-The learning rate {NOISE_RATES[0]:g} is the paper's; with {NOISE_RATES[1]:g} the head learns something in one epoch.
+The learning rate {NOISE_RATES[0]:g} is the paper's; with {NOISE_RATES[1]:g} the head learns something in one epoch,
+but without clipping it diverges. Losses above {HIGHEST:g} are not drawn.
 """
     return "\n".join([said, *parts])
 
@@ -55,15 +60,18 @@ def grid(rows: Sequence[Any], folder: Path) -> str:
     )
     for style in ("flat", "layerwise"):
         drawn = plots.heat_map(points(rows, style, steps), ["accuracy", "ece", "mce"])
-        parts.append(figure(folder, f"grid_{style}", drawn, f"Accuracy, ECE and MCE in %, {style} clipping"))
+        parts.append(
+            figure(folder, f"grid_{style}", drawn, f"Accuracy, ECE and MCE in %, {style} clipping; yellow is better")
+        )
     return "\n".join([*parts, _best(rows, steps)])
 
 
 def _best(rows: Sequence[Any], steps: int) -> str:
     """The best learning rate of each R."""
-    lines = ["| clipping | R | best rate | accuracy | ECE | MCE |\n| --- | --- | --- | --- | --- | --- |"]
+    lines = ["| clipping | R | best rate | seeds | accuracy | ECE | MCE |\n| --- | --- | --- | --- | --- | --- | --- |"]
     for style in ("flat", "layerwise"):
         for R, point in best(rows, style, steps).items():
             values = " | ".join(f"{100 * point.metrics[m].mean:.2f} %" for m in ("accuracy", "ece", "mce"))
-            lines.append(f"| {style} | {R:g} | {point.learning_rate:g} | {values} |")
+            seeds = point.metrics["accuracy"].seeds
+            lines.append(f"| {style} | {R:g} | {point.learning_rate:g} | {seeds} | {values} |")
     return "The best learning rate of each R, by accuracy:\n\n" + "\n".join(lines) + "\n"

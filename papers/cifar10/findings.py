@@ -8,8 +8,10 @@ from typing import Any
 from clipwise.report import Arm, Estimate, Point
 from papers.cifar10.grid import accuracies, best, whole
 from papers.cifar10.study import LARGE, NOISE_RATES, SIGMAS, SMALL, TUNED, TUNED_LARGE, TUNED_SMALL, arm, noise_arm
-from papers.tables import TITLES, Finding, against, estimate, smaller
+from papers.tables import TITLES, against, estimate
+from papers.verdicts import Finding, seeds_of, smaller, smaller_mce
 
+PAPERS_RATE = NOISE_RATES[0]
 LITTLE = 0.02
 """A difference of loss, relative, or of accuracy, that is called little."""
 
@@ -30,9 +32,10 @@ def _noise(by_name: Mapping[str, Arm], rate: float) -> Finding | None:
         return None
     spread = max(losses.values()) / min(losses.values()) - 1
     return Finding(
-        f"the noise does not change the loss (learning rate {rate:g})",
+        f"the noise does not change the loss (learning rate {rate:g}{'' if rate == PAPERS_RATE else ', asked here'})",
         f"NLL by noise multiplier: {'; '.join(f'{sigma:g}: {loss:.4f}' for sigma, loss in losses.items())}",
         True if spread < LITTLE else f"no: they differ by {100 * spread:.0f} %",
+        seeds_of(*(by_name[noise_arm(sigma, rate)] for sigma in sigmas)),
     )
 
 
@@ -40,21 +43,26 @@ def _calibration(by_name: Mapping[str, Arm], kind: str, small: float, large: flo
     """A large R against a small one."""
     if not {arm(small, kind), arm(large, kind)} <= set(by_name):
         return []
-    ours, theirs = by_name[arm(large, kind)].estimates, by_name[arm(small, kind)].estimates
+    arms = by_name[arm(large, kind)], by_name[arm(small, kind)]
+    ours, theirs = (each.estimates for each in arms)
     said = {m: f"{TITLES[m]} {against(m, ours, theirs)}" for m in ("accuracy", "nll", "ece", "mce")}
-    verdicts = {m: smaller(ours[m], theirs[m]) for m in ("nll", "ece", "mce")}
+    verdicts = {m: smaller(ours[m], theirs[m]) for m in ("nll", "ece")} | {"mce": smaller_mce(*arms)}
     better = " and ".join(TITLES[m] for m, verdict in verdicts.items() if verdict is True)
-    unclear = " and ".join(TITLES[m] for m, verdict in verdicts.items() if isinstance(verdict, str))
-    partly = f"for {better}" + (f"; {unclear} within the spread of the seeds" if unclear else "")
+    unclear = [
+        f"{' and '.join(TITLES[m] for m, each in verdicts.items() if each == verdict)} {verdict}"
+        for verdict in dict.fromkeys(verdicts.values())
+        if isinstance(verdict, str)
+    ]
+    partly = "; ".join([f"for {better}"] * bool(better) + unclear)
     label = f"R = {large:g} against {small:g}, {kind or 'one epoch'}"
     return [
         Finding(
             f"a large R is about as accurate ({label})", said["accuracy"],
-            ours["accuracy"].mean > theirs["accuracy"].mean - LITTLE,
+            ours["accuracy"].mean > theirs["accuracy"].mean - LITTLE, seeds_of(*arms),
         ),
         Finding(
             f"a large R is better calibrated ({label})", "; ".join(said[m] for m in ("nll", "ece", "mce")),
-            all(verdict is True for verdict in verdicts.values()) or (partly if better else False),
+            all(verdict is True for verdict in verdicts.values()) or partly or False, seeds_of(*arms),
         ),
     ]  # fmt: skip
 
@@ -70,23 +78,27 @@ def _grid(rows: Sequence[Any]) -> list[Finding]:
     rivals = [f"R = {R:g}" for R in flat if R > SMALL and smaller(flat[R], flat[top]) is not True]
     apart = {R: _apart(rows, chosen[R], layerwise[R]) for R in both}
     slower = [f"{R:g}" for R, each in apart.items() if each.high is not None and each.high < 0]
+    seeds = (len({row["seed"] for row in rows}),)
     rates = [point.learning_rate for point in chosen.values()]
     return [
         Finding(
             "the best learning rate falls as R grows",
             "; ".join(f"R = {R:g}: {point.learning_rate:g}" for R, point in chosen.items()),
             rates == sorted(rates, reverse=True) and rates[0] > rates[-1],
+            seeds,
         ),
         Finding(
             "the best accuracy is that of a small R with a large learning rate",
             "; ".join(f"R = {R:g}: {estimate('accuracy', value)}" for R, value in flat.items()),
             f"not clear: {' and '.join(rivals)} cannot be told from the best" if rivals else True,
+            seeds,
         ),
         Finding(
             "layerwise clipping learns more slowly",
-            "accuracy less that of flat clipping with the same seed: "
-            + "; ".join(f"R = {R:g}: {estimate('accuracy', each)}" for R, each in apart.items()),
+            f"layerwise minus flat accuracy after {rows[0]['steps']} steps, same seed, in points: "
+            + "; ".join(f"R = {R:g}: {estimate('accuracy', each).removesuffix(' %')}" for R, each in apart.items()),
             True if len(slower) == len(flat) else f"for R = {', '.join(slower)}" if slower else False,
+            seeds,
         ),
     ]
 

@@ -18,10 +18,9 @@ from typing import Any
 from clipwise.data import DataSet
 from clipwise.errors import DataError
 from clipwise.report import Estimate, Point
-from papers.tables import calibration_of
+from papers.verdicts import BINS, calibration_of
 from papers.work import side_by_side, write_whole
 
-BINS = (10, 15, 20)
 METRICS = ("accuracy", "nll", "ece", *(f"mce{bins}" for bins in BINS))
 
 

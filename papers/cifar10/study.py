@@ -28,7 +28,7 @@ NORMS = (0.01, 0.1, 1.0, 10.0, 100.0)
 RATES = (0.03, 0.3, 3.0, 30.0, 300.0)
 GRID_SEEDS = 3
 
-TUNED_SMALL, TUNED_LARGE, TUNED_RATE, TUNED_SIDE = 1.0, 100.0, 0.5, 64
+TUNED_SMALL, TUNED_LARGE, TUNED_RATE, TUNED_SIDE = 1.0, 100.0, 0.2, 64
 NOT_PRIVATE = ("privacy={private=false}", "clip={rule='NoClip'}")
 TUNED = "fine-tuned"
 
@@ -88,7 +88,7 @@ def _fine_tuned(network: str, quick: bool, whole: bool) -> Iterator[Variant]:
     else:
         side = f",side={TUNED_SIDE}" if network == DEFAULT else ""
         data, model = "records=10000,test_records=2000", f"network={json.dumps(network)}{side}"
-        sizes = ("batch_size=500", "steps=20", "physical_batch_size=100", "evaluation.every=5")
+        sizes = ("batch_size=500", "steps=200", "physical_batch_size=100", "evaluation.every=20")
     settings = (
         f'data={{source="papers.cifar10.features:images",options={{{data}}}}}',
         f'model={{source="papers.cifar10.networks:classifier",options={{{model}}}}}',

@@ -215,7 +215,7 @@ def test_styles_are_compared_seed_by_seed() -> None:
     """The seeds are far apart, and layerwise clipping is a little worse with each."""
     flat, layered = {0.1: [0.70, 0.75, 0.80]}, {0.1: [0.69, 0.739, 0.79]}
     *_, last = findings({}, cell_rows("flat", flat) + cell_rows("layerwise", layered))
-    assert last.holds is True and "R = 0.1: -1.03 ± 0.06 %" in last.here
+    assert last.holds is True and "same seed, in points: R = 0.1: -1.03 ± 0.06" in last.here
     *_, last = findings({}, cell_rows("flat", flat) + cell_rows("layerwise", {0.1: [0.69, 0.76, 0.79]}))
     assert last.holds is False
 

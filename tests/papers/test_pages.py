@@ -11,8 +11,10 @@ import pytest
 from papers.__main__ import EXPERIMENTS, PAGE, assembled
 from papers.regression import climb
 from papers.study import runs_of
-from papers.tables import Claim, Finding, findings_table, results_table, setting, smaller
+from papers.tables import findings_table, results_table, setting
+from papers.verdicts import BINS, Claim, Finding, smaller, smaller_mce
 
+from clipwise.calibration import CalibrationResult
 from clipwise.report import Arm, Estimate, Run, arms_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,8 +50,10 @@ def test_a_curve_climbs_above_its_lowest_value_so_far() -> None:
 
 
 def test_a_finding_says_yes_no_or_what_holds() -> None:
-    table = findings_table([Finding("a", "1", True), Finding("b", "2", False), Finding("c", "3", "for R = 2")])
-    assert "| a | 1 | yes |" in table and "| b | 2 | no |" in table and "| c | 3 | for R = 2 |" in table
+    table = findings_table(
+        [Finding("a", "1", True, (5, 5)), Finding("b", "2", False, (5, 1)), Finding("c", "3", "for R = 2", (1,))]
+    )
+    assert "| a | 1 | 5 | yes |" in table and "| b | 2 | 5, 1 | no |" in table and "| c | 3 | 1 | for R = 2 |" in table
 
 
 def test_seeds_that_are_far_apart_decide_nothing() -> None:
@@ -60,6 +64,27 @@ def test_seeds_that_are_far_apart_decide_nothing() -> None:
     )
     assert smaller(Estimate(0.3, 0.02, seeds=4), Estimate(0.4, 0.0, seeds=4)) is True
     assert smaller(Estimate(0.4), Estimate(0.3)) is False
+    low, high = Estimate(0.3, None, 0.2, 0.35), Estimate(0.4, None, 0.36, 0.45)
+    assert smaller(low, high) is True and smaller(high, low) is False
+    assert smaller(low, Estimate(0.4, None, 0.34, 0.45)) == "not clear: one seed, and its intervals overlap"
+
+
+def classifier(*gaps: tuple[float, float, float]) -> Arm:
+    """An arm with a run for every triple: its MCE with 10, 15 and 20 bins."""
+    runs = []
+    for values in gaps:
+        test = object.__new__(CalibrationResult)
+        merged = dict(zip(BINS, values, strict=True))
+        object.__setattr__(test, "fine_bins", SimpleNamespace(merged=lambda n, m=merged: SimpleNamespace(mce=m[n])))
+        runs.append(SimpleNamespace(test=test))
+    return cast("Arm", SimpleNamespace(runs=runs))
+
+
+def test_an_mce_that_depends_on_the_bins_decides_nothing() -> None:
+    ours, theirs = classifier((0.1, 0.2, 0.3), (0.11, 0.21, 0.31)), classifier((0.4, 0.4, 0.2), (0.41, 0.41, 0.21))
+    assert smaller_mce(ours, theirs) == "not clear: it depends on the number of bins"
+    assert smaller_mce(ours, classifier((0.4, 0.4, 0.5), (0.41, 0.41, 0.51))) is True
+    assert smaller_mce(ours, ours) == "not clear: within the spread of the seeds"
 
 
 def test_epsilon_is_never_rounded_down() -> None:
@@ -71,10 +96,10 @@ def test_epsilon_is_never_rounded_down() -> None:
 def test_a_page_tells_what_was_trained_on_what(sampling: dict[str, int], batch: str) -> None:
     data = {"records": 1279, "held_out": 320, "inputs": "as they are", "note": ""}
     plan = {"sampling": sampling, "steps": 2000, "noise_multiplier": 35.0}
-    run = SimpleNamespace(plan=plan, provenance={"data": data, "model": "MLP()", "parameters": 7041})
+    run = SimpleNamespace(plan=plan, delta=7.1078e-4, provenance={"data": data, "model": "MLP()", "parameters": 7041})
     assert setting(cast("Run", run)) == (
         f"MLP() with 7,041 parameters; 2,000 steps on {batch} of 1,279 records, inputs as they are; noise "
-        "multiplier 35; measured on 320 records."
+        "multiplier 35, delta 0.000711; measured on 320 records."
     )
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 from papers.study import Study, Variant, main, place, runs_of
-from papers.tables import Claim, page
+from papers.tables import page
+from papers.verdicts import Claim
 
 from clipwise.report import Arm, Estimate
 
