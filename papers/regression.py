@@ -128,7 +128,7 @@ def write(title: str, published: Published, arms: Sequence[Arm], folder: Path) -
 def _curves(arms: Sequence[Arm]) -> Any:
     drawn = plots.training_curves({arm.name: {"mse": curve} for arm in arms if (curve := arm.curve("test", "mse"))})
     axes = drawn.axes[0]
-    axes.set_title("Test error (MSE)")
+    axes.set_title("Test error (MSE)", loc="left", fontsize=11, fontweight="bold")
     axes.set_yscale("log")  # the first steps are far above all that follows
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter("{x:g}")

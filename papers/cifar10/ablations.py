@@ -33,7 +33,7 @@ def noise(by_name: Mapping[str, Arm], folder: Path) -> str:
         curves = {name: {**curve, **curves_of([by_name[name]])[name]} for name, curve in curves.items()}
         drawn = plots.training_curves(curves, ["loss", "nll", "accuracy"])
         for axes in drawn.axes[:2]:
-            axes.set_ylim(top=min(axes.get_ylim()[1], HIGHEST))
+            axes.set_ylim(0, min(axes.get_ylim()[1], HIGHEST))
         caption = f"Training loss, test loss and accuracy for several levels of noise, learning rate {rate:g}"
         parts += [results_table(found, METRICS), figure(folder, f"noise_{rate:g}", drawn, caption)]
     if not parts:
