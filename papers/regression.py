@@ -46,9 +46,9 @@ def climb(values: Iterable[float | None]) -> float:
     return worst
 
 
-def climbs(arm: Arm) -> list[float]:
+def climbs(arm: Arm, section: str = "test", metric: str = "mse") -> list[float]:
     """Of the single runs of an arm."""
-    return [climb(row["test"]["mse"] for row in run.curves if row.get("test")) for run in arm.runs]
+    return [climb(row[section][metric] for row in run.curves if row.get(section)) for run in arm.runs]
 
 
 def findings(arms: Sequence[Arm], published: Published) -> list[Finding]:
@@ -61,6 +61,7 @@ def findings(arms: Sequence[Arm], published: Published) -> list[Finding]:
     noiseless = [arm for arm in arms if arm.name.endswith(WITHOUT_NOISE)]
     if len(noiseless) > 1:
         found.append(_monotone(noiseless, "clipping alone does not do it", " (asked here)"))
+        found.append(_training_loss(noiseless))
     exact = f"exact: {epsilon(small)} at delta = {small.first.delta:.3g}"
     apart = small.epsilon - published.claim
     right = abs(apart) < 0.005 or f"no: an approximation, too {'low' if apart > 0 else 'high'}"
@@ -104,6 +105,18 @@ def _monotone(arms: Sequence[Arm], otherwise: str, asked: str = "") -> Finding:
         f"{arms[0].name} may converge in a non-monotone way, a larger R less so{asked}",
         f"how far the test error of a run climbs above its lowest value so far; {said}",
         f"no: {otherwise}" if max(larger) > small / 2 else True if small > NOTICED else "yes, but by little",
+        seeds_of(*arms),
+    )
+
+
+def _training_loss(arms: Sequence[Arm]) -> Finding:
+    """What the paper's theorem is about; it can be read where every batch is the whole data set."""
+    found = {arm.name: climbs(arm, "private", "loss") for arm in arms}
+    said = "; ".join(f"{name}: largest {100 * max(each):.1f} %" for name, each in found.items())
+    return Finding(
+        f"with {arms[0].name} the training loss climbs too (asked here)",
+        f"how far the training loss of a run climbs above its lowest value so far, where it was measured; {said}",
+        max(found[arms[0].name]) > 0,
         seeds_of(*arms),
     )
 

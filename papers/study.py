@@ -61,7 +61,8 @@ class Job:
 
     @property
     def begun(self) -> bool:
-        return (self.output / "config.toml").is_file()
+        """Is there a run to keep, whole or cut? One that was cut before its first checkpoint is none."""
+        return self.finished or (self.output / "checkpoint").exists()
 
     @property
     def finished(self) -> bool:
@@ -82,8 +83,11 @@ def carry_out(job: Job) -> None:
     from clipwise.training.train import train
 
     torch.set_num_threads(1)  # runs are done side by side instead
+    if job.finished:  # by another process, meanwhile
+        return
     config = Config.load(job.config, job.overrides())
-    train(config, output=job.output, resume=job.begun, page=False, watch=lambda at: advance(1 / (at.steps - at.first)))
+    watch = lambda at: advance(1 / (at.steps - at.first))  # noqa: E731
+    train(config, output=job.output, resume=job.begun, force=not job.begun, page=False, watch=watch)
 
 
 def parser_of(name: str, seeds: int) -> argparse.ArgumentParser:
@@ -105,15 +109,18 @@ def jobs(study: Study, root: Path, args: argparse.Namespace) -> list[Job]:
     if unknown:
         raise SystemExit(f"no arm is called {unknown[0]!r}; there are {', '.join(map(repr, known))}.")
     seeds = args.seeds or (1 if args.quick else study.seeds)
-    settings = study.quick if args.quick else ()
-    chosen = [known[name] for name in args.only] if args.only else study.variants
-    config = study.config or study.folder / "config.toml"
+    chosen = [known[name] for name in dict.fromkeys(args.only)] if args.only else study.variants
     return [
-        Job(config, variant, seed, settings, root / f"{_slug(variant.name)}-{seed}")
+        _job(study, variant, seed, root, args.quick)
         for seed in range(seeds)
         for variant in chosen
         if variant.seeds is None or seed < variant.seeds
     ]
+
+
+def _job(study: Study, variant: Variant, seed: int, root: Path, quick: bool) -> Job:
+    config = study.config or study.folder / "config.toml"
+    return Job(config, variant, seed, study.quick if quick else (), root / f"{_slug(variant.name)}-{seed}")
 
 
 def _slug(name: str) -> str:
@@ -128,14 +135,20 @@ def train_all(todo: Sequence[Job], processes: int) -> None:
         print(f"[{done}/{len(todo)}] {job}: {numbers}", flush=True)
 
 
-def runs_of(study: Study, root: Path) -> Iterator[Run]:
-    """The finished runs, in the order of the variants."""
+def runs_of(study: Study, root: Path, quick: bool = False) -> Iterator[Run]:
+    """The finished runs, in the order of the variants.
+
+    Raises: SystemExit if one was trained with other settings, or is not whole.
+    """
     for variant in study.variants:
         beginning = f"{_slug(variant.name)}-"
         seeds = (path.name.removeprefix(beginning) for path in root.glob(f"{beginning}[0-9]*"))
         for seed in sorted(int(seed) for seed in seeds if seed.isdecimal()):
-            folder = root / f"{beginning}{seed}"
-            if (folder / "result.json").is_file() and (run := Run.load(folder)).name == variant.name:
+            job = _job(study, variant, seed, root, quick)
+            if job.finished and (run := Run.load(job.output)).name == variant.name:
+                _check_settings(job)
+                if not run.curves or run.curves[-1]["step"] != run.plan["steps"]:
+                    raise SystemExit(f"{job.output / 'metrics.jsonl'} is cut; remove the folder to train the run anew.")
                 yield run
 
 
@@ -172,7 +185,7 @@ def complete(study: Study, root: Path, args: argparse.Namespace) -> tuple[Arm, .
     todo = [job for job in every if not job.finished]
     if todo:
         train_all(todo, args.jobs)
-    found = list(runs_of(study, root))
+    found = list(runs_of(study, root, args.quick))
     if not found:
         raise SystemExit(f"{root} holds no finished run.")
     return arms_of(found)

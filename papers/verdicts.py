@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import hypot, log10
+from math import log10
+
+from scipy import stats
 
 from clipwise.calibration import CalibrationResult
 from clipwise.report import Arm, Estimate, Run
@@ -67,18 +69,28 @@ def seeds_of(*arms: Arm) -> tuple[int, ...]:
 def smaller(ours: Estimate, theirs: Estimate) -> bool | str:
     """Is our mean below theirs?
 
-    Not clear when they are within two standard errors of their difference; of single runs, when the intervals that
-    other held-out records would give overlap.
+    Not clear when the 95 % interval of the difference of two means (Welch 1947) holds zero; of single runs, when the
+    intervals that other held-out records would give overlap.
     """
     if ours.deviation is None and theirs.deviation is None:
         ends = (ours.low, ours.high, theirs.low, theirs.high)
         if None not in ends and not (ours.high < theirs.low or theirs.high < ours.low):  # type: ignore[operator]
             return "not clear: one seed, and its intervals overlap"
         return ours.mean < theirs.mean
-    errors = [each.deviation / each.seeds**0.5 for each in (ours, theirs) if each.deviation is not None]
-    if abs(ours.mean - theirs.mean) < 2 * hypot(*errors):
+    if abs(ours.mean - theirs.mean) < _half_width(ours, theirs):
         return "not clear: within the spread of the seeds"
     return ours.mean < theirs.mean
+
+
+def _half_width(*arms: Estimate) -> float:
+    """Of the 95 % interval of a difference of means; an arm with a single run counts as known."""
+    several = [arm for arm in arms if arm.deviation is not None]
+    variances = [(arm.deviation or 0.0) ** 2 / arm.seeds for arm in several]
+    total = sum(variances)
+    if total == 0:
+        return 0.0
+    freedom = total**2 / sum(v**2 / (arm.seeds - 1) for v, arm in zip(variances, several, strict=True))
+    return float(stats.t.ppf(0.975, freedom)) * total**0.5
 
 
 def smaller_mce(ours: Arm, theirs: Arm) -> bool | str:

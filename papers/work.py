@@ -7,32 +7,38 @@ from __future__ import annotations
 
 import hashlib
 import json
+import signal
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnContext
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from clipwise.cli.progress import duration, redraw
 from clipwise.data.store import folders
 from clipwise.errors import ClipwiseError, DataError
-from clipwise.files import replacing
+from clipwise.files import locked, replacing
 
-Item, Result = TypeVar("Item"), TypeVar("Result")
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 WIDTH = 30
 LINES = 10
 
 
 @contextmanager
 def told() -> Iterator[None]:
-    """What is wrong with data or a run ends the command with a sentence, as it does in `clipwise` itself."""
+    """What is wrong with data, a run or a disk ends the command with a sentence, as it does in `clipwise` itself."""
     try:
         yield
-    except ClipwiseError as error:
+    except (ClipwiseError, OSError) as error:
         raise SystemExit(f"clipwise: error: {error}") from error
+    except KeyboardInterrupt:
+        raise SystemExit("stopped; --resume goes on.") from None
 
 
 class Bar:
@@ -66,11 +72,6 @@ _done: Any = None  # in a worker: how many items all workers have done, a shared
 _share = 0.0  # in a worker: how much of its item has been counted
 
 
-def _receive(done: Any) -> None:
-    global _done
-    _done = done
-
-
 def advance(share: float) -> None:
     """Told by the work itself, for the bar: this much more of its item is done."""
     global _share
@@ -80,13 +81,54 @@ def advance(share: float) -> None:
         _share += share
 
 
-def _carry_out(work: Callable[[Item], Result], item: Item) -> Result:
-    global _share
-    _share = 0.0
-    try:
-        return work(item)
-    finally:
-        advance(1 - _share)
+def _serve(pipe: Connection, work: Callable[[Item], Result], done: Any) -> None:
+    """What a worker does: one item after the other, until its parent says so or is gone."""
+    global _done, _share
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends it
+    _done = done
+    with suppress(EOFError, BrokenPipeError):
+        while True:
+            item, _share = pipe.recv(), 0.0
+            result, problem = None, None
+            try:
+                result = work(item)
+            except (Exception, SystemExit) as error:
+                problem = str(error) or type(error).__name__
+            advance(1 - _share)
+            pipe.send((result, problem))
+
+
+class _Worker:
+    """A process, and the item that it works on."""
+
+    def __init__(self, context: SpawnContext, work: Callable[[Any], Any], done: Any) -> None:
+        self.pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, work, done), daemon=True)
+        self._process.start()
+        theirs.close()
+        self.item: Any = None
+
+    def give(self, item: Any) -> None:
+        self.item = item
+        self.pipe.send(item)
+
+    def answer(self) -> tuple[Any, str | None]:
+        """What came of the item: the result, or what went wrong."""
+        try:
+            result, problem = self.pipe.recv()
+        except (EOFError, ConnectionResetError):
+            self._process.join()
+            raise WorkerDied(f"its process was ended from outside (exit code {self._process.exitcode})") from None
+        return result, problem
+
+    def end(self) -> None:
+        self.pipe.close()
+        self._process.terminate()
+        self._process.join()
+
+
+class WorkerDied(Exception):
+    """A worker is gone, perhaps for want of memory."""
 
 
 def side_by_side(
@@ -94,33 +136,43 @@ def side_by_side(
 ) -> Iterator[tuple[Item, Result]]:
     """Every item with what `work` made of it, in the order in which they end.
 
-    An item that fails is told at once and stops none of the others.
+    An item that fails, or whose process is killed, is told at once and stops none of the others. Ctrl-C ends all.
 
     Raises: SystemExit when all are done, if any failed.
     """
-    if not items:
-        return
     context, bar = get_context("spawn"), Bar(what, len(items))
     done = context.Value("d", 0.0)
-    failed: list[str] = []
-    with ProcessPoolExecutor(processes, mp_context=context, initializer=_receive, initargs=(done,)) as pool:
-        waiting: dict[Future[Result], Item] = {pool.submit(_carry_out, work, item): item for item in items}
-        try:
-            while waiting:
-                ended, _ = wait(waiting, timeout=1.0, return_when=FIRST_COMPLETED)
+    waiting, failed = deque(items), []
+    busy: dict[Any, _Worker] = {}
+    try:
+        while waiting or busy:
+            while waiting and len(busy) < processes:
+                worker = _Worker(context, work, done)
+                worker.give(waiting.popleft())
+                busy[worker.pipe] = worker
+            for pipe in wait(list(busy), timeout=1.0):
+                worker, problem, alive = busy.pop(pipe), None, True
+                item = worker.item
+                try:
+                    result, problem = worker.answer()
+                except WorkerDied as error:
+                    problem, alive = str(error), False
+                if alive and waiting:
+                    worker.give(waiting.popleft())
+                    busy[pipe] = worker
+                else:
+                    worker.end()
                 bar.clear()
-                for future in ended:
-                    item = waiting.pop(future)
-                    if (problem := future.exception()) is None:
-                        yield item, future.result()
-                    else:
-                        failed.append(f"{item}: {problem}")
-                        print(f"failed, {failed[-1]}", file=sys.stderr, flush=True)
-                bar.show(done.value)
-        except BaseException:  # nothing new is begun after Ctrl-C
-            pool.shutdown(cancel_futures=True)
-            raise
-    bar.clear()
+                if problem is None:
+                    yield item, result
+                else:
+                    failed.append(f"{item}: {problem}")
+                    print(f"failed, {failed[-1]}", file=sys.stderr, flush=True)
+            bar.show(done.value)
+    finally:
+        for worker in busy.values():
+            worker.end()
+        bar.clear()
     if failed:
         raise SystemExit(f"{len(failed)} of {len(items)} {what} failed. The first: {failed[0]}")
 
@@ -146,7 +198,20 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def fill(what: str, paths: Sequence[Path], make: Callable[[int, BinaryIO], None]) -> None:
-    """Write the shards that are missing, each whole or not at all: `make(k, file)` writes the k-th."""
+    """Write the shards of a folder that are missing, each whole or not at all: `make(k, file)` writes the k-th.
+
+    Of several processes one writes, and the others wait for it.
+    """
+
+    def busy() -> None:
+        print(f"{what}: waiting for another process that makes them", file=sys.stderr, flush=True)
+
+    if not all(path.is_file() for path in paths):
+        with locked(paths[0].parent, busy):
+            _fill(what, paths, make)
+
+
+def _fill(what: str, paths: Sequence[Path], make: Callable[[int, BinaryIO], None]) -> None:
     missing = [k for k, path in enumerate(paths) if not path.is_file()]
     if not missing:
         return

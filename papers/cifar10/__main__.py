@@ -7,11 +7,12 @@ learning rates; a large R is better calibrated than a small one, at equal privac
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from papers.cifar10 import grid
+from papers.cifar10.features import cached
+from papers.cifar10.networks import called, extractor
 from papers.cifar10.page import write
-from papers.cifar10.study import DEFAULT, FOLDER, SEEDS, cells, head_settings, study
+from papers.cifar10.study import DEFAULT, FOLDER, SEEDS, SIDE, TUNED, cells, head_settings, study
 from papers.study import complete, parser_of, place
 from papers.work import told
 
@@ -34,12 +35,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     args = parser.parse_args(arguments)
     network = args.network or ("tiny" if args.quick else DEFAULT)
-    home = FOLDER if network == DEFAULT and not args.whole else FOLDER / (Path(network).name + "-whole" * args.whole)
+    home = FOLDER if network == DEFAULT and not args.whole else FOLDER / (called(network) + "-whole" * args.whole)
     if args.quick:
         print(
             f"Quick form: {network} on synthetic images, a few steps. It shows that everything runs; no number counts."
         )
     planned = study(network, args.quick, args.whole)
+    if not (args.quick or args.draw or (args.only and all(TUNED in name for name in args.only))):
+        cached(network, extractor(network, SIDE if network == DEFAULT else None))  # before any run needs them
     with place(home, args.quick) as folder:
         arms = complete(planned, folder / "runs", args)
         wanted = [] if args.draw or args.only else cells(args.quick, args.seeds)

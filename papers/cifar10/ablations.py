@@ -69,9 +69,11 @@ def grid(rows: Sequence[Any], folder: Path) -> str:
 def _best(rows: Sequence[Any], steps: int) -> str:
     """The best learning rate of each R."""
     lines = ["| clipping | R | best rate | seeds | accuracy | ECE | MCE |\n| --- | --- | --- | --- | --- | --- | --- |"]
+    rates = sorted({row["rate"] for row in rows})
     for style in ("flat", "layerwise"):
         for R, point in best(rows, style, steps).items():
             values = " | ".join(f"{100 * point.metrics[m].mean:.2f} %" for m in ("accuracy", "ece", "mce"))
             seeds = point.metrics["accuracy"].seeds
-            lines.append(f"| {style} | {R:g} | {point.learning_rate:g} | {seeds} | {values} |")
+            edge = " (edge of the grid)" if point.learning_rate in (rates[0], rates[-1]) else ""
+            lines.append(f"| {style} | {R:g} | {point.learning_rate:g}{edge} | {seeds} | {values} |")
     return "The best learning rate of each R, by accuracy:\n\n" + "\n".join(lines) + "\n"

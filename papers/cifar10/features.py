@@ -12,13 +12,15 @@ import sys
 from functools import lru_cache
 from pathlib import Path
 from typing import BinaryIO
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
 from torch.utils.data import TensorDataset
 
 from clipwise.data import DataSet, load
-from papers.cifar10.networks import Network, extractor
+from clipwise.errors import DataError
+from papers.cifar10.networks import Network, called, extractor
 from papers.work import cache_folder, fill, write_whole
 
 SHARD, BATCH = 2_000, 4  # few at a time stay in the processor's caches
@@ -56,9 +58,9 @@ def features(network: str, side: int | None = None, synthetic: bool = False) -> 
         folder = cached(network, model)
         parts = [_read(folder, "train"), _read(folder, "test")]
     train, test = (TensorDataset(x.float(), y) for x, y in parts)
-    note = "Synthetic images: numbers mean nothing." if synthetic else f"Features of the frozen {Path(network).name}."
+    note = "Synthetic images: numbers mean nothing." if synthetic else f"Features of the frozen {called(network)}."
     return DataSet(
-        f"cifar10 seen by {Path(network).name}",
+        f"cifar10 seen by {called(network)}",
         "classification",
         train,
         test,
@@ -85,7 +87,7 @@ def cached(network: str, model: Network) -> Path:
         "inputs": f"bilinear to {model.side} pixels, (x - {model.mean!r}) / {model.std!r}",
         "form": f"float16, {SHARD} records a shard",
     }
-    folder = cache_folder("features", f"cifar10-{Path(network).name}", made_of)
+    folder = cache_folder("features", f"cifar10-{called(network)}", made_of)
     if not _whole(folder):
         shards = _fill(folder, model)
         write_whole(folder / "made_of.json", json.dumps({**made_of, "shards": shards}, indent=1) + "\n")
@@ -101,10 +103,15 @@ def _sha256(model: Network) -> str:
 
 def _whole(folder: Path) -> bool:
     """Is every shard there? The list of them is written last."""
+    return (folder / "made_of.json").is_file() and all((folder / name).is_file() for name in _shards(folder))
+
+
+def _shards(folder: Path) -> list[str]:
     told = folder / "made_of.json"
-    return told.is_file() and all(
-        (folder / name).is_file() for name in json.loads(told.read_text(encoding="utf-8"))["shards"]
-    )
+    try:
+        return list(json.loads(told.read_text(encoding="utf-8"))["shards"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{told} is damaged ({error}); remove it to have it written anew.") from error
 
 
 def _fill(folder: Path, model: Network) -> list[str]:
@@ -127,8 +134,14 @@ def _shard(name: str, start: int) -> str:
 
 
 def _read(folder: Path, name: str) -> tuple[torch.Tensor, torch.Tensor]:
-    shards = [np.load(path, allow_pickle=False) for path in sorted(folder.glob(f"{name}-*.npz"))]
-    x, y = (np.concatenate([shard[key] for shard in shards]) for key in ("x", "y"))
+    parts = []
+    for shard in (shard for shard in _shards(folder) if shard.startswith(name)):
+        try:
+            with np.load(folder / shard, allow_pickle=False) as kept:
+                parts.append((kept["x"], kept["y"]))
+        except (OSError, ValueError, EOFError, KeyError, BadZipFile) as error:
+            raise DataError(f"{folder / shard} is damaged ({error}); remove it to have it computed anew.") from error
+    x, y = (np.concatenate(values) for values in zip(*parts, strict=True))
     return torch.from_numpy(x), torch.from_numpy(y)
 
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import tempfile
 import time
@@ -86,28 +87,42 @@ def _records(config: Path, settings: tuple[str, ...]) -> DataSet:
 
 def complete(wanted: Sequence[Cell], path: Path, config: Path, settings: Sequence[str], jobs: int) -> list[Any]:
     """Train the cells that `path` does not have; all of them that it has then."""
-    rows = read(path)
+    made_of = _made_of(config, settings)
+    rows = read(path, made_of)
     done = {tuple(row[name] for name in asdict(wanted[0])) for row in rows} if wanted else set()
     todo = [cell for cell in wanted if tuple(asdict(cell).values()) not in done]
     work = partial(measure, config=config, settings=tuple(settings))
     for _, row in side_by_side("cells of the grid", work, todo, jobs):
         rows.append(row)
         rows.sort(key=lambda row: [row[name] for name in asdict(todo[0])])
-        write_whole(path, "[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
+        cells = ",\n".join(map(json.dumps, rows))
+        write_whole(path, f'{{"made_of": "{made_of}",\n"cells": [\n{cells}\n]}}\n')
     return rows
 
 
-def read(path: Path) -> list[Any]:
-    """The cells there are."""
+def _made_of(config: Path, settings: Sequence[str]) -> str:
+    """A hash of what all cells share."""
+    from clipwise.training.config import Config
+
+    return hashlib.sha256(Config.load(config, settings).text.encode()).hexdigest()
+
+
+def read(path: Path, made_of: str) -> list[Any]:
+    """The cells there are.
+
+    Raises: DataError if the file is damaged, or its cells were trained with other settings.
+    """
     if not path.is_file():
         return []
     try:
-        rows = json.loads(path.read_text(encoding="utf-8"))
-        sound = isinstance(rows, list) and all(set(row) >= _KEYS for row in rows)
-    except (ValueError, TypeError):  # TypeError: a row that is no table
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        rows, sound = kept["cells"], all(set(row) >= _KEYS for row in kept["cells"])
+    except (ValueError, TypeError, KeyError):
         sound = False
     if not sound:
         raise DataError(f"{path} is damaged: restore it, or remove it to train the grid anew.")
+    if kept["made_of"] != made_of:
+        raise DataError(f"{path} was trained with other settings; remove it to train the grid anew.")
     return list(rows)
 
 

@@ -43,6 +43,11 @@ class Network(nn.Module):
         return super().train(False)
 
 
+def called(network: str) -> str:
+    """A name for folders and pages; that of a folder is its own."""
+    return Path(network).resolve().name
+
+
 def classifier(network: str, side: int | None = None) -> Network:
     """The network with a new last layer for the ten classes; `side` is another resolution than its own."""
     return _made(network, side, new_head=True)

@@ -103,7 +103,7 @@ def hidden(choice: Choice) -> Hidden:
     return Hidden(
         places={part: torch.from_numpy(where[part]) for part in PARTS},
         labels={part: torch.from_numpy(tokens[f"{part}_labels"]) for part in PARTS},
-        shards=tuple(np.load(path, mmap_mode="r") for path in _shard_paths(folder, where)),
+        shards=tuple(_shard(path) for path in _shard_paths(folder, where)),
         text=text,
         weights=weights,
         key=folder.name.rpartition("-")[2],
@@ -121,6 +121,13 @@ def _check_space(folder: Path, needed: int) -> None:
             f"the hidden states need {needed / 1e9:.1f} GB, but {folder} has {free / 1e9:.1f} GB left. Let "
             "CLIPWISE_DATA name a folder on another disk."
         )
+
+
+def _shard(path: Path) -> np.ndarray[Any, np.dtype[np.float16]]:
+    try:
+        return np.load(path, mmap_mode="r")
+    except (ValueError, EOFError) as error:
+        raise DataError(f"{path} is damaged ({error}); remove it to have it computed anew.") from error
 
 
 def _shard_paths(folder: Path, where: dict[str, Any]) -> list[Path]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import zlib
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 
 from clipwise.data import TextDataSet, Weights
+from clipwise.errors import DataError
 from papers.snli.bert import tokenizer
 from papers.work import fill
 
@@ -21,8 +23,11 @@ def tokens_of(folder: Path, text: TextDataSet, weights: Weights, max_length: int
     """Token numbers without padding, from the cache or from the tokenizer; test pairs by length, so that few pad."""
     path = folder / "tokens.npz"
     fill("files of tokens", [path], lambda _, file: np.savez(file, **_tokenised(text, weights, max_length)))
-    with np.load(path) as kept:
-        return dict(kept)
+    try:
+        with np.load(path) as kept:
+            return dict(kept)
+    except (ValueError, EOFError, BadZipFile) as error:
+        raise DataError(f"{path} is damaged ({error}); remove it to have it computed anew.") from error
 
 
 def _tokenised(text: TextDataSet, weights: Weights, max_length: int) -> dict[str, Any]:

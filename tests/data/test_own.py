@@ -111,11 +111,17 @@ def test_bad_csv_files_are_told_by_column_and_row(text: str, expected: str, tmp_
     ("text", "expected"),
     [
         ("x,y\n1,a\n2,\n", "column 'y', row 2: the class is missing"),
+        ("x,y\n1,a\n2,NaN\n3,b\n", "column 'y', row 2: the class is missing"),
         ("x,y\n1,a\n2,a\n", "single value, 'a'"),
     ],
 )
 def test_bad_classes(text: str, expected: str, tmp_path: Path) -> None:
     assert expected in refused(csv(tmp_path, text))
+
+
+def test_a_feature_may_be_called_x(tmp_path: Path) -> None:
+    data = from_file(csv(tmp_path, "x,y\n1,0.5\n2,1\n3,1\n"), target="y", task="regression", test=1)
+    assert data.features == ("x",)
 
 
 def test_other_columns_may_be_text_when_they_are_left_out(tmp_path: Path) -> None:

@@ -170,7 +170,7 @@ def test_a_grid_goes_on_and_marks_what_diverged(tmp_path: Path) -> None:
     config, path = ROOT / "papers/cifar10/config.toml", tmp_path / "grid.json"
     good, bad = grid.Cell("flat", 2, 1.0, 0.1, 0), grid.Cell("flat", 2, 1e20, 1e20, 0)
     grid.complete([good], path, config, settings, 1)
-    first = json.loads(path.read_text())
+    first = json.loads(path.read_text())["cells"]
     rows = grid.complete([good, bad], path, config, settings, 1)
     assert len(rows) == 2 and first[0] in rows
     fine, lost = grid.points(rows, "flat", 2)
@@ -220,13 +220,37 @@ def test_styles_are_compared_seed_by_seed() -> None:
     assert last.holds is False
 
 
-@pytest.mark.parametrize("content", ["", "[{]", "{}", "[1]", '[{"style": "flat"}]', b"\xff"])
+@pytest.mark.parametrize(
+    "content", ["", "[{]", "{}", "[1]", '{"made_of": "a", "cells": [1]}', '{"cells": [{"style": "flat"}]}', b"\xff"]
+)
 def test_a_damaged_grid_is_told(tmp_path: Path, content: str | bytes) -> None:
     path = tmp_path / "grid.json"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(DataError, match="is damaged: restore it"):
-        grid.read(path)
-    assert grid.read(tmp_path / "other.json") == []
+        grid.read(path, "a")
+    assert grid.read(tmp_path / "other.json", "a") == []
+
+
+def test_cells_of_other_settings_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "grid.json"
+    path.write_text(json.dumps({"made_of": "a", "cells": cell_rows("flat", {1.0: [0.5]})}))
+    assert len(grid.read(path, "a")) == 1
+    with pytest.raises(DataError, match="other settings"):
+        grid.read(path, "b")
+
+
+@pytest.mark.parametrize("damage", ["train-00008.npz", "made_of.json"])
+def test_a_damaged_cache_is_told(few: DataSet, damage: str) -> None:
+    folder = kept.cached("tiny", networks.extractor("tiny"))
+    (folder / damage).write_bytes((folder / damage).read_bytes()[:40])
+    with pytest.raises(DataError, match=f"{damage} is damaged .*remove it"):
+        kept.features("tiny")
+
+
+def test_a_stray_shard_is_not_read(few: DataSet) -> None:
+    folder = kept.cached("tiny", networks.extractor("tiny"))
+    (folder / "train-99999.npz").write_bytes((folder / "train-00000.npz").read_bytes())
+    assert len(kept.features("tiny").train) == 20
 
 
 def test_every_private_arm_moves_by_the_same_noise() -> None:

@@ -128,11 +128,49 @@ def test_a_run_of_other_settings_is_not_counted_as_one_of_the_set(
     (study.folder / "config.toml").write_text(CONFIG.replace("steps = 3", "steps = 4"))
     with pytest.raises(SystemExit, match=r"fast-0 was trained with other settings than fast, seed 0 has now"):
         main(study, write, ["--jobs", "1", "--only", "fast", "--seeds", "1", "--resume"])
+    with pytest.raises(SystemExit, match=r"fast-0 was trained with other settings"):
+        main(study, write, ["--draw"])
+
+
+def test_curves_that_were_cut_are_told(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    main(study, write, ["--jobs", "1", "--only", "fast", "fast", "--seeds", "1"])
+    curves = study.folder / "runs" / "fast-0" / "metrics.jsonl"
+    curves.write_text("".join(line for line in curves.read_text().splitlines(True)[:-1]))
+    with pytest.raises(SystemExit, match=r"metrics\.jsonl is cut"):
+        main(study, write, ["--draw"])
+
+
+@pytest.mark.parametrize("resume", [["--resume"], []], ids=["resumed", "not resumed"])
+def test_a_run_that_was_cut_before_its_first_checkpoint_starts_anew(
+    study: Study, resume: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    begun = study.folder / "runs" / "fast-0"
+    begun.mkdir(parents=True)
+    (begun / "config.toml").write_text("half of")
+    main(study, write, ["--jobs", "1", "--only", "fast", "--seeds", "1", *resume])
+    assert len(list(runs_of(study, study.folder / "runs"))) == 1
+
+
+def test_a_page_that_cannot_be_written_leaves_the_old_one(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    main(study, write, ["--jobs", "1", "--only", "fast", "--seeds", "2"])
+    before = (study.folder / "README.md").read_bytes()
+    assert "±" in before.decode("utf-8")
+
+    def full(arms: Sequence[Arm], folder: Path) -> str:
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(SystemExit, match=r"clipwise: error: .*No space left"):
+        main(study, full, ["--draw"])
+    assert (study.folder / "README.md").read_bytes() == before
 
 
 def test_a_run_that_was_begun_is_not_taken_up_unasked(study: Study) -> None:
     begun = study.folder / "runs" / "fast-0"
     begun.mkdir(parents=True)
     (begun / "config.toml").write_text(CONFIG)
+    (begun / "checkpoint").write_bytes(b"")
     with pytest.raises(SystemExit, match="holds 1 runs of this set: --resume"):
         main(study, write, ["--jobs", "1", "--only", "fast"])

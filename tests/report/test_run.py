@@ -84,6 +84,13 @@ def test_a_damaged_folder_is_refused(tmp_path: Path, file: str, text: str, messa
         Run.load(tmp_path)
 
 
+def test_a_private_run_without_its_ledger_is_refused(tmp_path: Path) -> None:
+    made_run().save(tmp_path)
+    (tmp_path / "ledger.json").unlink()
+    with pytest.raises(DataError, match=r"has no ledger\.json"):
+        Run.load(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("field", "value"), [("test", {}), ("name", ""), ("task", "ranking"), ("recalibrated", []), ("warnings", 3)]
 )

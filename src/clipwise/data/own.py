@@ -95,7 +95,7 @@ def from_file(
         train=train,
         test=held_out,
         classes=names,
-        features=chosen if tables[0][1].keys() != {"x", target} else (),
+        features=chosen if train[0][0].shape == (len(chosen),) else (),
         source=source.name,
         note="" if classes or not names else "The classes are those in the records, which epsilon does not cover.",
     )
@@ -186,7 +186,7 @@ def _labels(file: str, name: str, column: Column) -> list[str]:
             raise DataError(f"{file}: the target {name!r} is not text in UTF-8: {error}.") from error
     labels = [str(int(v)) if isinstance(v, float) and v.is_integer() else str(v) for v in values]
     for row, label in enumerate(labels, 1):
-        if label in ("", "nan"):
+        if label.lower() in ("", "nan"):
             raise DataError(f"{file}, column {name!r}, row {row}: the class is missing.")
     return labels
 

@@ -135,6 +135,8 @@ class Run:
             raise DataError(f"{path / 'result.json'} has missing or unknown fields: {', '.join(wrong)}.")
         curves = _rows(path / "metrics.jsonl")
         ledger = Ledger.load(path / "ledger.json") if (path / "ledger.json").exists() else None
+        if body["guarantees"] and ledger is None:
+            raise DataError(f"{path} has no ledger.json, so that nothing can be said of the privacy of its run.")
         config = _read(path / "config.toml") if (path / "config.toml").exists() else None
         try:
             judged = {name: _result("classification", item) for name, item in body["recalibrated"].items()}

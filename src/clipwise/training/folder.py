@@ -75,7 +75,10 @@ class Folder:
         if self.finished:
             raise DataError(f"{self.path} holds a finished run: there is nothing to resume.")
         if not self.checkpoint.exists():
-            raise DataError(f"{self.path} holds no checkpoint to resume from. Leave --resume out to start a run.")
+            raise DataError(
+                f"{self.path} holds no checkpoint to resume from. Leave --resume out to start a run "
+                "(with --force, if a run was cut here before its first checkpoint)."
+            )
         old = Source.read(self.path / "config.toml")
         new = Source.parse(text)
         changed = sorted(_differing(old.values, new.values, ()))

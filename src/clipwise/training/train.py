@@ -90,7 +90,7 @@ def _carry_out(job: Job, folder: Folder, watch: Watch, resume: bool) -> Trained:
 
     try:
         return ALGORITHMS[job.config.algorithm](job, folder, counted, resume)
-    except ClipwiseError:
+    except (ClipwiseError, OSError):
         if not begun:
             folder.discard()
         raise
