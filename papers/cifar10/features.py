@@ -137,7 +137,7 @@ def _read(folder: Path, name: str) -> tuple[torch.Tensor, torch.Tensor]:
     parts = []
     for shard in (shard for shard in _shards(folder) if shard.startswith(name)):
         try:
-            with np.load(folder / shard, allow_pickle=False) as kept:
+            with open(folder / shard, "rb") as file, np.load(file, allow_pickle=False) as kept:
                 parts.append((kept["x"], kept["y"]))
         except (OSError, ValueError, EOFError, KeyError, BadZipFile) as error:
             raise DataError(f"{folder / shard} is damaged ({error}); remove it to have it computed anew.") from error

@@ -81,7 +81,11 @@ def _head(arms: Sequence[Arm], rows: Sequence[Any], network: str, whole: bool) -
     option = ("" if network == DEFAULT else f" --network {called(network)}") + " --whole" * whole
     seen, features, beside = "", "", ""
     if network == DEFAULT:  # what is known of it
-        seen, features, beside = f" of {SIDE} x {SIDE} pixels", " Computing the features once takes about ten minutes.", BESIDE
+        seen, features, beside = (
+            f" of {SIDE} x {SIDE} pixels",
+            " Computing the features once takes about ten minutes.",
+            BESIDE,
+        )
     return f"""# CIFAR-10 with a pre-trained network
 
 Written by `clipwise reproduce cifar10{option}` from the {times(arms)} The {len(rows)} runs of

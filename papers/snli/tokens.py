@@ -24,7 +24,7 @@ def tokens_of(folder: Path, text: TextDataSet, weights: Weights, max_length: int
     path = folder / "tokens.npz"
     fill("files of tokens", [path], lambda _, file: np.savez(file, **_tokenised(text, weights, max_length)))
     try:
-        with np.load(path) as kept:
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as kept:
             return dict(kept)
     except (ValueError, EOFError, BadZipFile) as error:
         raise DataError(f"{path} is damaged ({error}); remove it to have it computed anew.") from error
