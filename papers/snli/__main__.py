@@ -90,7 +90,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
             return
         study = STUDY if choice == EVERYWHERE else with_states(choice, records)
         with place(study.folder, args.quick) as folder:
-            folder.mkdir(exist_ok=True)
             print(write(complete(study, folder / "runs", args), folder, args.weights))
 
 

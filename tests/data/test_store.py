@@ -131,6 +131,15 @@ def test_a_damaged_gz_is_named_when_nothing_else_is_to_be_had(cache: Path, web: 
     assert (cache / "first").read_bytes() == FIRST, "what the user placed stays"
 
 
+def test_a_good_packed_file_is_used_beside_a_damaged_plain_one(cache: Path) -> None:
+    place(cache, first=FIRST[:-1])
+    (cache / "first.gz").write_bytes(gzip.compress(FIRST))
+    found = find(entry())
+    assert found is not None and found.read("first") == FIRST
+    assert problems(entry()) == [f"{cache / 'first'} is damaged or another version: its content should have SHA-256 "
+                                 f"{entry().forms[0].files[0].sha256}"]  # fmt: skip
+
+
 def test_a_damaged_archive_is_named(cache: Path, web: Web, clients: Clients) -> None:
     cache.mkdir(parents=True)
     (cache / WHEEL_NAME).write_bytes(WHEEL[:-1])

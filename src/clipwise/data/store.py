@@ -14,7 +14,7 @@ import shutil
 import sys
 import tempfile
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -112,10 +112,12 @@ def _content_sha256(path: Path) -> str:
     return sha.hexdigest()
 
 
-def _locate(folder: Path, file: File) -> Path | None:
-    names = (file.name, f"{file.name}.gz")
-    # In a folder that only others may enter there is nothing; Path.is_file would raise.
-    return next((path for name in names if os.path.isfile(path := folder / name)), None)
+def _locate(folder: Path, file: File) -> Iterator[Path]:
+    """The file, plain and packed, as far as it is there."""
+    for name in (file.name, f"{file.name}.gz"):
+        # In a folder that only others may enter there is nothing; Path.is_file would raise.
+        if os.path.isfile(path := folder / name):
+            yield path
 
 
 def _recorded(folder: Path, form: Form) -> str:
@@ -130,16 +132,14 @@ def _look(entry: Entry, form: Form, folder: Path, check: bool) -> tuple[Found | 
     """A form in a folder, if it is whole; and what is wrong with files that are there but cannot be used."""
     paths, wrong = {}, []
     for file in form.files:
-        path = _locate(folder, file)
-        try:
-            if path is None:
-                continue
-            if check and _content_sha256(path) != file.sha256:
+        for path in _locate(folder, file):
+            try:
+                if not check or _content_sha256(path) == file.sha256:
+                    paths[file.name] = path
+                    break
                 wrong.append(f"{path} is damaged or another version: its content should have SHA-256 {file.sha256}")
-            else:
-                paths[file.name] = path
-        except OSError as error:
-            wrong.append(f"{path} cannot be read ({error.strerror})")
+            except OSError as error:
+                wrong.append(f"{path} cannot be read ({error.strerror})")
     if len(paths) < len(form.files):
         return None, wrong
     return Found(entry, form, folder, paths, _recorded(folder, form)), wrong
