@@ -68,67 +68,71 @@ class Bar:
             redraw(sys.stderr, "")
 
 
-_done: Any = None  # in a worker: how many items all workers have done, a shared number
-_share = 0.0  # in a worker: how much of its item has been counted
+_pipe: Connection | None = None  # in a worker: the way to its parent
+_share = _told = 0.0  # in a worker: how much of its item is done, and how much of it the parent knows
+STEP = 0.005
+"""The parent is told when so much more of an item is done."""
 
 
 def advance(share: float) -> None:
     """Told by the work itself, for the bar: this much more of its item is done."""
-    global _share
-    if _done is not None:
-        with _done.get_lock():
-            _done.value += share
-        _share += share
+    global _share, _told
+    _share += share
+    if _pipe is not None and _share - _told >= STEP:
+        _told = _share
+        _pipe.send(_share)
 
 
-def _serve(pipe: Connection, work: Callable[[Item], Result], done: Any) -> None:
-    """What a worker does: one item after the other, until its parent says so or is gone."""
-    global _done, _share
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends it
-    _done = done
+def _serve(pipe: Connection, work: Callable[[Item], Result]) -> None:
+    """What a worker does: one item after the other, until its parent ends it or is gone."""
+    global _pipe, _share, _told
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _pipe = pipe
     with suppress(EOFError, BrokenPipeError):
         while True:
-            item, _share = pipe.recv(), 0.0
-            result, problem = None, None
+            item, _share, _told = pipe.recv(), 0.0, 0.0
             try:
-                result = work(item)
+                answer: tuple[Result | None, str | None] = (work(item), None)
+            except BrokenPipeError:
+                raise
             except (Exception, SystemExit) as error:
-                problem = str(error) or type(error).__name__
-            advance(1 - _share)
-            pipe.send((result, problem))
+                answer = (None, str(error) or type(error).__name__)
+            pipe.send(answer)
 
 
 class _Worker:
-    """A process, and the item that it works on."""
+    """A process, the item that it works on, and how much of it is done."""
 
-    def __init__(self, context: SpawnContext, work: Callable[[Any], Any], done: Any) -> None:
+    def __init__(self, context: SpawnContext, work: Callable[[Any], Any]) -> None:
         self.pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, work, done), daemon=True)
+        self._process = context.Process(target=_serve, args=(theirs, work), daemon=True)
         self._process.start()
         theirs.close()
         self.item: Any = None
+        self.alive, self.share = True, 0.0
 
     def give(self, item: Any) -> None:
-        self.item = item
+        self.item, self.share = item, 0.0
         self.pipe.send(item)
 
-    def answer(self) -> tuple[Any, str | None]:
-        """What came of the item: the result, or what went wrong."""
+    def answer(self) -> tuple[Any, str | None] | None:
+        """The result, or what went wrong; None when the item is not done yet."""
         try:
-            result, problem = self.pipe.recv()
+            told = self.pipe.recv()
         except (EOFError, ConnectionResetError):
             self._process.join()
-            raise WorkerDied(f"its process was ended from outside (exit code {self._process.exitcode})") from None
+            self.alive = False
+            return None, f"its process was ended from outside (exit code {self._process.exitcode})"
+        if isinstance(told, float):
+            self.share = told
+            return None
+        result, problem = told
         return result, problem
 
     def end(self) -> None:
         self.pipe.close()
         self._process.terminate()
         self._process.join()
-
-
-class WorkerDied(Exception):
-    """A worker is gone, perhaps for want of memory."""
 
 
 def side_by_side(
@@ -141,36 +145,34 @@ def side_by_side(
     Raises: SystemExit when all are done, if any failed.
     """
     context, bar = get_context("spawn"), Bar(what, len(items))
-    done = context.Value("d", 0.0)
-    waiting, failed = deque(items), []
-    busy: dict[Any, _Worker] = {}
+    waiting, busy, ended = deque(items), list[_Worker](), 0
+    failed: list[str] = []
     try:
         while waiting or busy:
             while waiting and len(busy) < processes:
-                worker = _Worker(context, work, done)
-                worker.give(waiting.popleft())
-                busy[worker.pipe] = worker
-            for pipe in wait(list(busy), timeout=1.0):
-                worker, problem, alive = busy.pop(pipe), None, True
-                item = worker.item
-                try:
-                    result, problem = worker.answer()
-                except WorkerDied as error:
-                    problem, alive = str(error), False
-                if alive and waiting:
+                busy.append(_Worker(context, work))
+                busy[-1].give(waiting.popleft())
+            ready = wait([worker.pipe for worker in busy], timeout=1.0)
+            for worker in [worker for worker in busy if worker.pipe in ready]:
+                item, answer = worker.item, worker.answer()
+                if answer is None:
+                    continue
+                ended += 1
+                if worker.alive and waiting:
                     worker.give(waiting.popleft())
-                    busy[pipe] = worker
                 else:
+                    busy.remove(worker)
                     worker.end()
+                result, problem = answer
                 bar.clear()
                 if problem is None:
                     yield item, result
                 else:
                     failed.append(f"{item}: {problem}")
                     print(f"failed, {failed[-1]}", file=sys.stderr, flush=True)
-            bar.show(done.value)
+            bar.show(ended + sum(worker.share for worker in busy))
     finally:
-        for worker in busy.values():
+        for worker in busy:
             worker.end()
         bar.clear()
     if failed:
