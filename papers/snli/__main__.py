@@ -36,7 +36,7 @@ STUDY = Study(
         Variant(LARGE, ("clip.R=20.0",)),
         Variant(NOT_PRIVATE, ("privacy={private=false}", "clip={rule='NoClip'}")),
     ),
-    seeds=1,
+    seeds=2,
     quick=("epochs=4.0", "evaluation.every=5", "evaluation.resamples=0"),
     config=HERE / "config.toml",
 )
