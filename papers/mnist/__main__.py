@@ -27,9 +27,10 @@ STUDY = Study(
         Variant(
             MIX_UP,
             ('clip={schedule="MixUp",switch_at=0.95,small={rule="Abadi",R=1.0},large={rule="Abadi",R=200.0}}',),
+            seeds=3,
         ),
-        *(Variant(f"R = {R:g}", (f"clip.R={R}",)) for R in LADDER),
-        Variant("not private", ("privacy={private=false}", "clip={rule='NoClip'}", "optimizer.learning_rate=0.15")),
+        *(Variant(f"R = {R:g}", (f"clip.R={R}",), seeds=3) for R in LADDER),
+        Variant("not private", ("privacy={private=false}", "clip={rule='NoClip'}", "optimizer.learning_rate=0.15"), 1),
     ),
     seeds=5,
     quick=("steps=40", "evaluation.every=20", "evaluation.resamples=0"),
