@@ -60,8 +60,9 @@ def test_nothing_goes_on_after_ctrl_c(tmp_path: Path) -> None:
     """The signal reaches the whole group, as from a terminal; what waits is not begun."""
     paths = [tmp_path / name for name in "abcd"]
     code = (
-        "from pathlib import Path; from papers.work import side_by_side, told\n"
+        "import signal; from pathlib import Path; from papers.work import side_by_side, told\n"
         "from tests.papers.test_work import marked\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell's background jobs ignore it
         f"with told(): list(side_by_side('files', marked, [Path(p) for p in {[str(p) for p in paths]}], 2))"
     )
     started = subprocess.Popen(
