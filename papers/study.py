@@ -81,12 +81,16 @@ def carry_out(job: Job) -> None:
 
     from clipwise.training.config import Config
     from clipwise.training.train import train
+    from clipwise.training.watch import Progress
 
     torch.set_num_threads(1)  # runs are done side by side instead
     if job.finished:  # by another process, meanwhile
         return
     config = Config.load(job.config, job.overrides())
-    watch = lambda at: advance(1 / (at.steps - at.first))  # noqa: E731
+
+    def watch(at: Progress) -> None:
+        advance(1 / (at.steps - at.first))
+
     train(config, output=job.output, resume=job.begun, force=not job.begun, page=False, watch=watch)
 
 

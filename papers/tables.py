@@ -14,7 +14,7 @@ import matplotlib as mpl
 from clipwise.accounting.guarantee import round_up
 from clipwise.report import Arm, Estimate, Run
 from papers.verdicts import BINS, PERCENT, Claim, Finding, mce
-from papers.work import write_whole
+from papers.work import write_text
 
 TITLES = {"accuracy": "accuracy", "nll": "NLL", "ece": "ECE", "mce": "MCE", "brier": "Brier", "mse": "MSE"}
 HEADLINES = {"classification": ("accuracy", "nll", "ece", "mce"), "regression": ("mse",)}
@@ -123,7 +123,7 @@ def figure(folder: Path, name: str, drawn: Any, caption: str) -> str:
 def save_results(folder: Path, arms: Sequence[Arm]) -> None:
     """Every metric of every arm as `results.json`."""
     values = {arm.name: {name: value.to_dict() for name, value in arm.estimates.items()} for arm in arms}
-    write_whole(folder / "results.json", json.dumps(values, indent=1) + "\n")
+    write_text(folder / "results.json", json.dumps(values, indent=1) + "\n")
 
 
 def page(
@@ -145,5 +145,5 @@ def page(
         f"# {title}\n\nWritten by `{command}` from the {times(trained or arms)} ± is the standard deviation over "
         "the seeds.\n\n"
     )
-    write_whole(folder / "README.md", "\n".join([head + tables, *remarks, *figures]))
+    write_text(folder / "README.md", "\n".join([head + tables, *remarks, *figures]))
     return tables

@@ -18,11 +18,15 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnContext
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
+from zipfile import BadZipFile
 
 from clipwise.cli.progress import duration, redraw
+from clipwise.data.origins import file_sha256 as file_sha256
 from clipwise.data.store import folders
 from clipwise.errors import ClipwiseError, DataError
 from clipwise.files import locked, replacing
+from clipwise.private.checkpoint import digest as digest
+from clipwise.report.run import write_text as write_text
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -193,10 +197,13 @@ def cache_folder(kind: str, name: str, made_of: Any) -> Path:
     raise DataError(f"{' and '.join(map(str, folders()))} cannot be written; let CLIPWISE_DATA name a folder that can.")
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a file so that it is there whole or not at all."""
-    with replacing(path, DataError) as file:
-        file.write(text.encode())
+@contextmanager
+def kept(path: Path) -> Iterator[None]:
+    """Around the reading of a file of the cache: one that is damaged is told, with what to do."""
+    try:
+        yield
+    except (OSError, ValueError, EOFError, KeyError, TypeError, BadZipFile) as error:
+        raise DataError(f"{path} is damaged ({error}); remove it to have it made anew.") from error
 
 
 def fill(what: str, paths: Sequence[Path], make: Callable[[int, BinaryIO], None]) -> None:

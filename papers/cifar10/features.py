@@ -6,22 +6,19 @@ at all, so an interrupted computation goes on where it stopped. The folder's nam
 
 from __future__ import annotations
 
-import hashlib
 import json
 import sys
 from functools import lru_cache
 from pathlib import Path
 from typing import BinaryIO
-from zipfile import BadZipFile
 
 import numpy as np
 import torch
 from torch.utils.data import TensorDataset
 
 from clipwise.data import DataSet, load
-from clipwise.errors import DataError
 from papers.cifar10.networks import Network, called, extractor
-from papers.work import cache_folder, fill, write_whole
+from papers.work import cache_folder, digest, fill, kept, write_text
 
 SHARD, BATCH = 2_000, 4  # few at a time stay in the processor's caches
 
@@ -83,22 +80,15 @@ def cached(network: str, model: Network) -> Path:
     """The folder with all shards; what is missing in it is computed."""
     made_of = {
         "data": "cifar10, every record, in order",  # the loader checks the files' own hashes
-        "weights": _sha256(model),
+        "weights": digest(dict(model.state_dict())),
         "inputs": f"bilinear to {model.side} pixels, (x - {model.mean!r}) / {model.std!r}",
         "form": f"float16, {SHARD} records a shard",
     }
     folder = cache_folder("features", f"cifar10-{called(network)}", made_of)
     if not _whole(folder):
         shards = _fill(folder, model)
-        write_whole(folder / "made_of.json", json.dumps({**made_of, "shards": shards}, indent=1) + "\n")
+        write_text(folder / "made_of.json", json.dumps({**made_of, "shards": shards}, indent=1) + "\n")
     return folder
-
-
-def _sha256(model: Network) -> str:
-    sha = hashlib.sha256()
-    for name, value in model.state_dict().items():
-        sha.update(f"{name} {value.dtype} {tuple(value.shape)} ".encode() + value.numpy().tobytes())
-    return sha.hexdigest()
 
 
 def _whole(folder: Path) -> bool:
@@ -108,10 +98,8 @@ def _whole(folder: Path) -> bool:
 
 def _shards(folder: Path) -> list[str]:
     told = folder / "made_of.json"
-    try:
+    with kept(told):
         return list(json.loads(told.read_text(encoding="utf-8"))["shards"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{told} is damaged ({error}); remove it to have it written anew.") from error
 
 
 def _fill(folder: Path, model: Network) -> list[str]:
@@ -136,11 +124,9 @@ def _shard(name: str, start: int) -> str:
 def _read(folder: Path, name: str) -> tuple[torch.Tensor, torch.Tensor]:
     parts = []
     for shard in (shard for shard in _shards(folder) if shard.startswith(name)):
-        try:
-            with open(folder / shard, "rb") as file, np.load(file, allow_pickle=False) as kept:
-                parts.append((kept["x"], kept["y"]))
-        except (OSError, ValueError, EOFError, KeyError, BadZipFile) as error:
-            raise DataError(f"{folder / shard} is damaged ({error}); remove it to have it computed anew.") from error
+        path = folder / shard
+        with kept(path), open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
+            parts.append((arrays["x"], arrays["y"]))
     x, y = (np.concatenate(values) for values in zip(*parts, strict=True))
     return torch.from_numpy(x), torch.from_numpy(y)
 

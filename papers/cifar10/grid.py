@@ -20,7 +20,7 @@ from clipwise.data import DataSet
 from clipwise.errors import DataError
 from clipwise.report import Estimate, Point
 from papers.verdicts import BINS, calibration_of
-from papers.work import side_by_side, write_whole
+from papers.work import side_by_side, write_text
 
 METRICS = ("accuracy", "nll", "ece", *(f"mce{bins}" for bins in BINS))
 
@@ -96,7 +96,7 @@ def complete(wanted: Sequence[Cell], path: Path, config: Path, settings: Sequenc
         rows.append(row)
         rows.sort(key=lambda row: [row[name] for name in asdict(todo[0])])
         cells = ",\n".join(map(json.dumps, rows))
-        write_whole(path, f'{{"made_of": "{made_of}",\n"cells": [\n{cells}\n]}}\n')
+        write_text(path, f'{{"made_of": "{made_of}",\n"cells": [\n{cells}\n]}}\n')
     return rows
 
 
@@ -116,12 +116,13 @@ def read(path: Path, made_of: str) -> list[Any]:
         return []
     try:
         kept = json.loads(path.read_text(encoding="utf-8"))
-        rows, sound = kept["cells"], all(set(row) >= _KEYS for row in kept["cells"])
+        rows, before = kept["cells"], kept["made_of"]
+        sound = all(set(row) >= _KEYS for row in rows)
     except (ValueError, TypeError, KeyError):
         sound = False
     if not sound:
         raise DataError(f"{path} is damaged: restore it, or remove it to train the grid anew.")
-    if kept["made_of"] != made_of:
+    if before != made_of:
         raise DataError(f"{path} was trained with other settings; remove it to train the grid anew.")
     return list(rows)
 

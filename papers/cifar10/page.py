@@ -34,7 +34,7 @@ from papers.tables import (
     times,
 )
 from papers.verdicts import Claim, calibration_of
-from papers.work import write_whole
+from papers.work import write_text
 
 _TABLE = (
     ("accuracy", (None, 0.9717, 0.9661), 0.0001, "another network, and only its head is trained"),
@@ -72,7 +72,7 @@ def write(arms: Sequence[Arm], rows: Sequence[Any], folder: Path, network: str, 
     text, table = _tuned(by_name, folder, network, whole)
     sections.append(text)
     save_results(folder, arms)
-    write_whole(folder / "README.md", "\n".join(filter(None, sections)))
+    write_text(folder / "README.md", "\n".join(filter(None, sections)))
     return "\n".join([*tables, table])
 
 

@@ -7,7 +7,6 @@ not there, so that a process that was stopped goes on with the next one.
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 from dataclasses import dataclass
 from functools import lru_cache
@@ -25,7 +24,7 @@ from papers.snli.bert import frozen_layers
 from papers.snli.states import states_of
 from papers.snli.synthetic import synthetic_pairs
 from papers.snli.tokens import PARTS, SHARD, places_of, tokens_of
-from papers.work import cache_folder, fill
+from papers.work import cache_folder, file_sha256, fill, kept
 
 FORMAT = 1
 
@@ -94,7 +93,7 @@ def hidden(choice: Choice) -> Hidden:
         text = text.subset(choice.records, len(text.test))
     weights = load_weights(choice.weights)
     parts = sorted(path for path in weights.folder.iterdir() if path.is_file() and path.name != "origin.json")
-    files = {path.name: _sha256(path) for path in parts}
+    files = {path.name: file_sha256(path) for path in parts}
     made_of = [FORMAT, SHARD, text.fingerprint, files, choice.max_length]
     folder = cache_folder("snli-states", weights.name, made_of)
     tokens = tokens_of(folder, text, weights, choice.max_length)
@@ -110,10 +109,6 @@ def hidden(choice: Choice) -> Hidden:
     )
 
 
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
 def _check_space(folder: Path, needed: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < needed:
@@ -124,10 +119,8 @@ def _check_space(folder: Path, needed: int) -> None:
 
 
 def _shard(path: Path) -> np.ndarray[Any, np.dtype[np.float16]]:
-    try:
+    with kept(path):
         return np.load(path, mmap_mode="r")
-    except (ValueError, EOFError) as error:
-        raise DataError(f"{path} is damaged ({error}); remove it to have it computed anew.") from error
 
 
 def _shard_paths(folder: Path, where: dict[str, Any]) -> list[Path]:

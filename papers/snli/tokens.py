@@ -5,14 +5,12 @@ from __future__ import annotations
 import zlib
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 
 from clipwise.data import TextDataSet, Weights
-from clipwise.errors import DataError
 from papers.snli.bert import tokenizer
-from papers.work import fill
+from papers.work import fill, kept
 
 SHARD = 4096
 """Records of a shard: about half a minute of work, 80 MB of MiniLM's states."""
@@ -23,11 +21,8 @@ def tokens_of(folder: Path, text: TextDataSet, weights: Weights, max_length: int
     """Token numbers without padding, from the cache or from the tokenizer; test pairs by length, so that few pad."""
     path = folder / "tokens.npz"
     fill("files of tokens", [path], lambda _, file: np.savez(file, **_tokenised(text, weights, max_length)))
-    try:
-        with open(path, "rb") as file, np.load(file, allow_pickle=False) as kept:
-            return dict(kept)
-    except (ValueError, EOFError, BadZipFile) as error:
-        raise DataError(f"{path} is damaged ({error}); remove it to have it computed anew.") from error
+    with kept(path), open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
+        return dict(arrays)
 
 
 def _tokenised(text: TextDataSet, weights: Weights, max_length: int) -> dict[str, Any]:
