@@ -10,13 +10,16 @@ from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from clipwise.clipping import Clip, Flat, Groupwise, Layerwise, Rule, Style, as_clip
 from clipwise.engine.check import Summary, check_model, summarize
-from clipwise.engine.core import Clipped, Engine, NothingFinite, Parameters, clip_sum, single_gradients, validate
+from clipwise.engine.core import (
+    NO_EVIDENCE, Clipped, Engine, NothingFinite, Parameters, clip_sum, single_gradients, validate,
+)  # fmt: skip
 from clipwise.engine.cost import Way
 from clipwise.engine.graph import unrecorded
+from clipwise.engine.origin import Declared, Evidence
 from clipwise.errors import InvalidLosses, InvalidPlan
 
 __all__ = [
@@ -25,11 +28,14 @@ __all__ = [
 ]  # fmt: skip
 
 Params: TypeAlias = Iterable[Tensor] | Mapping[str, Tensor]
+Constants: TypeAlias = Iterable[Tensor | nn.Module] | Tensor | nn.Module
 _ENGINE = Engine()
 
 
 @unrecorded
-def per_sample_norms(losses: Tensor, params: Params, *, retain_graph: bool = False) -> Tensor:
+def per_sample_norms(
+    losses: Tensor, params: Params, *, retain_graph: bool = False, constants: Constants = ()
+) -> Tensor:
     """The norm of each sample's gradient over all `params` together, shape (B,).
 
     >>> w = torch.tensor([3.0, 4.0], requires_grad=True)
@@ -41,14 +47,16 @@ def per_sample_norms(losses: Tensor, params: Params, *, retain_graph: bool = Fal
     if losses.shape[0] < 2:
         return _few(losses, parameters, retain_graph)[1]
     try:
-        squared = _ENGINE.backward(losses, parameters, keep=retain_graph).squared_norms()
+        squared = _ENGINE.backward(losses, parameters, Declared(constants), keep=retain_graph).squared_norms()
     except NothingFinite:
         return torch.full_like(losses, torch.nan)
     return sum(squared.values(), losses.new_zeros(losses.shape)).sqrt()
 
 
 @unrecorded
-def per_sample_gradients(losses: Tensor, params: Params, *, retain_graph: bool = False) -> dict[Any, Tensor]:
+def per_sample_gradients(
+    losses: Tensor, params: Params, *, retain_graph: bool = False, constants: Constants = ()
+) -> dict[Any, Tensor]:
     """Each sample's gradient, {parameter or name: (B, *shape)}.
 
     >>> w = torch.tensor([3.0, 4.0], requires_grad=True)
@@ -62,7 +70,7 @@ def per_sample_gradients(losses: Tensor, params: Params, *, retain_graph: bool =
         return parameters.keyed(_few(losses, parameters, retain_graph)[0])
     batch = losses.shape[0]
     try:
-        found = _ENGINE.backward(losses, parameters, keep=retain_graph).gradients()
+        found = _ENGINE.backward(losses, parameters, Declared(constants), keep=retain_graph).gradients()
     except NothingFinite:
         found = {k: p.new_full((batch, *p.shape), torch.nan) for k, p in enumerate(parameters.tensors)}
     values = [
@@ -83,7 +91,13 @@ def _few(losses: Tensor, parameters: Parameters, keep: bool) -> tuple[list[Tenso
 
 
 def clipped_gradients(
-    losses: Tensor, params: Params, clip: Rule | Clip, *, retain_graph: bool = False, way: Way | None = None
+    losses: Tensor,
+    params: Params,
+    clip: Rule | Clip,
+    *,
+    retain_graph: bool = False,
+    way: Way | None = None,
+    constants: Constants = (),
 ) -> Clipped[Any]:
     """The sum over samples of factor_i * g_i; no noise, no division.
 
@@ -98,7 +112,7 @@ def clipped_gradients(
     >>> clipped_gradients(torch.tensor([[1.0, 0.0], [0.0, 2.0]]) @ w, {"w": w}, Abadi(1.0)).gradients
     {'w': tensor([1., 1.])}
     """
-    return Clipper(params)(losses, clip, retain_graph=retain_graph, way=way)
+    return Clipper(params)(losses, clip, Declared(constants), retain_graph=retain_graph, way=way)
 
 
 class Clipper:
@@ -109,14 +123,20 @@ class Clipper:
 
     @unrecorded
     def __call__(
-        self, losses: Tensor, clip: Rule | Clip, *, retain_graph: bool = False, way: Way | None = None
+        self,
+        losses: Tensor,
+        clip: Rule | Clip,
+        evidence: Evidence = NO_EVIDENCE,
+        *,
+        retain_graph: bool = False,
+        way: Way | None = None,
     ) -> Clipped[Any]:
         """The clipped sum of one batch."""
         if way not in (None, "bookkeeping", "second_backward"):
             raise InvalidPlan(f'way must be None, "bookkeeping" or "second_backward", got {way!r}.')
         validate(losses, self._parameters)
         style = _style(clip)
-        outcome = clip_sum(losses, self._parameters, style, _ENGINE, way, retain_graph)
+        outcome = clip_sum(losses, self._parameters, style, _ENGINE, way, retain_graph, evidence)
         factors = outcome.factors[""] if isinstance(style, Flat) else outcome.factors
         sums, squared = self._parameters.keyed(outcome.sums), self._parameters.keyed(outcome.squared)
         return Clipped(sums, outcome.norms, factors, outcome.bad, squared)
@@ -130,7 +150,7 @@ def _style(clip: Rule | Clip) -> Style:
 
 
 @unrecorded
-def check(losses: Tensor, params: Params) -> Summary:
+def check(losses: Tensor, params: Params, *, constants: Constants = ()) -> Summary:
     """Raise NotSeparable or UnsupportedNode with the reason, or say how the gradients will be computed.
 
     >>> model = torch.nn.Linear(3, 1)
@@ -142,6 +162,6 @@ def check(losses: Tensor, params: Params) -> Summary:
     parameters = Parameters(params)
     validate(losses, parameters)
     try:
-        return summarize(_ENGINE, losses, parameters)
+        return summarize(_ENGINE, losses, parameters, Declared(constants))
     except NothingFinite:
         raise InvalidLosses("no loss is finite: there is nothing to check.") from None

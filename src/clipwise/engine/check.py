@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from clipwise.engine.core import Engine, Parameters
 from clipwise.engine.cost import held_bytes
 from clipwise.engine.graph import Graph
+from clipwise.engine.origin import Evidence
 from clipwise.engine.plan import GraphPlan, Meeting
 from clipwise.engine.rules import RULES
 from clipwise.engine.run import Backward
@@ -62,13 +63,13 @@ class Summary:
         return "\n".join(lines)
 
 
-def summarize(engine: Engine, losses: Tensor, parameters: Parameters) -> Summary:
+def summarize(engine: Engine, losses: Tensor, parameters: Parameters, evidence: Evidence) -> Summary:
     """Plan, run and check once; describe what was found."""
     if losses.shape[0] < 2:
         raise InvalidLosses(
             f"a batch of {losses.shape[0]} cannot show whether samples mix; pass at least two different samples."
         )
-    backward = engine.backward(losses, parameters, keep=True)
+    backward = engine.backward(losses, parameters, evidence, keep=True)
     graph, plan = backward.graph, backward.plan
     nodes = tuple(_node_summary(backward, meeting, parameters) for meeting in plan.meetings)
     unreached = tuple(parameters.describe(p) for p in range(len(parameters.tensors)) if p not in plan.roots)

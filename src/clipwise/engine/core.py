@@ -19,6 +19,7 @@ from clipwise.clipping import Rule, Style
 from clipwise.engine.cost import Way, choose_way, reduced_precision
 from clipwise.engine.graph import Graph, differentiate, walk
 from clipwise.engine.layout import Probe, colours_of, owners_by_digits
+from clipwise.engine.origin import Declared, Evidence, Origin
 from clipwise.engine.plan import GraphPlan, Planner, mixing
 from clipwise.engine.run import Backward, StalePlan, by_second_backward
 from clipwise.engine.uses import accurate
@@ -28,6 +29,7 @@ Key = TypeVar("Key", Tensor, str)
 _PIECE = 1 << 20  # values that are compared at once
 _VERIFY_EVERY = 100
 _CACHE_SIZE = 256
+NO_EVIDENCE = Declared()
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,39 +165,48 @@ class Engine:
             )
         return graph
 
-    def entry(self, losses: Tensor, graph: Graph, parameters: Parameters) -> Entry:
+    def entry(self, losses: Tensor, graph: Graph, parameters: Parameters, evidence: Evidence) -> Entry:
         """The plan of this graph's structure, from the cache or made now."""
-        key = (parameters.identity, graph.signature)
+        key = (parameters.identity, graph.signature, evidence.key)
         entry = self._cache.get(key)
         if entry is None or not entry.belongs_to(parameters.tensors):
-            return self._make(losses, graph, parameters)
+            return self._make(losses, graph, parameters, evidence)
         self._cache.move_to_end(key)
+        if evidence.watched:
+            _demand_shared(graph, entry.plan, evidence)
         return entry
 
-    def _make(self, losses: Tensor, graph: Graph, parameters: Parameters) -> Entry:
+    def _make(self, losses: Tensor, graph: Graph, parameters: Parameters, evidence: Evidence) -> Entry:
         if not bool(torch.isfinite(losses).any()):
             raise NothingFinite
-        planner = Planner(graph, losses.shape[0], parameters.describe)
+        planner = Planner(graph, losses.shape[0], parameters.describe, evidence)
         entry = Entry(
             planner.plan(_AutogradProber(losses, graph)),
             tuple(weakref.ref(p) for p in parameters.tensors),
             tuple(p.shape for p in parameters.tensors),
         )
         if entry.plan.cacheable:
-            self._cache[parameters.identity, graph.signature] = entry
+            self._cache[parameters.identity, graph.signature, evidence.key] = entry
             while len(self._cache) > _CACHE_SIZE:
                 self._cache.popitem(last=False)
         return entry
 
     def backward(
-        self, losses: Tensor, parameters: Parameters, *, keep: bool, way: Way | None = "bookkeeping", groups: int = 1
+        self,
+        losses: Tensor,
+        parameters: Parameters,
+        evidence: Evidence = NO_EVIDENCE,
+        *,
+        keep: bool,
+        way: Way | None = "bookkeeping",
+        groups: int = 1,
     ) -> Backward:
         """Differentiate to the meetings, planning and checking where needed; `keep` leaves the graph alive.
 
         `way` says how the sum over `groups` clipping groups will be formed; None leaves it to the cost model.
         """
         graph = self.graph(losses, parameters)
-        entry = self.entry(losses, graph, parameters)
+        entry = self.entry(losses, graph, parameters, evidence)
         verify = not entry.checked or entry.uses % _VERIFY_EVERY == 0
         entry.uses += 1
         chosen = way or choose_way(graph, entry.plan, groups, losses.device)
@@ -205,7 +216,7 @@ class Engine:
         try:
             backward = Backward(losses, graph, entry.plan, retain_graph=keep, norms_only=norms_only and not verify)
         except StalePlan:
-            entry = self._make(losses, graph, parameters)
+            entry = self._make(losses, graph, parameters, evidence)
             verify = True
             try:
                 backward = Backward(losses, graph, entry.plan, retain_graph=True)
@@ -215,6 +226,14 @@ class Engine:
             entry.checked = verify_against_autograd(losses, backward, parameters)
             backward.norms_only = norms_only
         return backward
+
+
+def _demand_shared(graph: Graph, plan: GraphPlan, evidence: Evidence) -> None:
+    """Refuse a cached plan whose shared values are computed from the batch this time."""
+    origins = evidence.origins(graph)
+    for k in plan.shared:
+        if origins[k] is Origin.BATCH:
+            raise mixing(graph, graph.names[k], "it was computed from parameters and constants alone at earlier steps")
 
 
 class _AutogradProber:
@@ -311,7 +330,13 @@ class Outcome:
 
 
 def clip_sum(
-    losses: Tensor, parameters: Parameters, style: Style, engine: Engine, way: Way | None, keep: bool
+    losses: Tensor,
+    parameters: Parameters,
+    style: Style,
+    engine: Engine,
+    way: Way | None,
+    keep: bool,
+    evidence: Evidence = NO_EVIDENCE,
 ) -> Outcome:
     """The whole walk: norms, factors, clipped sum."""
     groups = parameters.groups(style)
@@ -320,7 +345,7 @@ def clip_sum(
     if losses.shape[0] == 1:
         return _single(losses, parameters, style, groups, engine, keep)
     try:
-        return _several(losses, parameters, style, groups, engine, way, keep)
+        return _several(losses, parameters, style, groups, engine, way, keep, evidence)
     except NothingFinite:
         return _nothing(losses, parameters, groups)
 
@@ -333,8 +358,9 @@ def _several(
     engine: Engine,
     way: Way | None,
     keep: bool,
+    evidence: Evidence,
 ) -> Outcome:
-    backward = engine.backward(losses, parameters, keep=keep, way=way, groups=len(groups))
+    backward = engine.backward(losses, parameters, evidence, keep=keep, way=way, groups=len(groups))
     squared = backward.squared_norms()
     by_group = {name: _total(squared, members, losses) for name, members in groups.items()}
     norms = _added(list(by_group.values())).sqrt()
@@ -346,7 +372,7 @@ def _several(
     factors = _all_factors(style, by_group, norms, bad if any_bad else None)
     of = {place: factors[name] for name, members in groups.items() for place in members}
     if backward.norms_only and any_bad:  # plain autograd would spread NaN: form the uses after all
-        backward = engine.backward(losses, parameters, keep=True, way="bookkeeping", groups=len(groups))
+        backward = engine.backward(losses, parameters, evidence, keep=True, way="bookkeeping", groups=len(groups))
     if backward.norms_only:
         sums = by_second_backward(losses, backward.graph, list(groups.values()), of.__getitem__, keep=keep)
     else:

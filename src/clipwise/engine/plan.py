@@ -20,6 +20,7 @@ import torch
 from clipwise.engine.chains import VIEWS, WHOLE_VIEWS, Chain, chain_of, is_simple
 from clipwise.engine.graph import LEAF, Edge, Graph, Node
 from clipwise.engine.layout import Layout, Probe, Scattered, all_finite
+from clipwise.engine.origin import Evidence, Origin
 from clipwise.engine.routing import Routing, is_index, layouts_needed, routing
 from clipwise.engine.rules import DATA_OPERANDS, LIVE, RULES
 from clipwise.errors import NotSeparable, UnsupportedNode
@@ -99,6 +100,7 @@ class GraphPlan:
     entries: tuple[
         tuple[int, tuple[bool, ...]], ...
     ]  # nodes that the batch may enter by, and which axes are longer than 1
+    shared: tuple[int, ...]  # nodes taken for shared, which must stay free of the batch
     data_meetings: frozenset[int]  # meetings with data that is not computed from parameters
     indexed: bool  # some node moves values computed from the batch by an index
 
@@ -125,9 +127,10 @@ def mixing(graph: Graph, after: str, whose: str) -> NotSeparable:
 class Planner:
     """Builds the plan of one graph for one batch."""
 
-    def __init__(self, graph: Graph, batch_size: int, describe: Callable[[int], str]) -> None:
+    def __init__(self, graph: Graph, batch_size: int, describe: Callable[[int], str], evidence: Evidence) -> None:
         self.graph, self.batch_size, self.describe = graph, batch_size, describe
         self.reaches = self._reached_parameters()
+        self.origins, self.strict = evidence.origins(graph), evidence.strict
         self.entries = {k: self._entry(k) for k in graph.leaves_first if self.reaches[k] and graph.names[k] != LEAF}
 
     def _reached_parameters(self) -> list[frozenset[int]]:
@@ -171,6 +174,7 @@ class Planner:
                 states[k] = _State.SHARED
                 continue
             met = any(child >= 0 and states[child] is _State.BATCH for child, _ in self.graph.edges[k])
+            met = met or self.origins[k] is Origin.BATCH  # whatever its numbers look like
             states[k] = _State.BATCH if met or (self.entries[k] is not _Entry.NO and is_batch(k)) else _State.SHARED
         return states
 
@@ -205,11 +209,13 @@ class Planner:
         if states[0] is _State.SHARED:  # the losses themselves show no layout
             raise self._mixing(0)
         self._refine(layouts, probe)
+        self._refuse_unseen(states)
         self._refuse_hidden_batch(states)
         self.finite = all(all_finite(found.plain) for found in probes.values())
         self._refuse_unknown(meetings, states)
         met = [self._meeting(k, states, probes[k], layouts[k]) for k in meetings]
-        return self._bind(met, self._moves(states, layouts))
+        shared = tuple(k for k in self.entries if states[k] is _State.SHARED)
+        return self._bind(met, self._moves(states, layouts), shared)
 
     def _refine(self, layouts: dict[int, tuple[Layout | Scattered, ...]], probe: Prober) -> None:
         """Settle layouts that this batch leaves open, such as when only one token per sample has a gradient.
@@ -278,6 +284,19 @@ class Planner:
         axis = probe.scattered_axis(k)
         return () if axis is None else (Scattered(axis),)
 
+    def _refuse_unseen(self, states: Sequence[_State]) -> None:
+        """Where passes are watched, a value that may hold the batch and that nobody saw being made is not shared."""
+        if not self.strict:
+            return
+        for k, entry in self.entries.items():
+            open_operand = entry is not _Entry.NO or any(child < 0 for child, _ in self.graph.edges[k])
+            if states[k] is _State.SHARED and self.origins[k] is Origin.UNSEEN and open_operand:
+                raise NotSeparable(
+                    f"{self.graph.names[k]} (parameters {self._parameters([(k, 0)])}) was not on the graph of any forward "
+                    "pass that was watched, so it is not known whether it reads the batch. Nothing was released. The "
+                    "next forward pass is watched: go on with the next batch."
+                )
+
     def _refuse_hidden_batch(self, states: Sequence[_State]) -> None:
         """Data met parameters in a shape that could hold the batch, but shows no layout: samples may mix after it.
 
@@ -288,6 +307,7 @@ class Planner:
             for k, entry in self.entries.items()
             if entry is _Entry.STRONG
             and states[k] is _State.SHARED
+            and self.origins[k] is Origin.UNSEEN
             and not self._keeps_its_shape(k)
             and any(self.graph.shape((k, 0))[axis] % self.batch_size == 0 for axis in self._data_axes(k))
         }
@@ -392,7 +412,7 @@ class Planner:
             "these parameters, or ask for a rule."
         )
 
-    def _bind(self, meetings: list[Meeting], moves: Mapping[int, Routing]) -> GraphPlan:
+    def _bind(self, meetings: list[Meeting], moves: Mapping[int, Routing], shared: tuple[int, ...]) -> GraphPlan:
         roots: dict[int, dict[Edge, None]] = {}
         chains: dict[Edge, Chain] = {}
         met: Counter[Edge] = Counter()
@@ -431,6 +451,7 @@ class Planner:
             identities=tuple(k for k, move in moves.items() if move is Routing.IDENTITY),
             routed=any(move is Routing.MAYBE for move in moves.values())
             or any(_read_each_step(layout) for meeting in meetings for layout in meeting.layouts),
+            shared=shared,
             data_meetings=frozenset(m.node for m in meetings if self.entries[m.node] is not _Entry.NO),
             indexed=any(is_index(self.graph.names[k]) for k in moves),
             entries=tuple(

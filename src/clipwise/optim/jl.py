@@ -22,6 +22,7 @@ from clipwise.clipping import Flat, MixUp, Style
 from clipwise.engine import Clipped, check_model
 from clipwise.engine.check import LossFn, take
 from clipwise.engine.core import negligible_norm
+from clipwise.engine.origin import Evidence
 from clipwise.errors import InvalidLosses, InvalidPlan
 from clipwise.noise import Normals
 from clipwise.optim.projections import Projections, Replay, demand_same, sums_by_backward
@@ -95,7 +96,7 @@ class EstimatedClipper:
         self.estimate: tuple[Tensor, Tensor] | None = None
         """Norms, and which samples are not finite, of the batch to come."""
 
-    def __call__(self, losses: Tensor, style: Style) -> Clipped[Any]:
+    def __call__(self, losses: Tensor, style: Style, evidence: Evidence) -> Clipped[Any]:
         """The sum over samples of factor_i g_i; uses the estimate up."""
         rule = _check_flat(style).rule
         if not losses.numel():
@@ -178,6 +179,7 @@ class ProjectedPrivate(Private):
 
     def backward(self, batch: Any) -> None:
         """Add the clipped gradients of a physical batch to the sum of the logical one. Nothing is released."""
+        self._checks.abandon()
         self._check_ready()
         if isinstance(batch, Tensor) and batch.requires_grad:
             raise InvalidLosses(
@@ -191,10 +193,16 @@ class ProjectedPrivate(Private):
         bad = ~(torch.isfinite(norms) & torch.isfinite(seen))
         self._check_once(batch, bad)
         replay.rewind()
+        if bad.shape[0] > 1 and self._checks.is_due(self._done):
+            self._checks.open(batch, bad.shape[0], self._done)
         losses = self._losses_without(bad, batch)
+        self._checks.pause()
         demand_same(losses.detach(), seen.masked_fill(bad, 0.0))
         self._clipper.estimate = norms, bad
         super().backward(losses)
+
+    def _open_watch(self, batch: Any, size: int) -> None:
+        """Not when the batch is handed out: `backward` makes the forward passes itself."""
 
     def step(self, batch: Any = None) -> bool:
         """`backward`, and at the end of the logical batch record, add noise, step the optimizer. True if it did so."""

@@ -49,6 +49,10 @@ class Host(Protocol):
         """The next losses belong to this part."""
         ...
 
+    def _leave_watch(self, iteration: int) -> None:
+        """The loop has done with a batch, whatever it did with it."""
+        ...
+
     def _empty_step(self, iteration: int, part: Part) -> None:
         """Make the noise-only step of an empty logical batch."""
         ...
@@ -140,10 +144,14 @@ class Loader:
     def __iter__(self) -> Iterator[Any]:
         iteration = self._host._open_loader()
         pending = self._feed.restart(self._host.steps_done)
-        for batch in self._dataloader:
+        try:
+            for batch in self._dataloader:
+                yield from self._empties(iteration, pending)
+                yield self._hand_out(iteration, pending.popleft(), batch)
+                self._host._leave_watch(iteration)
             yield from self._empties(iteration, pending)
-            yield self._hand_out(iteration, pending.popleft(), batch)
-        yield from self._empties(iteration, pending)
+        finally:
+            self._host._leave_watch(iteration)
 
     def _empties(self, iteration: int, pending: deque[Part]) -> Iterator[Any]:
         while pending and pending[0].size == 0:

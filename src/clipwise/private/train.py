@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -18,20 +19,24 @@ from clipwise.accounting import Event, Ledger
 from clipwise.accounting.accountant import Accountant, Relation
 from clipwise.clipping import Style, is_private
 from clipwise.engine import Clipped, Clipper, check_model
+from clipwise.engine.check import batch_size
+from clipwise.engine.origin import Evidence
 from clipwise.errors import BudgetSpent, CheckpointError, InvalidLosses, InvalidPlan, InvalidSampling
 from clipwise.noise import Entropy, GaussianNoise, Normals
 from clipwise.plan import Plan
 from clipwise.private import checkpoint, state
+from clipwise.private.evidence import Checked, Checks
 from clipwise.private.fit import Fit
 from clipwise.private.loader import Loader, Part, fingerprint
 from clipwise.private.statistics import Part as PartStatistics
 from clipwise.private.statistics import StepStatistics
-from clipwise.sampling import Draws
+from clipwise.sampling import Draws, Poisson
 
 __all__ = ["Private"]
 
 LossFunction = Callable[[nn.Module, Any], Tensor]
 _SAMPLES_TO_CHECK = 3
+_SAMPLES_TO_WATCH = 2
 
 
 class Private:
@@ -47,6 +52,11 @@ class Private:
     and whoever knows the seed can remove the noise: for tests and experiments. `loss_fn` (as for
     `clipwise.check_model`) has the first batch of the loader checked for losses that depend on other samples in ways
     that a graph does not show. `noise` chooses another source of normal numbers.
+
+    A sample's gradient must depend on that sample alone. The loop's own forward pass is therefore watched between the
+    loader and `step`, at the first steps and now and then: see `checked` and docs/soundness.md. `constants` are tensors or
+    modules outside the model that hold no data of records though they change during training, such as a teacher that
+    averages released weights.
 
     >>> import clipwise as cw, torch
     >>> from torch.utils.data import TensorDataset
@@ -70,6 +80,7 @@ class Private:
         seed: int | None = None,
         loss_fn: LossFunction | None = None,
         noise: Normals | None = None,
+        constants: Iterable[Tensor | nn.Module] | Tensor | nn.Module = (),
     ) -> None:
         if not isinstance(plan, Plan):
             raise InvalidPlan(f"plan must be a clipwise.Plan, got {type(plan).__name__}.")
@@ -83,6 +94,8 @@ class Private:
         self._ledger = Ledger()
         self._done = 0
         self._bind()
+        self._constants = (constants,) if isinstance(constants, (Tensor, nn.Module)) else tuple(constants)
+        self._checks = Checks(model, self._constants, counted=isinstance(plan.sampling, Poisson))
 
         self._style: Style | None = None  # of the logical batch being gathered
         self._scaled: tuple[Style, list[float]] | None = None
@@ -105,7 +118,8 @@ class Private:
     def _bind(self) -> None:
         self._fit = Fit.of(self._model, self._optimizer)
         named = dict(zip(self._fit.names, self._fit.tensors, strict=True))
-        self._clip: Callable[[Tensor, Style], Clipped[Any]] = Clipper(named)
+        self._clip: Callable[[Tensor, Style, Evidence], Clipped[Any]] = Clipper(named)
+        self._position = {id(p): place for place, p in enumerate(self._fit.tensors)}
         self._wide = [_sum_dtype(p) for p in self._fit.tensors]
         self._narrow = any(p.dtype != d for p, d in zip(self._fit.tensors, self._wide, strict=True))
         self._noise = GaussianNoise(self._fit.tensors, self._wide, self._entropy, self._source)
@@ -133,6 +147,14 @@ class Private:
         """Statistics of the last step: norms, clipping, bad samples, batch size. **Not covered by epsilon**."""
         return None if self._last is None else StepStatistics.of(*self._last)
 
+    @property
+    def checked(self) -> Checked:
+        """What the checks for samples that mix have shown so far.
+
+        The forward pass is repeated with other records in the batch; a sample whose loss or gradient moves is refused.
+        """
+        return self._checks.found
+
     def epsilon(self, delta: float, accountant: Accountant = "exact", relation: Relation = "add_remove") -> float:
         """The epsilon spent so far at this `delta`."""
         return self._ledger.epsilon(delta, accountant, relation)
@@ -144,6 +166,7 @@ class Private:
 
         An error leaves everything as it was, so the same batch can be tried again.
         """
+        self._checks.pause()
         self._check_ready()
         if not isinstance(losses, Tensor) or losses.dim() != 1:
             shape = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
@@ -155,7 +178,8 @@ class Private:
                 "sensitivity. Give each batch once."
             )
         style = self._current_style()
-        clipped = self._clip(losses, style)
+        evidence = self._checks.close(losses, self._position, self._fit.tensors, self._done)
+        clipped = self._clip(losses, style, evidence)
         self._given.append(weakref.ref(losses))
         gradients = clipped.gradients
         self._gather([gradients[name] for name in self._fit.names])
@@ -175,6 +199,7 @@ class Private:
         if losses is not None:
             self.backward(losses)
         else:
+            self._checks.abandon()
             self._check_ready()
             if self._offered is not None:
                 raise InvalidSampling("the batch from the loader was not given to backward(losses) or step(losses).")
@@ -307,6 +332,7 @@ class Private:
         """
         steps, size = self._plan.steps, physical_batch_size
         loader = Loader(self, dataset, self._draws, self._entropy, steps, size, yield_empty, options)
+        self._checks.add_data(dataset)
         if self._entropy.seed is not None:
             self._check_same_data({"fingerprint": fingerprint(dataset), "physical_batch_size": size})
         return loader
@@ -326,6 +352,7 @@ class Private:
         self._forget()
         self._bind()  # layers may have been replaced since the last one
         self._offered = None
+        self._checks.abandon()
         self._iteration += 1
         return self._iteration
 
@@ -336,6 +363,41 @@ class Private:
             check_model(self._model, self._loss_fn, batch)
             self._loss_fn = None
         self._offered = part
+        if part.size >= _SAMPLES_TO_WATCH and self._checks.is_due(part.step):
+            self._open_watch(batch, part.size)
+
+    def _open_watch(self, batch: Any, size: int) -> None:
+        """Watch the forward pass on this batch."""
+        self._checks.open(batch, size, self._done)
+
+    def _leave_watch(self, iteration: int) -> None:
+        """For the loader: the loop has done with a batch, whether or not it made a step."""
+        if iteration == self._iteration:
+            self._checks.abandon()
+
+    @contextmanager
+    def watch(self, batch: Any) -> Iterator[None]:
+        """Watch the forward pass on a batch of one's own, as the loader does by itself.
+
+        >>> import clipwise as cw
+        >>> model = torch.nn.Linear(3, 1)
+        >>> plan = cw.Plan(sampling=cw.FullBatch(10), steps=5, clip=cw.Abadi(1.0), noise_multiplier=1.0)
+        >>> private = cw.Private(plan, model, torch.optim.SGD(model.parameters(), lr=0.1))
+        >>> x, y = torch.randn(10, 3), torch.randn(10)
+        >>> with private.watch((x, y)):
+        ...     losses = (model(x).squeeze(1) - y).square()
+        >>> private.step(losses)
+        True
+        """
+        size = batch_size(batch)
+        if size >= _SAMPLES_TO_WATCH:
+            self._open_watch(batch, size)
+        try:
+            yield
+        except BaseException:
+            self._checks.abandon()
+            raise
+        self._checks.pause()
 
     def _empty_step(self, iteration: int, part: Part) -> None:
         """For the loader: the noise-only step of an empty batch (left out when batches are only looked at)."""
@@ -394,6 +456,7 @@ class Private:
         plan: Plan | None = None,
         loss_fn: LossFunction | None = None,
         noise: Normals | None = None,
+        constants: Iterable[Tensor | nn.Module] | Tensor | nn.Module = (),
     ) -> Private:
         """Go on from `save`: model and optimizer are filled, and `private.loader(dataset)` gives the next batch.
 
@@ -409,7 +472,8 @@ class Private:
                 f"{Path(path)} was replaced by a later checkpoint elsewhere, and the steps made since are counted "
                 "there. Resume from the latest one."
             )
-        private = cls(plan or state.saved_plan(run), model, optimizer, seed=seed, loss_fn=loss_fn, noise=noise)
+        options = {"constants": constants} if constants else {}
+        private = cls(plan or state.saved_plan(run), model, optimizer, seed=seed, loss_fn=loss_fn, noise=noise, **options)
         state.check(private, run)
         state.load_model_and_optimizer(record, path, model, optimizer)
         state.restore(private, run)

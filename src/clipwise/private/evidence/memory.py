@@ -1,0 +1,205 @@
+"""Memory that was there before a batch was drawn: of the model, of declared constants, of the user's program.
+
+A value is constant by where it comes from, never by its numbers. Memory that a forward pass did not make is constant
+when it was there before the first batch and holds what it held then, or what the model itself wrote without the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils.data import Dataset
+
+from clipwise.engine.origin import memory_of
+from clipwise.errors import NotSeparable
+from clipwise.private.evidence.watch import BATCH, Watch
+
+_DEEPEST = 3
+
+
+@dataclass
+class _Held:
+    """A storage, what it held when it was last looked at, and what it is called."""
+
+    storage: StorageWeakRef
+    sum: int
+    name: str
+
+
+def checksum(tensor: Tensor) -> int:
+    """The sum of all 64-bit words of a tensor's memory, modulo 2^64."""
+    storage = tensor.untyped_storage()
+    flat = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
+    words = flat.numel() // 8 * 8
+    head = int(flat[:words].view(torch.int64).sum()) if words else 0
+    return head ^ int(flat[words:].to(torch.int64).sum()) << 32
+
+
+def held_by(model: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:
+    """Every tensor of a model with its name, and whether it is saved with it (parameters and buffers)."""
+    for prefix, module in model.named_modules():
+        dot = f"{prefix}." if prefix else ""
+        for kind in (module._parameters, module._buffers):
+            for name, tensor in kind.items():
+                if tensor is not None:
+                    yield dot + name, tensor, True
+        for name, value in vars(module).items():
+            if name not in ("_parameters", "_buffers", "_modules"):
+                for tensor in _tensors(value, _DEEPEST):
+                    yield dot + name, tensor, False
+
+
+def _tensors(value: Any, depth: int) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif depth and isinstance(value, Mapping):
+        for item in value.values():
+            yield from _tensors(item, depth - 1)
+    elif depth and isinstance(value, (list, tuple, set)):
+        for item in value:
+            yield from _tensors(item, depth - 1)
+
+
+class Memory:
+    """Answers whether memory from before a forward pass is constant, and notices what the pass wrote into the model."""
+
+    def __init__(self, model: nn.Module, constants: Iterable[Tensor | nn.Module]) -> None:
+        self.model, self._constants = model, tuple(constants)
+        self.look_again = False  # something changed while nobody watched: watch the next pass too
+        self._held: dict[int, _Held] = {}
+        self._made: dict[int, StorageWeakRef] = {}  # by watched passes, without the batch
+        self._updating: set[str] = set()  # names that the model itself was seen to rewrite without the batch
+        self._records: list[tuple[int, int]] = []  # addresses of the data set's own memory
+        self._first, self._consecutive = True, True
+        self._declared: set[int] = set()
+        self._trained: set[int] = set()
+        self._before: dict[str, tuple[int, int]] = {}
+        for name, tensor, _ in held_by(model):
+            self._learn(tensor, name)
+
+    def add_data(self, dataset: Dataset[Any]) -> None:
+        """Memory with a row per record of the data set is private, however it is reached."""
+        self._records = list(_record_memory(dataset, len(dataset), _DEEPEST))  # type: ignore[arg-type]
+
+    def begin(self, consecutive: bool) -> None:
+        """Before a forward pass: what the model holds now. `consecutive`: the pass before was watched as well."""
+        self._consecutive, self.look_again = consecutive, False
+        self._declared = {memory_of(t) for item in self._constants for t in _declared(item)}
+        self._trained = {memory_of(p) for p in self.model.parameters() if p.requires_grad}
+        self._before = {name: (memory_of(t), _sum(t)) for name, t, _ in held_by(self.model)}
+
+    def familiar(self, tensor: Tensor) -> bool:
+        """Whether memory that the forward pass did not make is constant."""
+        memory = memory_of(tensor)
+        if memory in self._declared or memory in self._trained:
+            return True
+        if self._records and self.is_record(tensor):
+            return False
+        held = self._held.get(memory)
+        known = held is not None and not held.storage.expired()
+        if known and held is not None and (held.sum == _sum(tensor) or held.name in self._updating):
+            return True
+        made = self._made.get(memory)
+        if self._first and not known or made is not None and not made.expired():
+            self._learn(tensor, f"a tensor of shape {tuple(tensor.shape)} from outside the model")
+            return True
+        if not self._consecutive:
+            self.look_again = True
+            self._learn(tensor, held.name if held is not None else f"a tensor of shape {tuple(tensor.shape)}")
+            return True
+        return False
+
+    def is_record(self, tensor: Tensor) -> bool:
+        """Whether a tensor lies in the data set's own memory."""
+        address = tensor.data_ptr() if tensor.layout is torch.strided else 0
+        return any(start <= address < end for start, end in self._records)
+
+    def _learn(self, tensor: Tensor, name: str) -> None:
+        try:
+            storage = StorageWeakRef(tensor.untyped_storage())
+        except (NotImplementedError, RuntimeError):
+            return
+        self._held[memory_of(tensor)] = _Held(storage, _sum(tensor), name)
+
+    def end(self, watch: Watch) -> None:
+        """After a forward pass: refuse what the batch was written into, and learn what the model holds now."""
+        self._first = False
+        for name, tensor, saved in held_by(self.model):
+            memory = memory_of(tensor)
+            now = (memory, _sum(tensor))
+            before = self._before.get(name)
+            if now == before:
+                continue
+            if watch.held_marks(memory) & BATCH:
+                if saved:
+                    _demand_same(name, tensor, watch)
+                continue  # an attribute that holds the batch is unknown memory to the next pass
+            if memory == (before or now)[0] and memory not in watch.written and not watch.made_here(memory):
+                raise NotSeparable(_UNSEEN.format(name=name))
+            self._updating.add(name)
+            self._learn(tensor, name)
+        self._made = dict(watch.constants_alive())
+        for memory in watch.written & self._held.keys():
+            held = self._held[memory]
+            storage = torch.UntypedStorage._new_with_weak_ptr(held.storage.cdata)
+            if storage is not None and watch.made_here(memory):
+                held.sum = checksum(torch.empty(0, dtype=torch.uint8).set_(storage))
+
+
+_UNSEEN = (
+    "{name!r} was changed during the forward pass by something other than torch (numpy, ctypes): it may hold values of "
+    "the private batch, without noise. Update it with torch operations that do not read the batch, or outside training."
+)
+
+
+def _demand_same(name: str, tensor: Tensor, watch: Watch) -> None:
+    """Refuse memory of the model that was computed from the batch, unless other records leave it the same."""
+    able = [twin for twin in watch.twins if not twin.broken]
+    if able and all(torch.equal(twin.of(tensor), tensor) for twin in able):
+        return
+    raise NotSeparable(
+        f"the forward pass writes values computed from the batch into {name!r}, shape {tuple(tensor.shape)}: they are "
+        "saved with the model and used by later steps, without clipping and noise. Typical causes: running statistics "
+        "(BatchNorm, observers of quantization), codebooks with moving averages, memory banks, queues, initialization "
+        "by the first batch. Put that part in eval mode, initialize it from public data, or learn it by gradients."
+    )
+
+
+def _sum(tensor: Tensor) -> int:
+    try:
+        return checksum(tensor)
+    except (NotImplementedError, RuntimeError):
+        return tensor._version
+
+
+def _declared(item: Tensor | nn.Module) -> Iterator[Tensor]:
+    if isinstance(item, nn.Module):
+        yield from item.parameters()
+        yield from item.buffers()
+    else:
+        yield item
+
+
+def _record_memory(value: Any, length: int, depth: int) -> Iterator[tuple[int, int]]:
+    if isinstance(value, Tensor):
+        if value.layout is torch.strided and value.dim() and value.shape[0] == length > 1:
+            start = value.untyped_storage().data_ptr()
+            yield start, start + value.untyped_storage().nbytes()
+    elif isinstance(value, np.ndarray):
+        if value.ndim and value.shape[0] == length > 1 and value.nbytes:
+            yield value.__array_interface__["data"][0], value.__array_interface__["data"][0] + value.nbytes
+    elif depth and isinstance(value, (list, tuple)):
+        if len(value) <= 64:
+            for item in value:
+                yield from _record_memory(item, length, depth - 1)
+    elif depth and hasattr(value, "__dict__"):
+        inner = getattr(value, "dataset", None)
+        length = len(inner) if inner is not None and hasattr(inner, "__len__") else length
+        for item in vars(value).values():
+            yield from _record_memory(item, length, depth - 1)

@@ -1,0 +1,119 @@
+"""The twin of a forward pass: what every value computed from the batch would be, had other records been drawn.
+
+A twin keeps a second storage for every storage that the batch reached. Afterwards the contents can be exchanged, so that
+the very graph of the user's losses is differentiated as if those records had been drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from clipwise.engine.origin import memory_of
+from clipwise.private.evidence.records import Change
+
+
+class Twin:
+    """The storages of one changed batch, by the storages of the true one."""
+
+    def __init__(self, change: Change) -> None:
+        self.change = change
+        self.broken = ""  # why this twin can tell nothing more
+        self.left: list[tuple[int, str]] = []  # values that left the tensors, and would have been others
+        self.moved: tuple[str, str] | None = None  # the first operation after which a kept sample's row moved, and where
+        self._storages: dict[int, tuple[StorageWeakRef, torch.UntypedStorage]] = {}
+        self._looked_up: set[int] = set()  # numbers of records that a rigid twin looks up, and keeps otherwise
+
+    def __contains__(self, memory: int) -> bool:
+        return memory in self._storages
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """The tensor as it would be; itself where the batch never reached it."""
+        if self.change.rigid and not _is_real(tensor):
+            return tensor
+        return self.read(tensor)
+
+    def read(self, tensor: Tensor) -> Tensor:
+        """The same where a rigid twin looks records up by their numbers."""
+        held = self._storages.get(memory_of(tensor))
+        return tensor if held is None else _view(held[1], tensor)
+
+    def enter(self, tensor: Tensor) -> None:
+        """A tensor of the batch."""
+        self._set(tensor, self.change.applied(tensor))
+        if self.change.rigid and not _is_real(tensor):
+            self._looked_up.add(memory_of(tensor))
+
+    def pair(self, tensor: Tensor, other: Tensor) -> None:
+        """`other`, of the same sizes, becomes what `tensor` would be. A rigid twin keeps integers as they are."""
+        if _is_real(tensor) or not self.change.rigid:
+            self._set(tensor, other)
+
+    def _set(self, tensor: Tensor, other: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        theirs = other.untyped_storage()
+        same = (
+            other.stride() == tensor.stride()
+            and other.storage_offset() == tensor.storage_offset()
+            and theirs.nbytes() == storage.nbytes()
+            and theirs._cdata != storage._cdata
+        )
+        if not same:
+            theirs = storage.clone()
+            _view(theirs, tensor).copy_(other)
+        self._storages[storage._cdata] = (StorageWeakRef(storage), theirs)
+
+    def keep_apart(self, tensor: Tensor) -> None:
+        """Give memory that is about to be written a twin of its own."""
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self._storages:
+            self._storages[storage._cdata] = (StorageWeakRef(storage), storage.clone())
+
+    def let_go(self) -> None:
+        """Free the twins of storages that are gone."""
+        self._storages = {key: held for key, held in self._storages.items() if not held[0].expired()}
+
+    @contextmanager
+    def exchanged(self) -> Iterator[None]:
+        """Put the twin's numbers into the true storages for a while."""
+        done: list[tuple[torch.UntypedStorage, torch.UntypedStorage]] = []
+        try:
+            for memory, (ref, theirs) in self._storages.items():
+                if not ref.expired() and memory not in self._looked_up:
+                    ours = _alive(ref)
+                    _exchange(ours, theirs)
+                    done.append((ours, theirs))
+            yield
+        finally:
+            for ours, theirs in done:
+                _exchange(ours, theirs)
+
+
+def _is_real(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _alive(ref: StorageWeakRef) -> torch.UntypedStorage:
+    storage = torch.UntypedStorage._new_with_weak_ptr(ref.cdata)
+    assert storage is not None
+    return storage
+
+
+def _exchange(ours: torch.UntypedStorage, theirs: torch.UntypedStorage) -> None:
+    held = ours.clone()
+    ours.copy_(theirs)
+    theirs.copy_(held)
+
+
+def _view(storage: torch.UntypedStorage, like: Tensor) -> Tensor:
+    view = torch.empty(0, dtype=like.dtype, device=like.device)
+    view.set_(storage, like.storage_offset(), like.size(), like.stride())
+    if like.is_conj():
+        view = torch._conj(view)
+    if like.is_neg():
+        view = torch._neg_view(view)
+    return view

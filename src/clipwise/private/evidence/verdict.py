@@ -1,0 +1,181 @@
+"""What a watched forward pass shows: samples that mix are refused, with the place and the usual remedy.
+
+Other records must leave a sample's loss and gradient as they are. The same kernels ran on the same shapes, so they agree to
+the last bits; the tolerance only allows for kernels that add in another order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from clipwise.engine.graph import Graph, differentiate
+from clipwise.engine.origin import memory_of
+from clipwise.errors import NotSeparable
+from clipwise.private.evidence.records import some
+from clipwise.private.evidence.twin import Twin
+from clipwise.private.evidence.watch import CARRIED, Watch
+
+_HALF = (torch.float16, torch.bfloat16)
+_ULPS = 160  # 2e-5 in float32, 4e-14 in float64
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What a watched pass showed: how many changes of records it stood, and why others could not tell."""
+
+    passed: int
+    unclear: tuple[str, ...]
+
+    @property
+    def conclusive(self) -> bool:
+        """Whether at least one change of records was followed to the end."""
+        return self.passed > 0
+
+
+def judge(watch: Watch, losses: Tensor, graph: Graph) -> Findings:
+    """Refuse losses or gradients of a sample that other records move."""
+    _refuse_carried(watch, graph)
+    made = watch.made_by.get(memory_of(losses), watch.count)
+    passed, unclear = 0, []
+    known: dict[tuple[int, ...], list[Tensor | None]] = {}
+    for twin in watch.twins:
+        reason = _unable(twin, losses, watch)
+        if reason:
+            unclear.append(reason)
+            continue
+        _compare_losses(twin, losses, graph)
+        finite = _compare_gradients(twin, losses, graph, known)
+        left = [why for count, why in twin.left if count < made]
+        if left or not finite:
+            unclear.append(left[0] if left else "gradients cannot be computed with other records")
+        else:
+            passed += 1
+    return Findings(passed, tuple(dict.fromkeys(unclear)))
+
+
+def _unable(twin: Twin, losses: Tensor, watch: Watch) -> str:
+    if twin.broken:
+        return twin.broken
+    if losses.shape[0] != watch.records.size:
+        return f"there are {losses.shape[0]} losses for {watch.records.size} records"
+    return "" if memory_of(losses) in twin else "the losses were not seen to be computed from the batch"
+
+
+def _refuse_carried(watch: Watch, graph: Graph) -> None:
+    """Refuse losses that read memory which changed since the run began, or the data set itself."""
+    marks = watch.node_marks(graph)
+    for k in graph.leaves_first:
+        if marks[k] & CARRIED:
+            raise NotSeparable(
+                f"{graph.names[k]} reads memory of unknown origin: it is neither the batch, nor memory of the model or the program "
+                "that stayed the same since the first batch. It may hold other records or earlier batches (a memory bank, "
+                "a queue, a state carried over, the tensors of the data set). Compute it from the batch alone; or, if it "
+                "holds no data of records (a schedule, a teacher that averages released weights), declare it: "
+                "Private(..., constants=[...])."
+            )
+
+
+def _compare_losses(twin: Twin, losses: Tensor, graph: Graph) -> None:
+    kept = twin.change.kept.to(losses.device)
+    ours, theirs = losses.detach()[kept].double(), twin.of(losses.detach())[kept].double()
+    moved = (theirs - ours).abs()
+    limit = _tolerance(graph, losses) * ours.abs() + torch.finfo(torch.float32).tiny
+    wrong = (moved > limit) & torch.isfinite(ours)
+    if bool(wrong.any()):
+        worst = int(torch.where(wrong, moved, -1).argmax())
+        raise _mixing(twin, f"the loss of sample {int(kept[worst])} moved from {ours[worst]:.6g} to {theirs[worst]:.6g}")
+
+
+def _compare_gradients(
+    twin: Twin, losses: Tensor, graph: Graph, known: dict[tuple[int, ...], list[Tensor | None]]
+) -> bool:
+    """Differentiate the very graph with the twin's numbers in it. False where that gives no finite numbers."""
+    kept = tuple(twin.change.kept.tolist())
+    cotangent = torch.zeros_like(losses)
+    generator = torch.Generator().manual_seed(len(kept))
+    cotangent[list(kept)] = torch.randn(len(kept), generator=generator).to(losses)
+    if kept not in known:
+        known[kept] = _gradients(losses, graph, cotangent)
+    ours = known[kept]
+    try:
+        with twin.exchanged():
+            theirs = _gradients(losses, graph, cotangent)
+    except (IndexError, RuntimeError):  # indices and values of different records
+        return False
+    moved = torch.stack([_distance(a, b) for a, b in zip(ours, theirs, strict=True)]).norm()
+    length = torch.stack([_distance(a, None) for a in ours]).norm()
+    if not bool(torch.isfinite(moved + length)):
+        return False
+    if bool(moved > _tolerance(graph, losses) * length):
+        raise _mixing(
+            twin, f"the gradient of {some(kept)} moved by {float(moved / length):.2g} of its length, though the loss is "
+            "the same" if bool(length > 0) else f"a gradient of {some(kept)} appeared"
+        )  # fmt: skip
+    return True
+
+
+def _gradients(losses: Tensor, graph: Graph, cotangent: Tensor) -> list[Tensor | None]:
+    reached = sorted({place for place in graph.leaf_parameter.values() if place >= 0})
+    return list(differentiate(losses, [graph.parameters[p] for p in reached], cotangent, keep=True))
+
+
+def _distance(a: Tensor | None, b: Tensor | None) -> Tensor:
+    if a is None and b is None:
+        return torch.zeros((), dtype=torch.float64)
+    if a is None or b is None:
+        only = a if b is None else b
+        assert only is not None
+        return torch.linalg.vector_norm(only.to_dense() if only.is_sparse else only, dtype=torch.float64).cpu()
+    a, b = (t.to_dense() if t.is_sparse else t for t in (a, b))
+    return torch.linalg.vector_norm(a.double() - b.double()).cpu()
+
+
+def _tolerance(graph: Graph, losses: Tensor) -> float:
+    half = losses.dtype in _HALF or any(
+        meta.dtype in _HALF for node in graph.nodes for meta in getattr(node, "_input_metadata", ())[:1]
+    )
+    return 0.02 if half else _ULPS * torch.finfo(losses.dtype).eps
+
+
+# What the first operation that moved a row tells of the cause, and the usual way out.
+_REMEDIES: Sequence[tuple[tuple[str, ...], str]] = (
+    (
+        ("mm", "bmm", "addmm", "baddbmm", "mv", "dot", "einsum", "_scaled_dot_product", "cdist", "_cdist"),
+        "Samples meet in a product (contrastive losses, in-batch negatives, attention or a graph over the batch): let "
+        "pairs, lists or subgraphs be the samples.",
+    ),
+    (
+        ("index", "gather", "flip", "roll", "select", "take", "lerp", "cat", "stack", "scatter"),
+        "Rows of other samples are read (mixup, cutmix, shuffled negatives, neighbours): mix views of one record only.",
+    ),
+    (
+        ("sort", "topk", "argsort", "kthvalue", "median", "quantile", "cumsum", "unique", "bincount", "histc", "rank"),
+        "Samples are ranked or counted (hard-example mining, class weights, quantiles of the batch): use public "
+        "thresholds and constants.",
+    ),
+    (("convolution", "conv"), "A convolution runs along the batch: the first axis must be the samples."),
+    (
+        ("native_batch_norm", "batch_norm", "cudnn_batch_norm"),
+        "Batch normalization in training mode: use GroupNorm or LayerNorm, or put it in eval mode.",
+    ),
+)
+_STATISTIC = (
+    "A statistic of the batch is used (standardisation, normalised advantages, class weights, a maximum, a count, the "
+    "batch size): use public constants, private statistics, or a statistic of each sample."
+)
+
+
+def _mixing(twin: Twin, what: str) -> NotSeparable:
+    place, remedy = "", _STATISTIC
+    if twin.moved is not None:
+        operation, line = twin.moved
+        place = f" It was first seen after {operation}{f' ({line})' if line else ''}."
+        remedy = next((text for names, text in _REMEDIES if operation.startswith(names)), _STATISTIC)
+    return NotSeparable(
+        f"samples mix: when {twin.change.what}, {what}. A sample's clipped gradient must depend on that sample "
+        f"alone.{place} {remedy}"
+    )
