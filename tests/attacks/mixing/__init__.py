@@ -1,0 +1,13 @@
+"""A table of training programs that mix samples, and of honest relatives of the same shapes."""
+
+from __future__ import annotations
+
+from . import programs_contrast, programs_statistics
+from .programs import PROGRAMS as BY_NAME
+from .programs import Program
+
+__all__ = ["BY_NAME", "HONEST", "MIXING", "UNSEEN", "Program", "programs_contrast", "programs_statistics"]
+
+HONEST = [program for program in BY_NAME.values() if not program.mixes]
+UNSEEN = [program for program in BY_NAME.values() if program.only_with_loss_fn]
+MIXING = [program for program in BY_NAME.values() if program.mixes and not program.only_with_loss_fn]
