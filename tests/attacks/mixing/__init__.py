@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from . import programs_contrast, programs_statistics
+from importlib import import_module
+
 from .programs import PROGRAMS as BY_NAME
 from .programs import Program
 
-__all__ = ["BY_NAME", "HONEST", "MIXING", "UNSEEN", "Program", "programs_contrast", "programs_statistics"]
+__all__ = ["BY_NAME", "HONEST", "MIXING", "UNSEEN", "Program"]
+
+FAMILIES = ("contrast", "statistics", "weights", "policy", "augment", "ragged")
+for family in FAMILIES:
+    import_module(f"{__name__}.programs_{family}")
 
 HONEST = [program for program in BY_NAME.values() if not program.mixes]
 UNSEEN = [program for program in BY_NAME.values() if program.only_with_loss_fn]

@@ -48,6 +48,7 @@ class Program:
     others: Records | None = None
     only_with_loss_fn: bool = False
     presence: bool = False
+    slow: bool = False
 
     def records(self, seed: int = 0) -> Dataset[Any]:
         """The data set; another seed gives other records of the same kind."""

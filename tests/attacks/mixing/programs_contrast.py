@@ -43,9 +43,13 @@ for size in (8, 64, 255):
         in_batch_softmax_of_embeddings
     )
 for size in (512, 4096):
-    mixing(name=f"in_batch_softmax_of_{size}", build=linear_towers, dataset=vector_pairs(size), batch_size=None)(
-        in_batch_softmax_of_layers
-    )
+    mixing(
+        name=f"in_batch_softmax_of_{size}",
+        build=linear_towers,
+        dataset=vector_pairs(size),
+        batch_size=None,
+        slow=size > 1000,
+    )(in_batch_softmax_of_layers)
 mixing(name="two_towers_of_a_poisson_batch", build=two_towers, dataset=id_pairs())(in_batch_softmax_of_embeddings)
 mixing(name="in_batch_softmax_of_a_poisson_batch", build=linear_towers, dataset=vector_pairs())(
     in_batch_softmax_of_layers

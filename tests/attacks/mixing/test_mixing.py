@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -17,6 +17,12 @@ from .programs import Loop, Program
 from .truth import MOVED, influence
 
 STEPS = 3
+
+
+def each(programs: Iterable[Program]) -> pytest.MarkDecorator:
+    """A test for each program, by name."""
+    marked = [pytest.param(p, id=p.name, marks=[pytest.mark.slow] if p.slow else []) for p in programs]
+    return pytest.mark.parametrize("program", marked)
 
 
 def modes() -> list[Any]:
@@ -49,12 +55,12 @@ def train(private: cw.Private, loop: Loop) -> None:
         loop.after(batch)
 
 
-@pytest.mark.parametrize("program", BY_NAME.values(), ids=BY_NAME)
+@each(BY_NAME.values())
 def test_labels_are_true(program: Program) -> None:
     assert (influence(program) > MOVED) == program.mixes
 
 
-@pytest.mark.parametrize("program", MIXING, ids=lambda program: program.name)
+@each(MIXING)
 def test_a_program_that_mixes_is_refused_and_the_run_goes_on_when_mended(program: Program) -> None:
     loop = program.start()
     private = private_for(loop)
@@ -70,7 +76,7 @@ def test_a_program_that_mixes_is_refused_and_the_run_goes_on_when_mended(program
         assert not modes()
 
 
-@pytest.mark.parametrize("program", HONEST, ids=lambda program: program.name)
+@each(HONEST)
 def test_an_honest_relative_is_trained(program: Program) -> None:
     loop = program.start()
     private = private_for(loop)
@@ -79,7 +85,7 @@ def test_an_honest_relative_is_trained(program: Program) -> None:
     assert not modes()
 
 
-@pytest.mark.parametrize("program", UNSEEN, ids=lambda program: program.name)
+@each(UNSEEN)
 def test_mixing_outside_torch_is_found_where_the_loss_function_is_given(program: Program) -> None:
     loop = program.start()
     private = private_for(loop, loss_fn=lambda model, batch: loop.losses(batch))
