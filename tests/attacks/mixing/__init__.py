@@ -9,7 +9,7 @@ from .programs import Program
 
 __all__ = ["BY_NAME", "HONEST", "MIXING", "UNSEEN", "Program"]
 
-FAMILIES = ("contrast", "statistics", "weights", "policy", "augment", "ragged", "state", "structure")
+FAMILIES = ("contrast", "statistics", "weights", "policy", "augment", "ragged", "state", "structure", "hidden")
 for family in FAMILIES:
     import_module(f"{__name__}.programs_{family}")
 

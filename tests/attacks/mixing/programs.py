@@ -43,6 +43,7 @@ class Program:
     state: Callable[[], Any] | None = None
     after: Body | None = None
     batch_size: int | None = 8
+    physical_batch_size: int | None = None
     refused_by: int = 1
     mended: Body | None = None
     others: Records | None = None
@@ -63,7 +64,8 @@ class Program:
     @property
     def options(self) -> dict[str, Any]:
         """Keywords for the loader."""
-        return {} if self.collate_fn is None else {"collate_fn": self.collate_fn}
+        options = {"collate_fn": self.collate_fn, "physical_batch_size": self.physical_batch_size}
+        return {name: value for name, value in options.items() if value is not None}
 
     def collate(self, records: list[Any]) -> Any:
         """A batch of records, as a `DataLoader` makes it."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -94,3 +96,42 @@ def test_mixing_outside_torch_is_found_where_the_loss_function_is_given(program:
     assert str(caught.value)
     assert private.ledger.steps < program.refused_by
     assert not modes()
+
+
+@each(UNSEEN)
+def test_mixing_outside_torch_is_refused_or_trained_where_no_loss_function_is_given(program: Program) -> None:
+    loop = program.start()
+    private = private_for(loop)
+    with suppress(cw.ClipwiseError):
+        train(private, loop)
+        assert private.ledger.steps == STEPS
+    assert not modes()
+
+
+def test_leaving_the_loop_leaves_no_mode_behind() -> None:
+    loop = BY_NAME["plain_network"].start()
+    private = private_for(loop)
+    for batch in private.loader(loop.program.records()):
+        loop.losses(batch)
+        break
+    gc.collect()
+    assert not modes()
+    train(private, loop)
+    assert private.ledger.steps == STEPS
+
+
+def test_an_error_of_the_users_own_leaves_no_mode_behind() -> None:
+    loop = BY_NAME["plain_network"].start()
+    private = private_for(loop)
+
+    def broken() -> None:
+        for batch in private.loader(loop.program.records()):
+            loop.losses(batch)
+            raise ZeroDivisionError
+
+    with suppress(ZeroDivisionError):
+        broken()
+    gc.collect()
+    assert not modes()
+    train(private, loop)
+    assert private.ledger.steps == STEPS

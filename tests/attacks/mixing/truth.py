@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 from .programs import Loop, Program, seeded
 
 MOVED = 1e-7  # of the largest gradient; rounding in float64 is a million times less
-_COMPARED = 6  # samples of a batch, two of a large one
+_COMPARED = 4  # samples of a batch, two of a large one
 _LARGE = 256
 
 
@@ -25,46 +26,49 @@ def influence(program: Program) -> float:
     with _float64():
         records, others = program.records(), program.records(seed=1)
         size = program.batch_size or len(records)
-        first = [records[i] for i in range(size)]
-        second = [records[-1 - i] for i in range(min(size, _LARGE))]
-        before = _play(program, first, second)
+        batches = [[records[i] for i in range(size)], [records[-1 - i] for i in range(min(size, _LARGE))]]
+        before = _play(program, batches)
         worst = 0.0
-        for kept, changed in _neighbours(first, others, program.presence):
-            after = _play(program, changed, second)
-            worst = max(worst, _distance(before, after, kept))
+        for which, kept, changed in _neighbours(batches, others, program.presence):
+            after = _play(program, [changed if k == which else batch for k, batch in enumerate(batches)])
+            worst = max(worst, _distance(before, after, which, kept))
             if worst > MOVED:
                 break
         return worst
 
 
-def _neighbours(batch: list[Any], others: Any, presence: bool) -> Iterator[tuple[dict[int, int], list[Any]]]:
-    """Changed batches, each with where the records that stayed were and are now."""
-    size = len(batch)
+def _neighbours(batches: list[list[Any]], others: Any, presence: bool) -> Iterator[tuple[int, list[int], list[Any]]]:
+    """A changed batch, with its number and the positions of the records that stayed."""
     if presence:
-        yield {i: i for i in range(size - 1)}, batch[:-1]
+        yield 0, list(range(len(batches[0]) - 1)), batches[0][:-1]
         return
-    for position in sorted({0, size // 2, size - 1}):  # one record is another
-        for number in range(2):
-            changed = [*batch[:position], others[number], *batch[position + 1 :]]
-            yield {i: i for i in range(size) if i != position}, changed
-    for position in sorted({0, size - 1}):  # all but one are copies of another, or others
-        for number in range(2):
-            yield {position: position}, [r if i == position else others[number] for i, r in enumerate(batch)]
-        yield {position: position}, [r if i == position else others[i % len(others)] for i, r in enumerate(batch)]
+    yield from ((0, *change) for change in _changes(batches[0], others))
+    yield from ((1, *change) for change in list(_changes(batches[1], others))[::3])
 
 
+def _changes(batch: list[Any], others: Any) -> Iterator[tuple[list[int], list[Any]]]:
+    size = len(batch)
+    for number, position in enumerate(sorted({0, size // 2, size - 1})):  # one record is another
+        changed = [*batch[:position], others[number], *batch[position + 1 :]]
+        yield [i for i in range(size) if i != position], changed
+    for number, position in enumerate(sorted({0, size - 1})):  # all but one are copies of another, or others
+        yield [position], [r if i == position else others[number] for i, r in enumerate(batch)]
+        yield [position], [r if i == position else others[i % len(others)] for i, r in enumerate(batch)]
+
+
+@dataclass(frozen=True)
 class _Trace:
     """What a play of two batches leaves: gradients of some samples of each, and all that the model holds."""
 
-    def __init__(self, first: dict[int, Tensor], second: dict[int, Tensor], held: dict[str, Tensor]) -> None:
-        self.first, self.second, self.held = first, second, held
+    gradients: list[dict[int, Tensor]]
+    held: dict[str, Tensor]
 
 
-def _play(program: Program, first: list[Any], second: list[Any]) -> _Trace:
+def _play(program: Program, batches: list[list[Any]]) -> _Trace:
     loop = program.start()
-    gradients = [_gradients(loop, records, seed) for seed, records in ((11, first), (12, second))]
+    gradients = [_gradients(loop, records, 11 + k) for k, records in enumerate(batches)]
     held = {**dict(loop.model.named_parameters()), **dict(loop.model.named_buffers())}
-    return _Trace(*gradients, {name: value.detach().clone() for name, value in held.items()})
+    return _Trace(gradients, {name: value.detach().clone() for name, value in held.items()})
 
 
 def _gradients(loop: Loop, records: list[Any], seed: int) -> dict[int, Tensor]:
@@ -74,8 +78,8 @@ def _gradients(loop: Loop, records: list[Any], seed: int) -> dict[int, Tensor]:
         assert losses.shape == (len(records),), f"{loop.program.name} gives losses of shape {tuple(losses.shape)}"
         leaves = [p for p in loop.model.parameters() if p.requires_grad]
         rows = {}
-        compared = _COMPARED if len(records) < _LARGE else 1
-        for i in sorted({len(records) * k // compared for k in range(compared)} | {len(records) - 1}):
+        parts, last = _COMPARED - 1 if len(records) < _LARGE else 1, len(records) - 1
+        for i in sorted({last * k // parts for k in range(parts + 1)}):
             found = torch.autograd.grad(losses[i], leaves, retain_graph=True, allow_unused=True)
             filled = [torch.zeros_like(p) if g is None else g for p, g in zip(leaves, found, strict=True)]
             rows[i] = torch.cat([g.to_dense().flatten() for g in filled])
@@ -83,9 +87,10 @@ def _gradients(loop: Loop, records: list[Any], seed: int) -> dict[int, Tensor]:
     return rows
 
 
-def _distance(before: _Trace, after: _Trace, kept: dict[int, int]) -> float:
-    pairs = [(before.first[i], after.first[k]) for i, k in kept.items() if i in before.first and k in after.first]
-    pairs += [(value, after.second[i]) for i, value in before.second.items()]
+def _distance(before: _Trace, after: _Trace, which: int, kept: list[int]) -> float:
+    pairs = []
+    for k, (old, new) in enumerate(zip(before.gradients, after.gradients, strict=True)):
+        pairs += [(old[i], new[i]) for i in old.keys() & new.keys() if k != which or i in kept]
     scale = max(float(a.abs().max()) for a, _ in pairs)
     assert 0 < scale < float("inf"), "the gradients say nothing"
     moved = max(float((a - b).abs().max()) for a, b in pairs) / scale
