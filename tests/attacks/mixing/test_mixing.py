@@ -1,0 +1,137 @@
+"""Every program that mixes samples is refused in a plain loop, and its honest relatives are not."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import torch
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_mode
+
+import clipwise as cw
+
+from . import BY_NAME, HONEST, MIXING, UNSEEN
+from .programs import Loop, Program
+from .truth import MOVED, influence
+
+STEPS = 3
+
+
+def each(programs: Iterable[Program]) -> pytest.MarkDecorator:
+    """A test for each program, by name."""
+    marked = [pytest.param(p, id=p.name, marks=[pytest.mark.slow] if p.slow else []) for p in programs]
+    return pytest.mark.parametrize("program", marked)
+
+
+def modes() -> list[Any]:
+    """The dispatch and function modes that are on in this thread."""
+    return [*_get_current_dispatch_mode_stack(), *_get_current_function_mode_stack()]
+
+
+@pytest.fixture(autouse=True)
+def _no_mode_is_left_for_other_tests() -> Iterator[None]:
+    yield
+    while _get_current_dispatch_mode_stack():
+        _pop_mode()
+
+
+def private_for(loop: Loop, **options: Any) -> cw.Private:
+    """What a user makes before the loop."""
+    program = loop.program
+    size = len(program.records())  # type: ignore[arg-type]
+    sampling = cw.FullBatch(size) if program.batch_size is None else cw.Poisson(size, program.batch_size)
+    plan = cw.Plan(sampling=sampling, steps=STEPS, clip=cw.Abadi(1.0), noise_multiplier=1.0)
+    trained = [p for p in loop.model.parameters() if p.requires_grad]
+    return cw.Private(plan, loop.model, torch.optim.SGD(trained, lr=0.1), seed=5, **options)
+
+
+def train(private: cw.Private, loop: Loop) -> None:
+    """The user's loop."""
+    for batch in private.loader(loop.program.records(), **loop.program.options):
+        losses = loop.losses(batch)
+        private.step(losses)
+        loop.after(batch)
+
+
+@each(BY_NAME.values())
+def test_labels_are_true(program: Program) -> None:
+    assert (influence(program) > MOVED) == program.mixes
+
+
+@each(MIXING)
+def test_a_program_that_mixes_is_refused_and_the_run_goes_on_when_mended(program: Program) -> None:
+    loop = program.start()
+    private = private_for(loop)
+    with pytest.raises(cw.ClipwiseError) as caught:
+        train(private, loop)
+    assert str(caught.value)
+    assert private.ledger.steps < program.refused_by
+    assert not modes()
+    if program.mended is not None:
+        for batch in private.loader(program.records(), **program.options):
+            private.step(program.mended(loop.model, batch))
+        assert private.ledger.steps == STEPS
+        assert not modes()
+
+
+@each(HONEST)
+def test_an_honest_relative_is_trained(program: Program) -> None:
+    loop = program.start()
+    private = private_for(loop)
+    train(private, loop)
+    assert private.ledger.steps == STEPS
+    assert not modes()
+
+
+@each(UNSEEN)
+def test_mixing_outside_torch_is_found_where_the_loss_function_is_given(program: Program) -> None:
+    loop = program.start()
+    private = private_for(loop, loss_fn=lambda model, batch: loop.losses(batch))
+    with pytest.raises(cw.ClipwiseError) as caught:
+        train(private, loop)
+    assert str(caught.value)
+    assert private.ledger.steps < program.refused_by
+    assert not modes()
+
+
+@each(UNSEEN)
+def test_mixing_outside_torch_is_refused_or_trained_where_no_loss_function_is_given(program: Program) -> None:
+    loop = program.start()
+    private = private_for(loop)
+    with suppress(cw.ClipwiseError):
+        train(private, loop)
+        assert private.ledger.steps == STEPS
+    assert not modes()
+
+
+def test_leaving_the_loop_leaves_no_mode_behind() -> None:
+    loop = BY_NAME["plain_network"].start()
+    private = private_for(loop)
+    for batch in private.loader(loop.program.records()):
+        loop.losses(batch)
+        break
+    gc.collect()
+    assert not modes()
+    train(private, loop)
+    assert private.ledger.steps == STEPS
+
+
+def test_an_error_of_the_users_own_leaves_no_mode_behind() -> None:
+    loop = BY_NAME["plain_network"].start()
+    private = private_for(loop)
+
+    def broken() -> None:
+        for batch in private.loader(loop.program.records()):
+            loop.losses(batch)
+            raise ZeroDivisionError
+
+    with suppress(ZeroDivisionError):
+        broken()
+    gc.collect()
+    assert not modes()
+    train(private, loop)
+    assert private.ledger.steps == STEPS
