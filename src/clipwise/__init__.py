@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from clipwise.engine import (
         Clipped,
         check,
-        check_model,
         clipped_gradients,
         per_sample_gradients,
         per_sample_norms,
@@ -58,7 +57,7 @@ if TYPE_CHECKING:
     )
     from clipwise.noise import SecureNormals
     from clipwise.plan import Plan
-    from clipwise.private import Private, StepStatistics
+    from clipwise.private import Checked, Private, StepStatistics, check_model
     from clipwise.sampling import FixedSize, FullBatch, Poisson, Shuffled
 
 __version__ = "0.1.0"
@@ -69,7 +68,7 @@ _HOME = {
         *("Abadi", "Automatic", "BatchClip", "Flat", "Global", "GlobalScaled", "Groupwise", "Layerwise", "MixUp"),
         *("NoClip", "Normalize"),
     ),
-    "engine": ("Clipped", "check", "check_model", "clipped_gradients", "per_sample_gradients", "per_sample_norms"),
+    "engine": ("Clipped", "check", "clipped_gradients", "per_sample_gradients", "per_sample_norms"),
     "errors": (
         *("AccountingError", "BudgetSpent", "CheckFailed", "CheckpointError", "ClipwiseError", "DataError"),
         *("InvalidConfig", "InvalidLosses", "InvalidPlan", "InvalidSampling", "LedgerError", "MissingExtra"),
@@ -77,7 +76,7 @@ _HOME = {
     ),
     "noise": ("SecureNormals",),
     "plan": ("Plan",),
-    "private": ("Private", "StepStatistics"),
+    "private": ("Checked", "Private", "StepStatistics", "check_model"),
     "sampling": ("FixedSize", "FullBatch", "Poisson", "Shuffled"),
 }
 _PARTS = ("calibration", "data", "federated", "ntk", "optim", "plots", "report", "sgld")  # used by name: cw.ntk.kernel
@@ -90,6 +89,7 @@ __all__ = [
     "BatchClip",
     "BudgetSpent",
     "CheckFailed",
+    "Checked",
     "CheckpointError",
     "Clipped",
     "ClipwiseError",

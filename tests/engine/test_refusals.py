@@ -13,8 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clipwise.clipping import Abadi
-from clipwise.engine import check, check_model, clipped_gradients, per_sample_gradients, per_sample_norms
+from clipwise.engine import check, clipped_gradients, per_sample_gradients, per_sample_norms
 from clipwise.errors import CheckFailed, ClipwiseError, InvalidLosses, InvalidPlan, NotSeparable, UnsupportedNode
+from clipwise.private import check_model
 from tests.zoo import named
 
 from .reference import untouched

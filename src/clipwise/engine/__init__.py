@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from clipwise.clipping import Clip, Flat, Groupwise, Layerwise, Rule, Style, as_clip
-from clipwise.engine.check import Summary, check_model, summarize
+from clipwise.engine.check import Summary, summarize
 from clipwise.engine.core import (
     NO_EVIDENCE, Clipped, Engine, NothingFinite, Parameters, clip_sum, single_gradients, validate,
 )  # fmt: skip
@@ -23,8 +23,7 @@ from clipwise.engine.origin import Declared, Evidence
 from clipwise.errors import InvalidLosses, InvalidPlan
 
 __all__ = [
-    "Clipped", "Clipper", "Summary", "check", "check_model", "clipped_gradients", "per_sample_gradients",
-    "per_sample_norms",
+    "Clipped", "Clipper", "Summary", "check", "clipped_gradients", "per_sample_gradients", "per_sample_norms",
 ]  # fmt: skip
 
 Params: TypeAlias = Iterable[Tensor] | Mapping[str, Tensor]

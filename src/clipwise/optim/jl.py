@@ -19,8 +19,7 @@ from torch.optim import Optimizer
 
 from clipwise.accounting import Event, ProjectedSteps
 from clipwise.clipping import Flat, MixUp, Style
-from clipwise.engine import Clipped, check_model
-from clipwise.engine.check import LossFn, take
+from clipwise.engine import Clipped
 from clipwise.engine.core import negligible_norm
 from clipwise.engine.origin import Evidence
 from clipwise.errors import InvalidLosses, InvalidPlan
@@ -29,6 +28,8 @@ from clipwise.optim.projections import Projections, Replay, demand_same, sums_by
 from clipwise.optim.vacuous import refuse_vacuous
 from clipwise.plan import Plan
 from clipwise.private import Private, checkpoint
+from clipwise.private.evidence.closure import LossFn, check_model, take
+from clipwise.private.evidence.records import Again
 from clipwise.private.state import section
 from clipwise.sampling import Poisson
 
@@ -201,7 +202,7 @@ class ProjectedPrivate(Private):
         self._clipper.estimate = norms, bad
         super().backward(losses)
 
-    def _open_watch(self, batch: Any, size: int) -> None:
+    def _open_watch(self, batch: Any, size: int, again: Again | None) -> None:
         """Not when the batch is handed out: `backward` makes the forward passes itself."""
 
     def step(self, batch: Any = None) -> bool:

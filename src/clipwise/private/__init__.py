@@ -1,6 +1,7 @@
 """Private training inside an ordinary loop."""
 
+from clipwise.private.evidence import Checked, check_model
 from clipwise.private.statistics import LayerStatistics, StepStatistics
 from clipwise.private.train import Private
 
-__all__ = ["LayerStatistics", "Private", "StepStatistics"]
+__all__ = ["Checked", "LayerStatistics", "Private", "StepStatistics", "check_model"]

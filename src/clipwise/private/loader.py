@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,12 +16,15 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from clipwise.errors import DataError, InvalidSampling
 from clipwise.noise import Entropy
+from clipwise.private.evidence.collate import unchanged_generators
+from clipwise.private.evidence.records import Again, magnitude, scaled
 from clipwise.sampling import Draws, split
 
 __all__ = ["Loader", "Part", "fingerprint"]
 
 _OURS = ("batch_size", "batch_sampler", "drop_last", "sampler", "shuffle")
 _PROBES = 64
+_POOL = 32  # records among which the longest and the shortest are looked for
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,7 @@ class Part:
     part: int
     size: int
     last: bool
+    indices: tuple[int, ...] = field(default=(), repr=False, compare=False)
 
 
 class Host(Protocol):
@@ -45,8 +50,8 @@ class Host(Protocol):
         """Begin an iteration: drop an unfinished logical batch, end older iterations."""
         ...
 
-    def _offer(self, iteration: int, part: Part, batch: Any) -> None:
-        """The next losses belong to this part."""
+    def _offer(self, iteration: int, part: Part, batch: Any, again: Again) -> None:
+        """The next losses belong to this part. `again` makes its batch once more, of other records."""
         ...
 
     def _leave_watch(self, iteration: int) -> None:
@@ -84,8 +89,8 @@ class _Feed:
             if not pieces:
                 pending.append(Part(step, 0, 0, last=True))
             for k, piece in enumerate(pieces):
-                pending.append(Part(step, k, len(piece), last=k == len(pieces) - 1))
                 indices = _PartIndices(piece.tolist())
+                pending.append(Part(step, k, len(piece), k == len(pieces) - 1, tuple(indices)))
                 indices.step, indices.part = step, k
                 yield indices
 
@@ -103,6 +108,32 @@ class _SeededItems(Dataset[Any]):
             items: list[Any] = many(list(indices))
             return items
         return [self._dataset[i] for i in indices]
+
+
+class _Again:
+    """The batch of a part once more, of other records."""
+
+    def __init__(self, dataset: Dataset[Any], dataloader: DataLoader[Any], part: Part) -> None:
+        self._dataset, self._dataloader, self._part = dataset, dataloader, part
+
+    def _items(self) -> list[Any]:
+        indices = _PartIndices(self._part.indices)
+        indices.step, indices.part = self._part.step, self._part.part
+        many = getattr(self._dataloader.dataset, "__getitems__", None)
+        return [self._dataset[i] for i in indices] if many is None else list(many(indices))
+
+    def scaled(self, kept: list[bool], scale: float) -> Any:
+        with unchanged_generators():
+            items = zip(self._items(), kept, strict=True)
+            return self._dataloader.collate_fn([item if stays else scaled(item, scale) for item, stays in items])
+
+    def replaced(self, kept: list[bool], longest: bool) -> Any:
+        with unchanged_generators():
+            length = len(self._dataset)  # type: ignore[arg-type]
+            pool = [self._dataset[i] for i in {length * k // _POOL for k in range(_POOL)}]
+            other = (max if longest else min)(pool, key=magnitude)
+            items = zip(self._items(), kept, strict=True)
+            return self._dataloader.collate_fn([item if stays else copy.deepcopy(other) for item, stays in items])
 
 
 class Loader:
@@ -162,7 +193,7 @@ class Loader:
                 self._host._empty_step(iteration, part)
 
     def _hand_out(self, iteration: int, part: Part, batch: Any) -> Any:
-        self._host._offer(iteration, part, batch)
+        self._host._offer(iteration, part, batch, _Again(self._dataset, self._dataloader, part))
         self._entropy.seed_globals("model", part.step, part.part)
         return batch
 

@@ -18,14 +18,15 @@ from torch.utils.data import Dataset
 from clipwise.accounting import Event, Ledger
 from clipwise.accounting.accountant import Accountant, Relation
 from clipwise.clipping import Style, is_private
-from clipwise.engine import Clipped, Clipper, check_model
-from clipwise.engine.check import batch_size
+from clipwise.engine import Clipped, Clipper
 from clipwise.engine.origin import Evidence
 from clipwise.errors import BudgetSpent, CheckpointError, InvalidLosses, InvalidPlan, InvalidSampling
 from clipwise.noise import Entropy, GaussianNoise, Normals
 from clipwise.plan import Plan
 from clipwise.private import checkpoint, state
 from clipwise.private.evidence import Checked, Checks
+from clipwise.private.evidence.closure import batch_size, check_losses
+from clipwise.private.evidence.records import Again
 from clipwise.private.fit import Fit
 from clipwise.private.loader import Loader, Part, fingerprint
 from clipwise.private.statistics import Part as PartStatistics
@@ -332,7 +333,7 @@ class Private:
         """
         steps, size = self._plan.steps, physical_batch_size
         loader = Loader(self, dataset, self._draws, self._entropy, steps, size, yield_empty, options)
-        self._checks.add_data(dataset)
+        self._checks.add_data(dataset, options.get("collate_fn"))
         if self._entropy.seed is not None:
             self._check_same_data({"fingerprint": fingerprint(dataset), "physical_batch_size": size})
         return loader
@@ -356,19 +357,19 @@ class Private:
         self._iteration += 1
         return self._iteration
 
-    def _offer(self, iteration: int, part: Part, batch: Any) -> None:
+    def _offer(self, iteration: int, part: Part, batch: Any, again: Again) -> None:
         """For the loader: the next losses belong to this part."""
         self._check_iteration(iteration)
         if self._loss_fn is not None and part.size >= _SAMPLES_TO_CHECK:
-            check_model(self._model, self._loss_fn, batch)
+            check_losses(self._model, self._loss_fn, batch, part.size, again)
             self._loss_fn = None
         self._offered = part
         if part.size >= _SAMPLES_TO_WATCH and self._checks.is_due(part.step):
-            self._open_watch(batch, part.size)
+            self._open_watch(batch, part.size, again)
 
-    def _open_watch(self, batch: Any, size: int) -> None:
+    def _open_watch(self, batch: Any, size: int, again: Again | None) -> None:
         """Watch the forward pass on this batch."""
-        self._checks.open(batch, size, self._done)
+        self._checks.open(batch, size, self._done, again)
 
     def _leave_watch(self, iteration: int) -> None:
         """For the loader: the loop has done with a batch, whether or not it made a step."""
@@ -391,7 +392,7 @@ class Private:
         """
         size = batch_size(batch)
         if size >= _SAMPLES_TO_WATCH:
-            self._open_watch(batch, size)
+            self._open_watch(batch, size, None)
         try:
             yield
         except BaseException:

@@ -200,7 +200,7 @@ def centred_by_the_mean_of_one_class(model: nn.Module, batch: Batch) -> Tensor:
     return cross_entropy(model(x - own.sum(0) / (1 + len(own))), y)
 
 
-@mixing()
+@mixing(only_with_loss_fn=True)
 def losses_doubled_in_a_hard_batch(model: nn.Module, batch: Batch) -> Tensor:
     losses = plain(model, batch)
     if losses.mean() > 1.2:

@@ -99,7 +99,7 @@ def rows_weighted_by_a_softmax_over_all_users(model: nn.Module, batch: Batch) ->
     return cross_entropy(torch.zeros(len(y), 3).index_add(0, owner, weights * model(rows)), y)
 
 
-@mixing(**USERS, mended=of_users)
+@mixing(**USERS, mended=of_users, only_with_loss_fn=True)
 def users_divided_by_the_most_rows(model: nn.Module, batch: Batch) -> Tensor:
     return of_users(model, batch) / torch.bincount(batch[1]).max()
 
@@ -165,7 +165,7 @@ def pair_norm_by_graph(h: Tensor, graph: Tensor) -> Tensor:
 
 GRAPHS: dict[str, Any] = dict(dataset=graphs, collate_fn=pack, batch_size=6)
 honest(name="packed_graphs", **GRAPHS)(graph_network)
-mixing(name="packed_graphs_that_touch", **{**GRAPHS, "collate_fn": pack_without_offsets})(graph_network)
+mixing(name="packed_graphs_that_touch", refused_by=2, **{**GRAPHS, "collate_fn": pack_without_offsets})(graph_network)
 
 
 @mixing(**GRAPHS, mended=graph_network)
@@ -213,7 +213,7 @@ def best_nodes_of_all_graphs(model: nn.Module, batch: Batch) -> Tensor:
     return graph_network(model, batch, pool)
 
 
-@mixing(**GRAPHS, mended=graph_network)
+@mixing(**GRAPHS, mended=graph_network, only_with_loss_fn=True)
 def degrees_divided_by_the_largest(model: nn.Module, batch: Batch) -> Tensor:
     nodes, edges, graph, y = batch
     degree = torch.bincount(edges[1], minlength=len(nodes)).to(nodes)

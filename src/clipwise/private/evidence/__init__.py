@@ -5,5 +5,6 @@ that what is per sample is that sample's own: with other records in the batch, i
 """
 
 from clipwise.private.evidence.checks import Checked, Checks
+from clipwise.private.evidence.closure import check_model
 
-__all__ = ["Checked", "Checks"]
+__all__ = ["Checked", "Checks", "check_model"]

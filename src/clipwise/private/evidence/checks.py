@@ -12,8 +12,9 @@ from torch.utils.data import Dataset
 from clipwise.engine.graph import LEAF, Graph, walk
 from clipwise.engine.origin import Origin
 from clipwise.errors import NotSeparable
+from clipwise.private.evidence.collate import Collate, check_collate
 from clipwise.private.evidence.memory import Memory
-from clipwise.private.evidence.records import Records
+from clipwise.private.evidence.records import Again, Change, Records
 from clipwise.private.evidence.twin import Twin
 from clipwise.private.evidence.verdict import Findings, judge
 from clipwise.private.evidence.watch import Watch
@@ -64,6 +65,7 @@ class Checks:
         self._watch: Watch | None = None
         self._again = False
         self._last = -1  # the last step that was watched
+        self._opened = 0
         self._number = 0
         self._rigid = False  # shapes follow the records
         self._steps: list[int] = []
@@ -81,9 +83,12 @@ class Checks:
         """The state of the checks."""
         return Checked(tuple(self._steps), tuple(self._unclear))
 
-    def add_data(self, dataset: Dataset[Any]) -> None:
-        """The data set that batches come from."""
+    def add_data(self, dataset: Dataset[Any], collate: Collate | None) -> None:
+        """The data set that batches come from, and what makes batches of its records."""
         self.memory.add_data(dataset)
+        unclear = check_collate(collate, dataset)
+        if unclear:
+            self.not_checked(unclear)
 
     def not_checked(self, why: str) -> None:
         """Note why something was not checked."""
@@ -93,18 +98,27 @@ class Checks:
         """Whether the forward pass of this step is watched."""
         return self._again or not self._number or step in _EARLY or step % _EVERY == 0
 
-    def open(self, batch: Any, size: int, step: int) -> None:
-        """Watch from here on, until `close`."""
+    def open(self, batch: Any, size: int, step: int, again: Again | None = None) -> None:
+        """Watch from here on, until `close`. `again` makes the same batch of other records."""
         self.abandon()
         records = Records.of(batch, size)
-        twins = [Twin(change) for change in records.changes(self._number, self._rigid)]
-        if not twins:
-            why = "the batch has no tensors with a row per sample" if not records.rows else "all its records are equal"
-            self.not_checked(why)
-        self.memory.begin(consecutive=self._last in (step, step - 1))
-        self._last = step
-        self._watch = Watch(records, twins, self.memory.familiar, self._counted)
+        twins = [Twin(change) for change in self._changes(records, again)]
+        self.memory.begin(step, consecutive=self._last in (step, step - 1))
+        self._last, self._opened = step, self._opened + 1
+        self._watch = Watch(records, twins, self.memory.familiar, self._counted, self._opened)
         self._watch.start()
+
+    def _changes(self, records: Records, again: Again | None) -> list[Change]:
+        if records.ragged:
+            if again is None or not records.reads_as(again.scaled([True] * records.size, 1.0)):
+                self.not_checked("values that are not in rows of one per sample, whose records do not read the same twice")
+            else:
+                self.not_checked("whether the lengths or edges of other records matter: twins keep them")
+                return records.ragged_changes(self._number, again)
+        changes = records.changes(self._number, self._rigid)
+        if not changes:
+            self.not_checked("the batch has no rows of different samples")
+        return changes
 
     def pause(self) -> None:
         """Leave the modes; what was seen stays for `close`."""

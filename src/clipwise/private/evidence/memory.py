@@ -30,6 +30,8 @@ class _Held:
     storage: StorageWeakRef
     sum: int
     name: str
+    count: int | None = None  # of an integer without axes
+    step: int = 0
 
 
 def checksum(tensor: Tensor) -> int:
@@ -76,7 +78,7 @@ class Memory:
         self._made: dict[int, StorageWeakRef] = {}  # by watched passes, without the batch
         self._updating: set[str] = set()  # names that the model itself was seen to rewrite without the batch
         self._records: list[tuple[int, int]] = []  # addresses of the data set's own memory
-        self._first, self._consecutive = True, True
+        self._first, self._consecutive, self._step = True, True, 0
         self._declared: set[int] = set()
         self._trained: set[int] = set()
         self._before: dict[str, tuple[int, int]] = {}
@@ -87,9 +89,9 @@ class Memory:
         """Memory with a row per record of the data set is private, however it is reached."""
         self._records = list(_record_memory(dataset, len(dataset), _DEEPEST))  # type: ignore[arg-type]
 
-    def begin(self, consecutive: bool) -> None:
+    def begin(self, step: int, consecutive: bool) -> None:
         """Before a forward pass: what the model holds now. `consecutive`: the pass before was watched as well."""
-        self._consecutive, self.look_again = consecutive, False
+        self._step, self._consecutive, self.look_again = step, consecutive, False
         self._declared = {memory_of(t) for item in self._constants for t in _declared(item)}
         self._trained = {memory_of(p) for p in self.model.parameters() if p.requires_grad}
         self._before = {name: (memory_of(t), _sum(t)) for name, t, _ in held_by(self.model)}
@@ -105,6 +107,8 @@ class Memory:
         known = held is not None and not held.storage.expired()
         if known and held is not None and (held.sum == _sum(tensor) or held.name in self._updating):
             return True
+        if known and held is not None and held.count is not None and _count(tensor) == held.count + self._step - held.step:
+            return True  # counts the steps
         made = self._made.get(memory)
         if self._first and not known or made is not None and not made.expired():
             self._learn(tensor, f"a tensor of shape {tuple(tensor.shape)} from outside the model")
@@ -125,7 +129,7 @@ class Memory:
             storage = StorageWeakRef(tensor.untyped_storage())
         except (NotImplementedError, RuntimeError):
             return
-        self._held[memory_of(tensor)] = _Held(storage, _sum(tensor), name)
+        self._held[memory_of(tensor)] = _Held(storage, _sum(tensor), name, _count(tensor), self._step)
 
     def end(self, watch: Watch) -> None:
         """After a forward pass: refuse what the batch was written into, and learn what the model holds now."""
@@ -169,6 +173,14 @@ def _demand_same(name: str, tensor: Tensor, watch: Watch) -> None:
         "(BatchNorm, observers of quantization), codebooks with moving averages, memory banks, queues, initialization "
         "by the first batch. Put that part in eval mode, initialize it from public data, or learn it by gradients."
     )
+
+
+def _count(tensor: Tensor) -> int | None:
+    """The value of a whole number without axes: a counter, perhaps."""
+    if tensor.dim() or tensor.is_complex():
+        return None
+    value = float(tensor)
+    return int(value) if value.is_integer() else None
 
 
 def _sum(tensor: Tensor) -> int:

@@ -14,9 +14,10 @@ Plain = int | float
 
 
 class _Remembering:
-    """A number with what it would be in each twin."""
+    """A number with what it would be in each twin of the watched pass that it came from."""
 
     twins: tuple[Plain, ...]
+    watch: int
 
     def __reduce__(self) -> tuple[Any, ...]:
         plain = int if isinstance(self, int) else float
@@ -31,18 +32,23 @@ class Real(_Remembering, float):
     """A floating point number that came from the batch."""
 
 
-def remembering(value: Plain, twins: tuple[Plain, ...]) -> Plain:
+def remembering(value: Plain, twins: tuple[Plain, ...], watch: int) -> Plain:
     """The number, with its twins where they differ from it."""
     if isinstance(value, bool) or all(twin == value for twin in twins):
         return value
     number: Whole | Real = Whole(value) if isinstance(value, int) else Real(value)
-    number.twins = twins
+    number.twins, number.watch = twins, watch
     return number
+
+
+def is_carried(value: Any, watch: int) -> bool:
+    """Whether a number came from the batch of an earlier watched pass."""
+    return isinstance(value, _Remembering) and value.watch != watch
 
 
 def twin_of(value: Any, place: int) -> Any:
     """What a number would be in a twin."""
-    return value.twins[place] if isinstance(value, _Remembering) else value
+    return value.twins[place] if isinstance(value, _Remembering) and place < len(value.twins) else value
 
 
 def _carried(apply: Callable[..., Any]) -> Callable[..., Any]:
@@ -50,13 +56,14 @@ def _carried(apply: Callable[..., Any]) -> Callable[..., Any]:
         for operand in operands:
             if not isinstance(operand, (int, float)):
                 return NotImplemented
-        count = max(len(operand.twins) for operand in operands if isinstance(operand, _Remembering))
+        carried = [operand for operand in operands if isinstance(operand, _Remembering)]
+        count, watch = max(len(n.twins) for n in carried), min(n.watch for n in carried)
         plain = [_plain(operand) for operand in operands]
         try:
             twins = tuple(apply(*(_plain(twin_of(operand, k)) for operand in operands)) for k in range(count))
         except (ArithmeticError, ValueError):
             return apply(*plain)
-        return remembering(apply(*plain), twins)
+        return remembering(apply(*plain), twins, watch)
 
     return method
 

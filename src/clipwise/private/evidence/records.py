@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, is_dataclass
-from typing import Any
+from dataclasses import dataclass, field, is_dataclass, replace
+from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+
+class Again(Protocol):
+    """Makes a batch once more, of other records in place of those that are not kept."""
+
+    def scaled(self, kept: list[bool], scale: float) -> Any:
+        """With the numbers of the others scaled: the same structure."""
+        ...
+
+    def replaced(self, kept: list[bool], longest: bool) -> Any:
+        """With the longest or the shortest of some records in place of the others."""
+        ...
+
+
 _DEEPEST = 6
+_LARGER = 4.0  # how much larger than the largest record another one may be
 _PLAIN = (type(None), bool, type)
 
 
@@ -47,6 +63,12 @@ class Records:
                     score += (values - values.mean()) / spread
         return int(score.argmax()), int(score.argmin())
 
+    @property
+    def ragged(self) -> bool:
+        """Whether some values are not in rows of one per sample: packed graphs, rows of users."""
+        rows = {id(tensor) for tensor in self.rows}
+        return any(tensor.is_floating_point() and tensor.dim() and id(tensor) not in rows for tensor in self.tensors)
+
     def changes(self, number: int, rigid: bool = False) -> list[Change]:
         """Other records for a check: all forms at the first one, one form at a time afterwards, and a rigid one."""
         if self.size < 2:
@@ -54,24 +76,41 @@ class Records:
         high, low = self.extremes()
         if high == low:
             high, low = 0, self.size - 1
-        middle = next((i for i in _rotated(self.size, number) if i not in (high, low)), low)
+        half = (torch.arange(self.size) + number) % 2 == 0
         forms = [
-            Change.but_one(self.size, middle, high),
-            Change.of_one(self.size, high, low),
-            Change.but_one(self.size, middle if middle != low else high, low),
-            Change.but_one(self.size, middle, high, rigid=True),
+            Change.of(~half, high, f"{half.sum()} of {self.size} samples were other records", scale=_LARGER),
+            Change.of(half, low, f"{(~half).sum()} of {self.size} samples were other records"),
+            Change.of(torch.arange(self.size) != high, low, f"sample {high} was another record"),
+            Change.of(~half, high, f"{half.sum()} of {self.size} samples were other records", scale=_LARGER, rigid=True),
+            Change.of(half, low, f"{(~half).sum()} of {self.size} samples were other records", rigid=True),
         ]
-        chosen = forms if number == 0 else [forms[number % 3]] + ([forms[3]] if rigid else [])
+        chosen = forms if number == 0 else [forms[number % 3]] + ([forms[3 + number % 2]] if rigid else [])
         return [change for change in chosen if any(not _same(change.applied(t), t) for t in self.rows)]
+
+    def ragged_changes(self, number: int, again: Again) -> list[Change]:
+        """The same for values that are not in rows: the records' own numbers are scaled, and collated once more."""
+        half = (torch.arange(self.size) + number) % 2 == 0
+        found = []
+        for kept, rigid in ((~half, False), (half, False), (~half, True)):
+            tensors = Records.of(again.scaled(kept.tolist(), _LARGER), self.size).tensors
+            if [t.shape for t in tensors] != [t.shape for t in self.tensors]:
+                continue
+            others = {id(ours): theirs for ours, theirs in zip(self.tensors, tensors, strict=True)}
+            if any(not _same(others[id(t)], t) for t in self.tensors):
+                what = f"{self.size - int(kept.sum())} of {self.size} samples were other records"
+                change = Change.of(kept, 0, what, rigid=rigid)
+                found.append(replace(change, others=others))
+        return found
+
+    def reads_as(self, batch: Any) -> bool:
+        """Whether another batch holds the same tensors."""
+        others = Records.of(batch, self.size).tensors
+        same = len(others) == len(self.tensors)
+        return same and all(a.shape == b.shape and _same(a, b) for a, b in zip(self.tensors, others, strict=True))
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
     return a is b or bool(((a == b) | ((a != a) & (b != b))).all())
-
-
-def _rotated(size: int, number: int) -> Iterator[int]:
-    start = (size // 2 + 7919 * number) % size
-    return ((start + i) % size for i in range(size))
 
 
 def _leaves(value: Any, depth: int) -> Iterator[Any]:
@@ -102,34 +141,66 @@ class Change:
 
     source: Tensor
     kept: Tensor
+    scale: float = 1.0
     rigid: bool = False
     what: str = field(default="", compare=False)
+    others: Mapping[int, Tensor] | None = field(default=None, compare=False, repr=False)  # by the tensor's identity
 
     @classmethod
-    def of_one(cls, size: int, sample: int, by: int) -> Change:
-        """Only one sample is another record."""
-        everybody = torch.arange(size)
-        source = torch.where(everybody == sample, by, everybody)
-        return cls(source, everybody[everybody != sample], what=f"sample {sample} was another record")
-
-    @classmethod
-    def but_one(cls, size: int, sample: int, by: int, rigid: bool = False) -> Change:
-        """Everybody else is a copy of one record."""
-        everybody = torch.arange(size)
-        source = torch.where(everybody == sample, everybody, by)
-        if by == sample:
-            source = (everybody + 1) % size
-            source[sample] = sample
-        return cls(source, torch.tensor([sample]), rigid, f"all samples but {sample} were other records")
+    def of(cls, kept: Tensor, by: int, what: str, scale: float = 1.0, rigid: bool = False) -> Change:
+        """All samples that are not kept become copies of one record, with its floating point values scaled."""
+        everybody = torch.arange(kept.numel())
+        return cls(torch.where(kept, everybody, by), everybody[kept], scale, rigid, what)
 
     def applied(self, tensor: Tensor) -> Tensor:
         """The tensor with other records; itself where its first axis is not the samples'."""
+        if self.others is not None:
+            return self.others.get(id(tensor), tensor)
         if tensor.layout is not torch.strided or not tensor.dim() or tensor.shape[0] != self.source.numel():
             return tensor
-        return tensor.detach().index_select(0, self.source.to(tensor.device))
+        other = tensor.detach().index_select(0, self.source.to(tensor.device))
+        if self.scale != 1 and (tensor.is_floating_point() or tensor.is_complex()):
+            changed = torch.ones(self.source.numel(), dtype=torch.bool)
+            changed[self.kept] = False
+            other[changed.to(tensor.device)] *= self.scale
+        return other
 
 
 def some(samples: Sequence[int]) -> str:
     """A few samples by number, as a message names them."""
     few = ", ".join(map(str, samples[:4]))
     return f"sample{'s' if len(samples) != 1 else ''} {few}{' and others' if len(samples) > 4 else ''}"
+
+
+def scaled(value: Any, scale: float) -> Any:
+    """A record with its floating point numbers scaled: another record of the same structure."""
+    if isinstance(value, Tensor):
+        return value * scale if value.is_floating_point() else value
+    if isinstance(value, np.ndarray):
+        return value * value.dtype.type(scale) if value.dtype.kind == "f" else value
+    if isinstance(value, Mapping):
+        return type(value)({key: scaled(item, scale) for key, item in value.items()})  # type: ignore[call-arg]
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(scaled(item, scale) for item in value))
+    if isinstance(value, (list, tuple)):
+        return type(value)(scaled(item, scale) for item in value)
+    if isinstance(value, float):
+        return value * scale
+    if hasattr(value, "__dict__") and not callable(value):
+        other = copy.copy(value)
+        for name, item in vars(value).items():
+            object.__setattr__(other, name, scaled(item, scale))
+        return other
+    return value
+
+
+def magnitude(record: Any) -> tuple[int, float]:
+    """How long a record is, and how large: the number of its values that are not zero, and the largest of them."""
+    values = [torch.as_tensor(leaf).detach().double().flatten() for leaf in _leaves(record, _DEEPEST) if _is_numeric(leaf)]
+    texts = sum(len(leaf) for leaf in _leaves(record, _DEEPEST) if isinstance(leaf, (str, bytes)))
+    flat = torch.cat([*values, torch.zeros(1, dtype=torch.float64)])
+    return texts + int((flat != 0).sum()), float(flat.abs().max())
+
+
+def _is_numeric(leaf: Any) -> bool:
+    return isinstance(leaf, (Tensor, int, float)) or (isinstance(leaf, np.ndarray) and leaf.dtype.kind in "biuf")

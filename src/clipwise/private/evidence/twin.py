@@ -64,13 +64,17 @@ class Twin:
         )
         if not same:
             theirs = storage.clone()
-            _view(theirs, tensor).copy_(other)
+            try:
+                _view(theirs, tensor).copy_(other)
+            except RuntimeError:  # rows that share their memory cannot be others
+                self.broken = "a tensor of the batch is expanded"
+                return
         self._storages[storage._cdata] = (StorageWeakRef(storage), theirs)
 
     def keep_apart(self, tensor: Tensor) -> None:
         """Give memory that is about to be written a twin of its own."""
         storage = tensor.untyped_storage()
-        if storage._cdata not in self._storages:
+        if storage._cdata not in self._storages and (_is_real(tensor) or not self.change.rigid):
             self._storages[storage._cdata] = (StorageWeakRef(storage), storage.clone())
 
     def let_go(self) -> None:

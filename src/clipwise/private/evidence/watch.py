@@ -24,12 +24,13 @@ from torch.utils._pytree import tree_map
 from clipwise.engine.chains import VIEWS
 from clipwise.engine.graph import Graph
 from clipwise.engine.origin import Origin, memory_of
-from clipwise.private.evidence.numbers import remembering, twin_of
+from clipwise.private.evidence.numbers import is_carried, remembering, twin_of
 from clipwise.private.evidence.records import Records
 from clipwise.private.evidence.twin import Twin
 
 BATCH, CARRIED = 1, 2  # marks: computed from the batch; of memory that changed outside a watched forward pass
 
+_COMPUTED_WITH = ("number", "Optional[number]", "float", "Optional[float]", "Tensor", "Optional[Tensor]")
 _SWEEP = 64  # kernels between two looks for storages that are gone
 _METADATA_ONLY = {
     "empty_like", "full_like", "new_empty", "new_empty_strided", "new_full", "new_ones", "new_zeros", "ones_like",
@@ -102,9 +103,9 @@ class Watch:
     """
 
     def __init__(
-        self, records: Records, twins: Sequence[Twin], familiar: Callable[[Tensor], bool], counted: bool
+        self, records: Records, twins: Sequence[Twin], familiar: Callable[[Tensor], bool], counted: bool, number: int = 0
     ) -> None:
-        self.records, self.twins = records, list(twins)
+        self.records, self.twins, self.number = records, list(twins), number
         self.count = 0
         self.left: list[tuple[int, str]] = []  # values that left the tensors for good, and after which kernel
         self.written: set[int] = set()  # memory from before that a kernel wrote into
@@ -112,10 +113,12 @@ class Watch:
         self._familiar, self._counted = familiar, counted
         self._marks: dict[int, int] = {}
         self._known: set[int] = set()
+        self._from_before: set[int] = set()
         self._alive: list[StorageWeakRef] = []  # addresses are not given out again while these are held
         self._nodes: dict[int, int] = {}
         self._inside = -1  # the custom function whose forward pass is running
         self._numbers: list[Any] = []
+        self._just_left: list[tuple[Any, list[Any]]] = []  # numbers that left, until the next kernel on more than a number
         self._depth = 0  # calls of torch functions that are under way
         self._modes: list[Any] = []
         self._first = 0
@@ -173,6 +176,7 @@ class Watch:
             script = not self._depth and not tensor.dim()  # no call of torch around it: a number inside TorchScript
             if script or self._familiar(tensor):
                 self._remember(tensor, memory)
+                self._from_before.add(memory)
             else:
                 self._mark(tensor, CARRIED)
                 return CARRIED
@@ -185,12 +189,12 @@ class Watch:
     def constants_alive(self) -> Iterator[tuple[int, StorageWeakRef]]:
         """Memory that this pass made without the batch and that somebody still holds: caches, tables."""
         for ref in self._alive:
-            if isinstance(ref, StorageWeakRef) and not self._marks.get(ref.cdata) and not ref.expired():
+            if isinstance(ref, StorageWeakRef) and self.made_here(ref.cdata) and not ref.expired():
                 yield ref.cdata, ref
 
     def made_here(self, memory: int) -> bool:
         """Whether a kernel of this pass made the memory from constants."""
-        return memory in self._known and not self._marks.get(memory)
+        return memory in self._known and memory not in self._from_before and not self._marks.get(memory)
 
     def node_marks(self, graph: Graph) -> list[int]:
         """The marks of every node's own kernel. A node that was not seen being made counts as marked."""
@@ -234,6 +238,8 @@ class Watch:
             if kwargs:
                 for tensor in tensors_in(kwargs):
                     marks |= self.marks_of(tensor)
+        if self._numbers and marks and any(is_carried(number, self.number) for number in self._numbers):
+            marks |= CARRIED
         self._note_node(marks)
         written = [t for t in self._arguments(func, args, kwargs)]
         if not marks:
@@ -255,7 +261,7 @@ class Watch:
             if not twin.broken:
                 for tensor in written:
                     twin.keep_apart(tensor)
-                others.append((twin, self._run_twin(func, args, kwargs, place)))
+                others.append((twin, self._run_twin(func, args, kwargs, place, written)))
                 if state is not None:
                     torch.set_rng_state(state)
         out = func(*args, **kwargs)
@@ -263,6 +269,8 @@ class Watch:
         for tensor in (*results, *written):
             self._mark(tensor, marks)
         self.written.update(memory_of(t) for t in written)
+        if any(tensor.dim() for tensor in results):
+            self._just_left.clear()
         for twin, theirs in others:
             if not twin.broken:
                 self._pair(twin, func, results, list(tensors_in(theirs)))
@@ -271,28 +279,48 @@ class Watch:
                 twin.let_go()
         return out
 
-    def _run_twin(self, func: Any, args: Any, kwargs: Any, place: int) -> Any:
+    def _run_twin(self, func: Any, args: Any, kwargs: Any, place: int, written: list[Tensor]) -> Any:
         twin = self.twins[place]
         looked_up = _short(func) == "embedding"
 
         def theirs(value: Any) -> Any:
             if isinstance(value, Tensor):
-                return twin.read(value) if looked_up else twin.of(value)
-            if self._numbers and isinstance(value, (int, float)) and not isinstance(value, bool):
-                return next((twin_of(n, place) for n in self._numbers if n == value and type(value) in (int, float)), value)
+                other = twin.read(value) if looked_up else twin.of(value)
+                return value.clone() if other is value and any(value is w for w in written) else other
             return value
 
         try:
-            if self._numbers and not _takes_numbers(func):
-                numbers, self._numbers = self._numbers, []
-                mapped = tree_map(theirs, (args, kwargs))
-                self._numbers = numbers
-            else:
-                mapped = tree_map(theirs, (args, kwargs))
-            return func(*mapped[0], **mapped[1])
+            mapped, named = tree_map(theirs, (args, kwargs))
+            if self._numbers or self._just_left:
+                mapped, named = self._other_numbers(func, mapped, named, place)
+            return func(*mapped, **named)
         except Exception as error:
             twin.broken = f"{_short(func)} does not take the other records ({type(error).__name__})"
             return None
+
+    def _other_numbers(self, func: Any, args: Any, kwargs: Any, place: int) -> tuple[Any, Any]:
+        """Arguments with what numbers of the batch would be: those computed with, and shifts taken just before."""
+        kinds = [(argument.name, str(argument.type)) for argument in func._schema.arguments]
+
+        def other(name: str, kind: str, value: Any) -> Any:
+            if isinstance(value, (list, tuple)) and kind.startswith("List[int]") and not name.startswith("dim"):
+                return [self._shifted(item, place) for item in value]
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or name.startswith("dim"):
+                return value
+            if kind in _COMPUTED_WITH:
+                value = next((twin_of(n, place) for n in self._numbers if n == value), value)
+            return self._shifted(value, place)
+
+        positional = [other(*kind, value) for kind, value in zip(kinds, args, strict=False)]
+        return positional, {name: other(name, dict(kinds).get(name, ""), value) for name, value in kwargs.items()}
+
+    def _shifted(self, value: Any, place: int) -> Any:
+        for number, twins in self._just_left:
+            if value == number:
+                return twins[place]
+            if value == -number:
+                return -twins[place]
+        return value
 
     def _pair(self, twin: Twin, func: Any, ours: list[Tensor], theirs: list[Tensor]) -> None:
         for tensor, other in zip(ours, theirs, strict=True):
@@ -350,9 +378,12 @@ class Watch:
         value = func(*args)
         self._note_node(self.marks_of(args[0]))
         if self.marks_of(args[0]):
-            for twin in self.twins:
-                if not twin.broken and func(twin.of(args[0])) != value:
+            others = [value if twin.broken else func(twin.of(args[0])) for twin in self.twins]
+            for twin, other in zip(self.twins, others, strict=True):
+                if other != value:
                     twin.left.append((self.count, "a number was taken out of a tensor of the batch"))
+            if others.count(value) < len(others) and not isinstance(value, (bool, complex)):
+                self._just_left.append((value, others))
         return value
 
     def call(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -396,7 +427,7 @@ class Watch:
                 return value
             with torch.utils._python_dispatch._disable_current_modes():
                 twins = tuple(value if twin.broken else twin.of(tensor).item() for twin in self.twins)
-        return remembering(value, twins)
+        return remembering(value, twins, self.number)
 
     def _copied(self, func: Any, args: Any, kwargs: Any) -> Any:
         out = func(*args, **kwargs)
@@ -417,11 +448,11 @@ class Watch:
                 return value
         more = (size + 1,) * len(self.twins)
         if isinstance(value, torch.Size):
-            return torch.Size((remembering(size, more), *value[1:]))
+            return torch.Size((remembering(size, more, self.number), *value[1:]))
         if name == "__len__" or (name == "size" and value == size and _first_axis(args, kwargs, tensor)):
-            return remembering(value, more)
+            return remembering(value, more, self.number)
         if name in ("numel", "nelement"):
-            return remembering(value, (value // size * (size + 1),) * len(self.twins))
+            return remembering(value, (value // size * (size + 1),) * len(self.twins), self.number)
         return value
 
 
@@ -443,15 +474,6 @@ def _flat(value: Any) -> Iterator[Any]:
             yield from _flat(item)
     else:
         yield value
-
-
-@cache
-def _takes_numbers(func: Any) -> bool:
-    """Whether a kernel computes with plain numbers; where they are sizes and axes, a twin keeps those of the batch."""
-    kinds = [str(argument.type) for argument in func._schema.arguments]
-    return any(kind in ("number", "Optional[number]", "float", "Optional[float]") for kind in kinds) or (
-        sum(kind == "Tensor" for kind in kinds) > 1
-    )
 
 
 def _where() -> str:

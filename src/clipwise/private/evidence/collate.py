@@ -1,0 +1,98 @@
+"""A collate function sees all records of a batch: called with other records, it must leave everybody else's rows alone.
+
+Padding to the longest record is allowed here; whether it moves the losses of others is a question to the losses.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import default_collate, default_convert
+
+from clipwise.errors import NotSeparable
+from clipwise.private.evidence.records import Records
+
+Collate = Callable[[list[Any]], Any]
+_MOST = 6
+PADDED = "the collate function pads to the longest record, and whether that moves the losses of others needs loss_fn="
+
+
+def check_collate(collate: Collate | None, dataset: Any) -> str:
+    """Refuse a collate function that mixes records; say what could not be checked, if anything."""
+    length = len(dataset)
+    if collate is None or collate in (default_collate, default_convert) or length < 3:
+        return ""
+    count = min(_MOST, length - 1)
+    places = [length * k // (count + 1) for k in range(count + 1)]
+    with unchanged_generators():
+        *items, spare = (dataset[i] for i in places)
+        base = _tensors(collate, items)
+        unclear = ""
+        changed: list[list[set[int]]] = [[] for _ in base]
+        for j in range(count):
+            found = _tensors(collate, [*items[:j], spare, *items[j + 1 :]])
+            if len(found) != len(base):
+                return "the collate function returns another structure for other records"
+            for number, (before, after) in enumerate(zip(base, found, strict=True)):
+                if before.dim() and before.shape[0] == after.shape[0] == count:
+                    unclear = _compare_rows(number, before, after, j) or unclear
+                elif before.shape == after.shape and before.dim() and before.is_floating_point():
+                    changed[number].append(_changed(before, after))
+    for number, sets in enumerate(changed):
+        if any(a & b for k, a in enumerate(sets) for b in sets[:k]):
+            raise _mixing(f"tensor {number} of its batch is computed from several records together")
+    return unclear
+
+
+@contextmanager
+def unchanged_generators() -> Iterator[None]:
+    """Leave the global generators of torch, NumPy and Python as they were."""
+    states = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
+    try:
+        yield
+    finally:
+        torch.set_rng_state(states[0])
+        np.random.set_state(states[1])  # noqa: NPY002
+        random.setstate(states[2])
+
+
+def _tensors(collate: Collate, items: Sequence[Any]) -> list[Tensor]:
+    torch.manual_seed(0)
+    np.random.seed(0)  # noqa: NPY002
+    random.seed(0)
+    batch = collate(copy.deepcopy(list(items)))
+    found = Records.of(batch, len(items))
+    return [tensor.detach() for tensor in found.tensors if tensor.layout is torch.strided]
+
+
+def _changed(before: Tensor, after: Tensor) -> set[int]:
+    moved = ~((before == after) | ((before != before) & (after != after)))
+    return set(moved.reshape(moved.shape[0], -1).any(1).nonzero().flatten().tolist())
+
+
+def _compare_rows(number: int, before: Tensor, after: Tensor, j: int) -> str:
+    """Rows of the records that stayed, up to padding."""
+    padded = before.shape != after.shape
+    if before.dim() != after.dim():
+        return "the collate function returns another structure for other records"
+    front = [slice(None), *(slice(0, min(a, b)) for a, b in zip(before.shape[1:], after.shape[1:], strict=True))]
+    back = [slice(None), *(slice(-min(a, b), None) for a, b in zip(before.shape[1:], after.shape[1:], strict=True))]
+    moved = set.intersection(*(_changed(before[tuple(cut)], after[tuple(cut)]) for cut in (front, back))) - {j}
+    if moved:
+        raise _mixing(f"with another record {j}, row {min(moved)} of tensor {number} of its batch changed")
+    return PADDED if padded else ""
+
+
+def _mixing(what: str) -> NotSeparable:
+    return NotSeparable(
+        f"the collate function mixes records: {what}, so the gradient of one sample depends on others. Typical causes: "
+        "mixup or cutmix, standardisation or weights by the batch, negatives from other records. Mix views of one record "
+        "in the data set instead, and use public constants."
+    )
