@@ -15,7 +15,14 @@ from torch import Tensor, nn
 from clipwise.clipping import Clip, Flat, Groupwise, Layerwise, Rule, Style, as_clip
 from clipwise.engine.check import Summary, summarize
 from clipwise.engine.core import (
-    NO_EVIDENCE, Clipped, Engine, NothingFinite, Parameters, clip_sum, single_gradients, validate,
+    NO_EVIDENCE,
+    Clipped,
+    Engine,
+    NothingFinite,
+    Parameters,
+    clip_sum,
+    single_gradients,
+    validate,
 )  # fmt: skip
 from clipwise.engine.cost import Way
 from clipwise.engine.graph import unrecorded

@@ -194,16 +194,13 @@ class ProjectedPrivate(Private):
         bad = ~(torch.isfinite(norms) & torch.isfinite(seen))
         self._check_once(batch, bad)
         replay.rewind()
-        if bad.shape[0] > 1 and self._checks.is_due(self._done):
-            self._checks.open(batch, bad.shape[0], self._done)
         losses = self._losses_without(bad, batch)
-        self._checks.pause()
         demand_same(losses.detach(), seen.masked_fill(bad, 0.0))
         self._clipper.estimate = norms, bad
         super().backward(losses)
 
     def _open_watch(self, batch: Any, size: int, again: Again | None) -> None:
-        """Not when the batch is handed out: `backward` makes the forward passes itself."""
+        """Not here: twins would need more memory than a step may. `loss_fn` is checked instead."""
 
     def step(self, batch: Any = None) -> bool:
         """`backward`, and at the end of the logical batch record, add noise, step the optimizer. True if it did so."""
@@ -219,6 +216,7 @@ class ProjectedPrivate(Private):
         if not self._checked and good.numel() >= _FEWEST_TO_CHECK:
             check_model(self._model, self._function, take(batch, good) if bool(bad.any()) else batch)
             self._checked = True
+            self._checks.note_clean(self._done)
 
     def _losses_without(self, bad: Tensor, batch: Any) -> Tensor:
         """The losses with their graph, where a finite sample stands in for each that is not, as 0 * NaN is NaN.

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from clipwise.engine.check import LossFn
 from clipwise.errors import InvalidLosses, UnsupportedNode
 from clipwise.noise import Entropy, GaussianNoise, Normals
 from clipwise.optim.substitute import Substitute
+from clipwise.private.evidence.closure import LossFn
 
 __all__ = ["Projections", "Replay"]
 

@@ -474,7 +474,9 @@ class Private:
                 "there. Resume from the latest one."
             )
         options = {"constants": constants} if constants else {}
-        private = cls(plan or state.saved_plan(run), model, optimizer, seed=seed, loss_fn=loss_fn, noise=noise, **options)
+        private = cls(
+            plan or state.saved_plan(run), model, optimizer, seed=seed, loss_fn=loss_fn, noise=noise, **options
+        )
         state.check(private, run)
         state.load_model_and_optimizer(record, path, model, optimizer)
         state.restore(private, run)

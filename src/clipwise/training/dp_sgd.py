@@ -10,8 +10,8 @@ import torch
 from torch.optim import Optimizer
 
 from clipwise.clipping import Style
-from clipwise.engine.check import LossFn
 from clipwise.private import Private
+from clipwise.private.evidence.closure import LossFn
 from clipwise.training.datasets import Records
 from clipwise.training.folder import Folder
 from clipwise.training.job import Job, Trained

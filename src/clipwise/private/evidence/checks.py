@@ -94,6 +94,10 @@ class Checks:
         """Note why something was not checked."""
         self._unclear[why] = None
 
+    def note_clean(self, step: int) -> None:
+        """Note that the losses of a step were checked, as a function, and found clean."""
+        self._steps.append(step)
+
     def is_due(self, step: int) -> bool:
         """Whether the forward pass of this step is watched."""
         return self._again or not self._number or step in _EARLY or step % _EVERY == 0
@@ -111,7 +115,9 @@ class Checks:
     def _changes(self, records: Records, again: Again | None) -> list[Change]:
         if records.ragged:
             if again is None or not records.reads_as(again.scaled([True] * records.size, 1.0)):
-                self.not_checked("values that are not in rows of one per sample, whose records do not read the same twice")
+                self.not_checked(
+                    "values that are not in rows of one per sample, whose records do not read the same twice"
+                )
             else:
                 self.not_checked("whether the lengths or edges of other records matter: twins keep them")
                 return records.ragged_changes(self._number, again)

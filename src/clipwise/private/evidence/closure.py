@@ -53,7 +53,11 @@ def check_losses(model: nn.Module, loss_fn: LossFn, batch: Batch, size: int, aga
         if again is not None:
             for sample in (size // 2, 0):
                 kept, itself = [i == sample for i in range(size)], torch.tensor([sample])
-                others = again.replaced(kept, longest=True), again.replaced(kept, longest=False), again.scaled(kept, 4.0)
+                others = (
+                    again.replaced(kept, longest=True),
+                    again.replaced(kept, longest=False),
+                    again.scaled(kept, 4.0),
+                )
                 for how, other in zip(("longer", "shorter", "larger"), others, strict=True):
                     repeat.demand(f"putting {how} records in place of all samples but {sample}", other, itself, itself)
         if len(Records.of(batch, size).tensors) and _in_rows(batch, size):
@@ -125,7 +129,9 @@ class _Repeated:
         if not _in_rows(self._batch, self._size):
             return 0.0
         backwards = torch.arange(self._size).flip(0)
-        moved = (self.losses(take(self._batch, backwards)).flip(0) - self._base).abs() / self._base.abs().clamp(min=1e-12)
+        moved = (self.losses(take(self._batch, backwards)).flip(0) - self._base).abs() / self._base.abs().clamp(
+            min=1e-12
+        )
         eps = torch.finfo(self._base.dtype).eps
         return min(float(moved.max()), 1e4 * eps)
 

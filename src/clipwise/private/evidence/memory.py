@@ -107,10 +107,15 @@ class Memory:
         known = held is not None and not held.storage.expired()
         if known and held is not None and (held.sum == _sum(tensor) or held.name in self._updating):
             return True
-        if known and held is not None and held.count is not None and _count(tensor) == held.count + self._step - held.step:
+        if (
+            known
+            and held is not None
+            and held.count is not None
+            and _count(tensor) == held.count + self._step - held.step
+        ):
             return True  # counts the steps
         made = self._made.get(memory)
-        if self._first and not known or made is not None and not made.expired():
+        if (self._first and not known) or (made is not None and not made.expired()):
             self._learn(tensor, f"a tensor of shape {tuple(tensor.shape)} from outside the model")
             return True
         if not self._consecutive:

@@ -81,7 +81,9 @@ class Records:
             Change.of(~half, high, f"{half.sum()} of {self.size} samples were other records", scale=_LARGER),
             Change.of(half, low, f"{(~half).sum()} of {self.size} samples were other records"),
             Change.of(torch.arange(self.size) != high, low, f"sample {high} was another record"),
-            Change.of(~half, high, f"{half.sum()} of {self.size} samples were other records", scale=_LARGER, rigid=True),
+            Change.of(
+                ~half, high, f"{half.sum()} of {self.size} samples were other records", scale=_LARGER, rigid=True
+            ),
             Change.of(half, low, f"{(~half).sum()} of {self.size} samples were other records", rigid=True),
         ]
         chosen = forms if number == 0 else [forms[number % 3]] + ([forms[3 + number % 2]] if rigid else [])
@@ -196,7 +198,9 @@ def scaled(value: Any, scale: float) -> Any:
 
 def magnitude(record: Any) -> tuple[int, float]:
     """How long a record is, and how large: the number of its values that are not zero, and the largest of them."""
-    values = [torch.as_tensor(leaf).detach().double().flatten() for leaf in _leaves(record, _DEEPEST) if _is_numeric(leaf)]
+    values = [
+        torch.as_tensor(leaf).detach().double().flatten() for leaf in _leaves(record, _DEEPEST) if _is_numeric(leaf)
+    ]
     texts = sum(len(leaf) for leaf in _leaves(record, _DEEPEST) if isinstance(leaf, (str, bytes)))
     flat = torch.cat([*values, torch.zeros(1, dtype=torch.float64)])
     return texts + int((flat != 0).sum()), float(flat.abs().max())

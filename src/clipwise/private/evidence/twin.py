@@ -24,7 +24,9 @@ class Twin:
         self.change = change
         self.broken = ""  # why this twin can tell nothing more
         self.left: list[tuple[int, str]] = []  # values that left the tensors, and would have been others
-        self.moved: tuple[str, str] | None = None  # the first operation after which a kept sample's row moved, and where
+        self.moved: tuple[str, str] | None = (
+            None  # the first operation after which a kept sample's row moved, and where
+        )
         self._storages: dict[int, tuple[StorageWeakRef, torch.UntypedStorage]] = {}
         self._looked_up: set[int] = set()  # numbers of records that a rigid twin looks up, and keeps otherwise
 

@@ -87,7 +87,9 @@ def _compare_losses(twin: Twin, losses: Tensor, graph: Graph) -> None:
     wrong = (moved > limit) & torch.isfinite(ours)
     if bool(wrong.any()):
         worst = int(torch.where(wrong, moved, -1).argmax())
-        raise _mixing(twin, f"the loss of sample {int(kept[worst])} moved from {ours[worst]:.6g} to {theirs[worst]:.6g}")
+        raise _mixing(
+            twin, f"the loss of sample {int(kept[worst])} moved from {ours[worst]:.6g} to {theirs[worst]:.6g}"
+        )
 
 
 def _compare_gradients(

@@ -103,7 +103,12 @@ class Watch:
     """
 
     def __init__(
-        self, records: Records, twins: Sequence[Twin], familiar: Callable[[Tensor], bool], counted: bool, number: int = 0
+        self,
+        records: Records,
+        twins: Sequence[Twin],
+        familiar: Callable[[Tensor], bool],
+        counted: bool,
+        number: int = 0,
     ) -> None:
         self.records, self.twins, self.number = records, list(twins), number
         self.count = 0
@@ -118,7 +123,9 @@ class Watch:
         self._nodes: dict[int, int] = {}
         self._inside = -1  # the custom function whose forward pass is running
         self._numbers: list[Any] = []
-        self._just_left: list[tuple[Any, list[Any]]] = []  # numbers that left, until the next kernel on more than a number
+        self._just_left: list[
+            tuple[Any, list[Any]]
+        ] = []  # numbers that left, until the next kernel on more than a number
         self._depth = 0  # calls of torch functions that are under way
         self._modes: list[Any] = []
         self._first = 0
