@@ -50,6 +50,7 @@ class Program:
     only_with_loss_fn: bool = False
     presence: bool = False
     slow: bool = False
+    dtype: torch.dtype = torch.float64  # the best precision in which the model runs
 
     def records(self, seed: int = 0) -> Dataset[Any]:
         """The data set; another seed gives other records of the same kind."""

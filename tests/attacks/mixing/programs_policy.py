@@ -123,7 +123,7 @@ def gap_between_groups(model: nn.Module, batch: Batch) -> Tensor:
     return F.softplus(-score * (2 * group - 1)) + gap.square()
 
 
-@mixing(build=scorer, dataset=regression())
+@mixing(build=scorer, dataset=regression(), batch_size=16)
 def ranking_of_positives_over_negatives(model: nn.Module, batch: Batch) -> Tensor:
     """A surrogate of the area under the curve."""
     x, y = batch
@@ -200,7 +200,7 @@ def both(model: nn.Module, x: Tensor, weights: Tensor) -> Tensor:
     return weights[:, :1] * model.left(x) + weights[:, 1:] * model.right(x)
 
 
-@mixing(build=experts)
+@mixing(build=experts, batch_size=16)
 def experts_with_a_capacity(model: nn.Module, batch: Batch) -> Tensor:
     """Who comes first is served, who comes when an expert is full is dropped."""
     x, y = batch
@@ -211,7 +211,7 @@ def experts_with_a_capacity(model: nn.Module, batch: Batch) -> Tensor:
     return cross_entropy(both(model, x, weights * served) + x[:, :3], y)
 
 
-@mixing(build=experts)
+@mixing(build=experts, batch_size=16)
 def experts_that_choose_their_samples(model: nn.Module, batch: Batch) -> Tensor:
     x, y = batch
     weights = model.gate(x).softmax(1)

@@ -12,29 +12,28 @@ from torch import Tensor
 
 from .programs import Loop, Program, seeded
 
-MOVED = 1e-7  # of the largest gradient; rounding in float64 is a million times less
+# What counts as a move, relative to the largest gradient: far above rounding.
+_MOVED = {torch.float64: 1e-7, torch.float32: 1e-3}
 _COMPARED = 4  # samples of a batch, two of a large one
 _LARGE = 256
 
 
-def influence(program: Program) -> float:
-    """The largest move of another sample's gradient, relative to the largest gradient; inf if shapes changed.
+def mixes(program: Program) -> bool:
+    """Whether a change of records moves the gradient of another sample, or anything that the model holds.
 
     Two batches are played without a step of the optimizer in between, so what reaches the second one, or a buffer or
     parameter afterwards, was kept by the program itself.
     """
-    with _float64():
+    with _default(program.dtype):
         records, others = program.records(), program.records(seed=1)
         size = program.batch_size or len(records)
         batches = [[records[i] for i in range(size)], [records[-1 - i] for i in range(min(size, _LARGE))]]
-        before = _play(program, batches)
-        worst = 0.0
+        before, limit = _play(program, batches), _MOVED[program.dtype]
         for which, kept, changed in _neighbours(batches, others, program.presence):
             after = _play(program, [changed if k == which else batch for k, batch in enumerate(batches)])
-            worst = max(worst, _distance(before, after, which, kept))
-            if worst > MOVED:
-                break
-        return worst
+            if _gradients_moved(before, after, which, kept) > limit or _holds_other_values(before, after, limit):
+                return True
+        return False
 
 
 def _neighbours(batches: list[list[Any]], others: Any, presence: bool) -> Iterator[tuple[int, list[int], list[Any]]]:
@@ -87,26 +86,26 @@ def _gradients(loop: Loop, records: list[Any], seed: int) -> dict[int, Tensor]:
     return rows
 
 
-def _distance(before: _Trace, after: _Trace, which: int, kept: list[int]) -> float:
+def _gradients_moved(before: _Trace, after: _Trace, which: int, kept: list[int]) -> float:
     pairs = []
     for k, (old, new) in enumerate(zip(before.gradients, after.gradients, strict=True)):
         pairs += [(old[i], new[i]) for i in old.keys() & new.keys() if k != which or i in kept]
     scale = max(float(a.abs().max()) for a, _ in pairs)
     assert 0 < scale < float("inf"), "the gradients say nothing"
-    moved = max(float((a - b).abs().max()) for a, b in pairs) / scale
+    return max(float((a - b).abs().max()) for a, b in pairs) / scale
+
+
+def _holds_other_values(before: _Trace, after: _Trace, limit: float) -> bool:
     if before.held.keys() != after.held.keys():
-        return float("inf")
-    for name, value in before.held.items():
-        other = after.held[name]
-        if other.shape != value.shape or not torch.allclose(value.double(), other.double(), rtol=MOVED, equal_nan=True):
-            return float("inf")
-    return moved
+        return True
+    pairs = [(value.double(), after.held[name].double()) for name, value in before.held.items()]
+    return any(a.shape != b.shape or not torch.allclose(a, b, rtol=limit, equal_nan=True) for a, b in pairs)
 
 
 @contextmanager
-def _float64() -> Iterator[None]:
+def _default(dtype: torch.dtype) -> Iterator[None]:
     before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
+    torch.set_default_dtype(dtype)
     try:
         yield
     finally:
