@@ -125,7 +125,9 @@ def t5_encoder(model: nn.Module, batch: Batch) -> Tensor:
     return cross_entropy(model(input_ids=ids).last_hidden_state.mean(1)[:, :3], y)
 
 
-@honest(build=lambda: untrained("GemmaModel", "GemmaConfig", GEMMA), dataset=tokens(24), batch_size=6)
+@honest(
+    build=lambda: untrained("GemmaModel", "GemmaConfig", GEMMA), dataset=tokens(24), batch_size=6, dtype=torch.float32
+)
 def gemma(model: nn.Module, batch: Batch) -> Tensor:
     ids, y = batch
     return cross_entropy(model(input_ids=ids, use_cache=False).last_hidden_state[:, -1, :3], y)
