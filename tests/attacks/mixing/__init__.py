@@ -9,7 +9,18 @@ from .programs import Program
 
 __all__ = ["BY_NAME", "HONEST", "MIXING", "UNSEEN", "Program"]
 
-FAMILIES = ("contrast", "statistics", "weights", "policy", "augment", "ragged", "state", "structure", "hidden")
+FAMILIES = (
+    "contrast",
+    "statistics",
+    "weights",
+    "policy",
+    "augment",
+    "ragged",
+    "state",
+    "structure",
+    "hidden",
+    "transformers",
+)
 for family in FAMILIES:
     import_module(f"{__name__}.programs_{family}")
 

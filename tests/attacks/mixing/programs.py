@@ -31,7 +31,8 @@ class Program:
     loss for the same model and batches. `others` makes records that the data set does not hold but could.
 
     `only_with_loss_fn`: the mixing happens outside torch, where only another call with other records can show it.
-    `presence`: what matters is not the other records' values but that they are there.
+    `presence`: what matters is not the other records' values but that they are there. `dtype` is the best precision in
+    which the model runs.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Program:
     only_with_loss_fn: bool = False
     presence: bool = False
     slow: bool = False
+    dtype: torch.dtype = torch.float64
 
     def records(self, seed: int = 0) -> Dataset[Any]:
         """The data set; another seed gives other records of the same kind."""

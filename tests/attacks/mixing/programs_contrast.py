@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import TensorDataset
 
 from .programs import Formula, cross_entropy, honest, id_pairs, mixing, mlp, parts, regression, scorer, vector_pairs
 
@@ -38,18 +37,17 @@ def in_batch_softmax_of_layers(model: nn.Module, batch: Batch) -> Tensor:
     return diagonal(F.normalize(model.a(x), dim=1) @ F.normalize(model.b(z), dim=1).T / 0.1)
 
 
-for size in (8, 64, 255):
-    mixing(name=f"two_towers_of_{size}", build=two_towers, dataset=id_pairs(size), batch_size=None)(
-        in_batch_softmax_of_embeddings
-    )
-for size in (512, 4096):
+for size in (8, 64, 255, 512, 4096):
     mixing(
-        name=f"in_batch_softmax_of_{size}",
-        build=linear_towers,
-        dataset=vector_pairs(size),
+        name=f"two_towers_of_{size}",
+        build=two_towers,
+        dataset=id_pairs(size),
         batch_size=None,
         slow=size > 1000,
-    )(in_batch_softmax_of_layers)
+    )(in_batch_softmax_of_embeddings)
+mixing(name="in_batch_softmax_of_512", build=linear_towers, dataset=vector_pairs(512), batch_size=None)(
+    in_batch_softmax_of_layers
+)
 mixing(name="two_towers_of_a_poisson_batch", build=two_towers, dataset=id_pairs())(in_batch_softmax_of_embeddings)
 mixing(name="in_batch_softmax_of_a_poisson_batch", build=linear_towers, dataset=vector_pairs())(
     in_batch_softmax_of_layers
@@ -353,39 +351,3 @@ def risk_sets_of_the_batch(model: nn.Module, batch: Batch) -> Tensor:
     order = time.argsort(descending=True)
     risk = model(x).squeeze(1)
     return (torch.logcumsumexp(risk[order], dim=0) - risk[order])[order.argsort()]
-
-
-def tiny_bert(transformers: Any) -> nn.Module:
-    config = transformers.BertConfig(
-        vocab_size=20, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=12,
-        max_position_embeddings=16, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
-    )  # fmt: skip
-    return transformers.BertModel(config, add_pooling_layer=False)
-
-
-def bert(*names: str) -> nn.Module:
-    transformers = pytest.importorskip("transformers", reason="the extra clipwise[hf] is not installed")
-    return parts(**{name: lambda: tiny_bert(transformers) for name in names})()
-
-
-def token_pairs() -> Dataset[Any]:
-    return TensorDataset(torch.randint(1, 20, (24, 5)), torch.randint(1, 20, (24, 4)))
-
-
-@mixing(build=lambda: bert("query", "passage"), dataset=token_pairs, batch_size=6)
-def two_bert_towers(model: nn.Module, batch: Batch) -> Tensor:
-    query, passage = batch
-    q, p = model.query(query).last_hidden_state[:, 0], model.passage(passage).last_hidden_state[:, 0]
-    return diagonal(q @ p.T)
-
-
-@mixing(build=lambda: bert("encoder"), dataset=token_pairs, batch_size=6)
-def one_bert_called_twice(model: nn.Module, batch: Batch) -> Tensor:
-    q, p = (model.encoder(ids).last_hidden_state.mean(1) for ids in batch)
-    return diagonal(q @ p.T)
-
-
-@honest(build=lambda: bert("encoder"), dataset=token_pairs, batch_size=6)
-def one_bert_called_twice_for_each_pair(model: nn.Module, batch: Batch) -> Tensor:
-    q, p = (model.encoder(ids).last_hidden_state.mean(1) for ids in batch)
-    return 1 - F.cosine_similarity(q, p)

@@ -203,7 +203,7 @@ def centred_by_the_mean_of_one_class(model: nn.Module, batch: Batch) -> Tensor:
 @mixing(only_with_loss_fn=True)
 def losses_doubled_in_a_hard_batch(model: nn.Module, batch: Batch) -> Tensor:
     losses = plain(model, batch)
-    if losses.mean() > 1.2:
+    if losses.mean() > 1.1:
         losses = 2 * losses
     return losses
 

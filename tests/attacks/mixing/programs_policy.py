@@ -123,7 +123,7 @@ def gap_between_groups(model: nn.Module, batch: Batch) -> Tensor:
     return F.softplus(-score * (2 * group - 1)) + gap.square()
 
 
-@mixing(build=scorer, dataset=regression())
+@mixing(build=scorer, dataset=regression(), batch_size=16)
 def ranking_of_positives_over_negatives(model: nn.Module, batch: Batch) -> Tensor:
     """A surrogate of the area under the curve."""
     x, y = batch

@@ -19,7 +19,7 @@ Batch = Any
 
 
 def users() -> Dataset[Any]:
-    return Listed([(torch.randn(int(torch.randint(1, 5, ())), 6), int(torch.randint(3, ()))) for _ in range(32)])
+    return Listed([(torch.randn(int(torch.randint(1, 9, ())), 6), int(torch.randint(3, ()))) for _ in range(32)])
 
 
 def flatten(records: list[Any]) -> Batch:

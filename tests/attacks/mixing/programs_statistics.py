@@ -314,17 +314,17 @@ def target_encoding_of_the_batch(model: nn.Module, batch: Batch) -> Tensor:
 
 
 @mixing(build=scorer, dataset=regression())
-def quantile_loss_around_the_quantile_of_the_batch(model: nn.Module, batch: Batch) -> Tensor:
+def expectile_loss_around_the_quantile_of_the_batch(model: nn.Module, batch: Batch) -> Tensor:
     x, y = batch
     error = y - y.quantile(0.9) - model(x).squeeze(1)
-    return torch.maximum(0.9 * error, -0.1 * error)
+    return torch.where(error > 0, 0.9, 0.1) * error.square()
 
 
 @honest(build=scorer, dataset=regression())
-def quantile_loss(model: nn.Module, batch: Batch) -> Tensor:
+def expectile_loss(model: nn.Module, batch: Batch) -> Tensor:
     x, y = batch
     error = y - model(x).squeeze(1)
-    return torch.maximum(0.9 * error, -0.1 * error)
+    return torch.where(error > 0, 0.9, 0.1) * error.square()
 
 
 # Hidden choices and temperatures

@@ -10,9 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
-from .programs import cross_entropy, honest, memory, mixing, parts, plain, regression, scorer
+from .programs import cross_entropy, honest, memory, mixing, parts, plain, points, regression, scorer
 
 Batch = Any
+MANY: dict[str, Any] = dict(dataset=points(96), batch_size=32)  # so that a choice of the batch moves with most records
 CLASS_WEIGHTS = torch.tensor([0.5, 1.0, 2.0])
 
 
@@ -160,20 +161,20 @@ def weights_by_the_density_of_the_batch(model: nn.Module, batch: Batch) -> Tenso
 # Choices by the batch
 
 
-@mixing()
+@mixing(**MANY, mended=plain)
 def hard_examples_above_the_mean(model: nn.Module, batch: Batch) -> Tensor:
     losses = plain(model, batch)
     return losses * (losses > losses.mean()).to(losses)
 
 
-@mixing()
+@mixing(**MANY, mended=plain)
 def hard_examples_by_top_k(model: nn.Module, batch: Batch) -> Tensor:
     losses = plain(model, batch)
     weights = torch.zeros_like(losses).scatter(0, losses.topk(len(losses) // 2).indices, 1.0)
     return losses * weights
 
 
-@mixing()
+@mixing(**MANY, mended=plain)
 def easy_examples_below_a_quantile(model: nn.Module, batch: Batch) -> Tensor:
     losses = plain(model, batch)
     return losses.where(losses <= losses.detach().quantile(0.7), 0.0)
@@ -192,7 +193,7 @@ def hard_examples_above_a_public_threshold(model: nn.Module, batch: Batch) -> Te
     return losses * (losses > 1.0).to(losses)
 
 
-@mixing()
+@mixing(**MANY, mended=plain)
 def outliers_clipped_at_two_deviations(model: nn.Module, batch: Batch) -> Tensor:
     losses = plain(model, batch)
     with torch.no_grad():
@@ -200,7 +201,7 @@ def outliers_clipped_at_two_deviations(model: nn.Module, batch: Batch) -> Tensor
     return torch.where(losses > bound, bound * losses / losses.detach(), losses)
 
 
-@mixing()
+@mixing(**MANY, mended=plain)
 def small_losses_that_the_other_network_chose(model: nn.Module, batch: Batch) -> Tensor:
     """Co-teaching with one network and its noisy self."""
     losses, noisy = plain(model, batch), plain(model, (batch[0] + 0.1 * torch.randn_like(batch[0]), batch[1]))
@@ -208,6 +209,15 @@ def small_losses_that_the_other_network_chose(model: nn.Module, batch: Batch) ->
     keep = torch.zeros_like(losses)
     keep[chosen] = 1.0
     return losses * keep
+
+
+@mixing()
+def pseudo_labels_weighted_by_the_confidence_of_the_batch(model: nn.Module, batch: Batch) -> Tensor:
+    """SoftMatch."""
+    x, _ = batch
+    confidence, label = model(x).detach().softmax(1).max(1)
+    below = (confidence - confidence.mean()).clamp(max=0)
+    return cross_entropy(model(x + 0.1), label) * torch.exp(-below.square() / (2 * confidence.var()))
 
 
 @mixing()
