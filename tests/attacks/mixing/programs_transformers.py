@@ -28,10 +28,10 @@ AUTOFORMER: dict[str, Any] = dict(
 )  # fmt: skip
 NLLB: dict[str, Any] = dict(
     vocab_size=20, d_model=8, encoder_layers=1, decoder_layers=1, encoder_ffn_dim=8, decoder_ffn_dim=8,
-    encoder_attention_heads=2, decoder_attention_heads=2, num_experts=2, expert_capacity=4, encoder_sparse_step=1,
+    encoder_attention_heads=2, decoder_attention_heads=2, num_experts=2, expert_capacity=20, encoder_sparse_step=1,
     decoder_sparse_step=1, dropout=0.0, attention_dropout=0.0, activation_dropout=0.0, encoder_layerdrop=0.0,
     decoder_layerdrop=0.0, moe_token_dropout=0.0, max_position_embeddings=16, pad_token_id=0, bos_token_id=1,
-    eos_token_id=2, decoder_start_token_id=2,
+    eos_token_id=2, decoder_start_token_id=2, init_std=1.0,
 )  # fmt: skip
 T5: dict[str, Any] = dict(
     vocab_size=20, d_model=8, d_kv=4, d_ff=12, num_layers=1, num_heads=2, relative_attention_num_buckets=8,
@@ -113,7 +113,7 @@ def autoformer(model: nn.Module, batch: Batch) -> Tensor:
     return out.last_hidden_state.square().mean((1, 2)) + out.trend.square().mean((1, 2))
 
 
-@mixing(build=lambda: untrained("NllbMoeModel", "NllbMoeConfig", NLLB), dataset=token_pairs, batch_size=6)
+@mixing(build=lambda: untrained("NllbMoeModel", "NllbMoeConfig", NLLB), dataset=token_pairs, batch_size=12)
 def experts_with_a_capacity_in_a_translator(model: nn.Module, batch: Batch) -> Tensor:
     ids, target = batch
     return model(input_ids=ids, decoder_input_ids=target).last_hidden_state[..., :3].square().mean((1, 2))

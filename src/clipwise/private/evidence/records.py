@@ -77,14 +77,13 @@ class Records:
         if high == low:
             high, low = 0, self.size - 1
         half = (torch.arange(self.size) + number) % 2 == 0
+        some, rest = (f"{int(h.sum())} of {self.size} samples were other records" for h in (half, ~half))
         forms = [
-            Change.of(~half, high, f"{half.sum()} of {self.size} samples were other records", scale=_LARGER),
-            Change.of(half, low, f"{(~half).sum()} of {self.size} samples were other records"),
+            Change.of(~half, high, some, scale=_LARGER),
+            Change.of(half, low, rest, flat=True),
             Change.of(torch.arange(self.size) != high, low, f"sample {high} was another record"),
-            Change.of(
-                ~half, high, f"{half.sum()} of {self.size} samples were other records", scale=_LARGER, rigid=True
-            ),
-            Change.of(half, low, f"{(~half).sum()} of {self.size} samples were other records", rigid=True),
+            Change.of(~half, high, some, scale=_LARGER, rigid=True),
+            Change.of(half, low, rest, flat=True, rigid=True),
         ]
         chosen = forms if number == 0 else [forms[number % 3]] + ([forms[3 + number % 2]] if rigid else [])
         return [change for change in chosen if any(not _same(change.applied(t), t) for t in self.rows)]
@@ -143,16 +142,17 @@ class Change:
 
     source: Tensor
     kept: Tensor
-    scale: float = 1.0
+    scale: float = 1.0  # of floating point values
+    flat: bool = False  # integers repeat the largest one of their record, such as one token
     rigid: bool = False
     what: str = field(default="", compare=False)
     others: Mapping[int, Tensor] | None = field(default=None, compare=False, repr=False)  # by the tensor's identity
 
     @classmethod
-    def of(cls, kept: Tensor, by: int, what: str, scale: float = 1.0, rigid: bool = False) -> Change:
-        """All samples that are not kept become copies of one record, with its floating point values scaled."""
+    def of(cls, kept: Tensor, by: int, what: str, **options: Any) -> Change:
+        """All samples that are not kept become copies of one record."""
         everybody = torch.arange(kept.numel())
-        return cls(torch.where(kept, everybody, by), everybody[kept], scale, rigid, what)
+        return cls(torch.where(kept, everybody, by), everybody[kept], what=what, **options)
 
     def applied(self, tensor: Tensor) -> Tensor:
         """The tensor with other records; itself where its first axis is not the samples'."""
@@ -161,10 +161,15 @@ class Change:
         if tensor.layout is not torch.strided or not tensor.dim() or tensor.shape[0] != self.source.numel():
             return tensor
         other = tensor.detach().index_select(0, self.source.to(tensor.device))
-        if self.scale != 1 and (tensor.is_floating_point() or tensor.is_complex()):
-            changed = torch.ones(self.source.numel(), dtype=torch.bool)
-            changed[self.kept] = False
-            other[changed.to(tensor.device)] *= self.scale
+        changed = torch.ones(self.source.numel(), dtype=torch.bool)
+        changed[self.kept] = False
+        changed = changed.to(tensor.device)
+        if tensor.is_floating_point() or tensor.is_complex():
+            if self.scale != 1:
+                other[changed] *= self.scale
+        elif self.flat and other.numel():
+            axes = list(range(1, other.dim()))
+            other[changed] = other[changed].amax(axes, keepdim=True).expand_as(other[changed]) if axes else other[changed]
         return other
 
 
