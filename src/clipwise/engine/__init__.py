@@ -14,9 +14,11 @@ from torch import Tensor
 
 from clipwise.clipping import Clip, Flat, Groupwise, Layerwise, Rule, Style, as_clip
 from clipwise.engine.check import Summary, check_model, summarize
-from clipwise.engine.core import Clipped, Engine, NothingFinite, Parameters, clip_sum, single_gradients, validate
+from clipwise.engine.core import Clipped, Engine, NothingFinite, clip_sum, single_gradients, validate
 from clipwise.engine.cost import Way
 from clipwise.engine.graph import unrecorded
+from clipwise.engine.norms import settled
+from clipwise.engine.parameters import Parameters
 from clipwise.errors import InvalidLosses, InvalidPlan
 
 __all__ = [
@@ -41,10 +43,12 @@ def per_sample_norms(losses: Tensor, params: Params, *, retain_graph: bool = Fal
     if losses.shape[0] < 2:
         return _few(losses, parameters, retain_graph)[1]
     try:
-        squared = _ENGINE.backward(losses, parameters, keep=retain_graph).squared_norms()
+        backward = _ENGINE.backward(losses, parameters, keep=retain_graph)
     except NothingFinite:
         return torch.full_like(losses, torch.nan)
-    return sum(squared.values(), losses.new_zeros(losses.shape)).sqrt()
+    squared = settled(backward, backward.squared_norms(), losses)
+    norms = sum(squared.values(), losses.new_zeros(losses.shape, dtype=torch.float64)).sqrt()
+    return norms.to(losses.dtype)
 
 
 @unrecorded

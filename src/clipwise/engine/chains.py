@@ -85,15 +85,15 @@ def interval(graph: Graph, edge: Edge) -> tuple[int, int, int]:
     """The axis and the half-open range of it that a region edge picks, as it is at this step."""
     (k, output), name = edge, graph.names[edge[0]]
     node, shape = graph.nodes[k], graph.shape(graph.edges[k][0])
-    axis = _signed(node._saved_dim) % len(shape)
+    axis = signed(node._saved_dim) % len(shape)
     size = shape[axis]
     if name == "SelectBackward0":
-        start = _signed(node._saved_index) % size
+        start = signed(node._saved_index) % size
         return axis, start, start + 1
     if name == "UnbindBackward0":
         return axis, output, output + 1
     if name == "SliceBackward0":
-        start, stop = _signed(node._saved_start), _signed(node._saved_end)
+        start, stop = signed(node._saved_start), signed(node._saved_end)
         return (
             axis,
             min(max(start + size if start < 0 else start, 0), size),
@@ -106,7 +106,7 @@ def interval(graph: Graph, edge: Edge) -> tuple[int, int, int]:
     return axis, sum(sizes[:output]), sum(sizes[: output + 1])
 
 
-def _signed(value: int | None) -> int:
+def signed(value: int | None) -> int:
     """torch shows negative integers of a node as unsigned 64-bit ones."""
     value = value or 0
     return value - (1 << 64) if value >= 1 << 63 else value

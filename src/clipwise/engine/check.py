@@ -11,9 +11,10 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from clipwise.engine.core import Engine, Parameters
+from clipwise.engine.core import Engine
 from clipwise.engine.cost import held_bytes
 from clipwise.engine.graph import Graph
+from clipwise.engine.parameters import Parameters
 from clipwise.engine.plan import GraphPlan, Meeting
 from clipwise.engine.rules import RULES
 from clipwise.engine.run import Backward

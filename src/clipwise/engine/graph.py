@@ -90,6 +90,17 @@ class Graph:
         return order
 
 
+@cache
+def _saved_attributes(kind: type) -> tuple[str, ...]:
+    return tuple(name for name in dir(kind) if name.startswith("_saved_"))
+
+
+def saved_tensors(node: Node) -> list[Tensor]:
+    """The floating-point tensors that the forward pass saved on a node."""
+    values = (getattr(node, name, None) for name in _saved_attributes(node.__class__))
+    return [value for value in values if isinstance(value, Tensor) and value.is_floating_point()]
+
+
 def differentiate(
     outputs: Sequence[GradientEdge | Tensor] | Tensor,
     inputs: Sequence[GradientEdge | Tensor],

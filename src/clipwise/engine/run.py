@@ -14,9 +14,10 @@ from torch import Tensor
 
 from clipwise.engine.chains import interval, overlapping
 from clipwise.engine.grams import Recent, same_memory
-from clipwise.engine.graph import LEAF, Edge, Graph, differentiate
-from clipwise.engine.layout import Layout, Probe, Scattered, blank, colours_of, owners_by_digits, pack, rows_along
+from clipwise.engine.graph import LEAF, Edge, Graph, differentiate, saved_tensors
+from clipwise.engine.layout import Layout, Probe, Scattered, all_finite, blank, owners_by_digits, pack, rows_along
 from clipwise.engine.plan import GraphPlan, Meeting, at_hand, mixing, pattern
+from clipwise.engine.probing import AutogradProber
 from clipwise.engine.routing import data_of, is_identity
 from clipwise.engine.rules import RULES, Finish, Operand, Samples
 from clipwise.engine.uses import Dense, Outer, Use, chunks, joint_squared_norms, squares, summed
@@ -48,11 +49,21 @@ class _Arrival:
         if self.samples is None:
             if not blank(gradient):
                 raise StalePlan
+            self._refuse_not_finite(gradient)
             return
         prepared = self._prepared
         self.backward.receive(
             self.backward.read(self.meeting, self.samples) if prepared is None else prepared, gradient
         )
+
+    def _refuse_not_finite(self, gradient: Tensor) -> None:
+        """Nothing is lost where a gradient is zero, unless NaN or Inf meet it and nobody knows whose they are."""
+        graph, k = self.backward.graph, self.meeting.node
+        if not all_finite(gradient) or not all(all_finite(tensor) for tensor in saved_tensors(graph.nodes[k])):
+            raise UnsupportedNode(
+                f"{graph.names[k]} holds numbers that are not finite, and no gradient shows which sample they belong "
+                "to. Leave samples with NaN or infinite values out of the data."
+            )
 
 
 class StalePlan(Exception):
@@ -144,18 +155,13 @@ class Backward:
 
     def _moved_rows(self, losses: Tensor) -> dict[int, Tensor]:
         """Rows may move between samples by data: read the owners of scattered ones, test every other layout."""
-        edges = [self.graph.gradient_edge((meeting.node, 0)) for meeting in self.plan.meetings]
-        colours = colours_of(self.batch_size, losses)
-        bad = ~torch.isfinite(losses)
-        plain, *coloured = (
-            differentiate(losses, edges, cotangent, keep=True) for cotangent in (torch.ones_like(losses), *colours)
-        )
+        probes = self._probes(losses)
         owners: dict[int, Tensor] = {}
         known: dict[int, Tensor] = {}  # the same, of all meetings, as far as a gradient shows it
-        for meeting, gradient, *seen in zip(self.plan.meetings, plain, *coloured, strict=True):
-            if gradient is None or not meeting.layouts:
+        for meeting in self.plan.meetings:
+            if not meeting.layouts:
                 continue
-            probe = Probe(gradient, [torch.zeros_like(gradient) if c is None else c for c in seen], colours, bad)
+            probe, gradient = probes[meeting.node], probes[meeting.node].plain
             layout, shape = meeting.layouts[0], gradient.shape
             if isinstance(layout, Scattered):
                 read = owners_by_digits(probe, layout.axis)
@@ -173,6 +179,20 @@ class Backward:
             known[meeting.node] = expected
         self._refuse_two_samples_in_one_loss(known)
         return owners
+
+    def _probes(self, losses: Tensor) -> Mapping[int, Probe]:
+        """Probes of all meetings; past what is not finite, which would hide whose it is."""
+        prober, nodes = AutogradProber(losses, self.graph), [meeting.node for meeting in self.plan.meetings]
+        found = dict(prober(nodes))
+        spoilt = [k for k, probe in found.items() if self._hides_whose(k, probe)]
+        if spoilt:
+            found.update(prober.passing(spoilt))
+        return found
+
+    def _hides_whose(self, k: int, probe: Probe) -> bool:
+        """Whether a node's gradient does not tell whose the numbers are that are not finite there."""
+        node = self.graph.nodes[k]
+        return not all_finite(probe.plain) or (probe.blank and not all(map(all_finite, saved_tensors(node))))
 
     def _refuse_two_samples_in_one_loss(self, known: Mapping[int, Tensor]) -> None:
         """The same data met twice must belong to the same samples, else a loss is computed from two of them."""

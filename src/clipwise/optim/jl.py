@@ -21,7 +21,7 @@ from clipwise.accounting import Event, ProjectedSteps
 from clipwise.clipping import Flat, MixUp, Style
 from clipwise.engine import Clipped, check_model
 from clipwise.engine.check import LossFn, take
-from clipwise.engine.core import negligible_norm
+from clipwise.engine.norms import negligible_norm
 from clipwise.errors import InvalidLosses, InvalidPlan
 from clipwise.noise import Normals
 from clipwise.optim.projections import Projections, Replay, demand_same, sums_by_backward
