@@ -18,7 +18,7 @@ from torch import Tensor
 
 from clipwise.engine.chains import signed
 from clipwise.engine.graph import LEAF, Graph, Node, differentiate
-from clipwise.engine.layout import Layout, Probe, Scattered, all_finite, colours_of, owners_by_digits
+from clipwise.engine.layout import Layout, Probe, Scattered, all_finite, colours_of, owners_by_digits, rows_along
 from clipwise.engine.routing import POINTWISE, kind_of
 
 Gradients = tuple[Tensor | None, ...]
@@ -76,10 +76,11 @@ class _Passing:
                 axes = self._axes(gradient, arrived) if position == 0 else None
                 if axes is not None:
                     result.append(_alive(gradient, _spread(arrived, axes)))
-                elif bool(gradient.any()):
-                    result.append(gradient.nan_to_num(0, 0, 0))
+                elif bool(gradient.any()) and all_finite(gradient):
+                    result.append(gradient)
                 else:
-                    result.append(self._other_weights(position, gradient, arrived))
+                    instead = self._other_weights(position, gradient, arrived)
+                    result.append(gradient.nan_to_num(0, 0, 0) if instead is None else _alive(gradient, instead))
         return tuple(result)
 
     def _axes(self, gradient: Tensor, arrived: Tensor) -> list[int] | None:
@@ -94,13 +95,13 @@ class _Passing:
             return list(range(1, gradient.dim()))
         return [] if self._kind == "NativeBatchNorm" and not self._node._saved_training else None
 
-    def _other_weights(self, position: int, gradient: Tensor, arrived: Tensor) -> Tensor:
-        """The gradient of an input whose own is zero because all weights are."""
+    def _other_weights(self, position: int, gradient: Tensor, arrived: Tensor) -> Tensor | None:
+        """The gradient of an input with other weights, where its own are all zero or not finite; None: not known."""
         if self._kind in _FACTORS and position in _FACTORS[self._kind]:
             return _times_random(arrived, gradient, left=position == _FACTORS[self._kind][0])
         if self._kind == "Convolution" and position == 0:
             return _convolved(self._node, gradient, arrived)
-        return gradient
+        return None
 
 
 def _pointwise(gradient: Tensor, arrived: Tensor) -> Tensor:
@@ -175,5 +176,19 @@ def pass_dead_ends(
             continue
         seen = layouts_of(probe, batch_size)
         kept = tuple(layout for layout in layouts[k] if layout in seen) if layouts[k] else seen
-        if len(kept) == 1:
+        if len(kept) == 1 and _shows_everybody(kept[0], probe, probes[k]):
             layouts[k] = kept
+
+
+def _shows_everybody(layout: Layout | Scattered, probe: Probe, before: Probe) -> bool:
+    """Whether no sample is hidden, beside which another's part of a sum would pass for a layout."""
+    axis, batch_size = layout.axis, probe.bad.numel()
+    if isinstance(layout, Scattered):
+        owners = owners_by_digits(probe, axis)
+        assert owners is not None
+    else:
+        owners = layout.owners(probe.plain.shape, batch_size).to(probe.plain.device)
+    if owners[rows_along(probe.plain, axis).any(1)].unique().numel() == batch_size:
+        return True
+    spoilt = owners[~torch.isfinite(before.plain).movedim(axis, 0).reshape(len(owners), -1).all(1)]
+    return bool(spoilt.numel()) and bool(probe.bad[spoilt].all())  # what is not finite lies with losses that are not

@@ -59,6 +59,8 @@ class _Arrival:
     def _refuse_not_finite(self, gradient: Tensor) -> None:
         """Nothing is lost where a gradient is zero, unless NaN or Inf meet it and nobody knows whose they are."""
         graph, k = self.backward.graph, self.meeting.node
+        if self.backward.has_bad_losses:  # whose they will be
+            return
         if not all_finite(gradient) or not all(all_finite(tensor) for tensor in saved_tensors(graph.nodes[k])):
             raise UnsupportedNode(
                 f"{graph.names[k]} holds numbers that are not finite, and no gradient shows which sample they belong "
@@ -82,6 +84,7 @@ class Backward:
     ) -> None:
         self.graph, self.plan, self.norms_only = graph, plan, norms_only
         self.batch_size = losses.shape[0]
+        self.has_bad_losses = not all_finite(losses)
         self.uses: dict[Edge, list[Use]] = {}
         self._norms: dict[Edge, Tensor] = {}
         self._recent = Recent()
