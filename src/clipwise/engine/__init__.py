@@ -17,12 +17,13 @@ from clipwise.engine.check import Summary, check_model, summarize
 from clipwise.engine.core import Clipped, Engine, NothingFinite, clip_sum, single_gradients, validate
 from clipwise.engine.cost import Way
 from clipwise.engine.graph import unrecorded
+from clipwise.engine.history import Planning
 from clipwise.engine.norms import settled
 from clipwise.engine.parameters import Parameters
 from clipwise.errors import InvalidLosses, InvalidPlan
 
 __all__ = [
-    "Clipped", "Clipper", "Summary", "check", "check_model", "clipped_gradients", "per_sample_gradients",
+    "Clipped", "Clipper", "Planning", "Summary", "check", "check_model", "clipped_gradients", "per_sample_gradients",
     "per_sample_norms",
 ]  # fmt: skip
 
@@ -110,6 +111,11 @@ class Clipper:
 
     def __init__(self, params: Params) -> None:
         self._parameters = Parameters(params)
+
+    @property
+    def planning(self) -> Planning:
+        """How many plans were made for these parameters and what differed: more than a handful is worth a look."""
+        return _ENGINE.planning(self._parameters)
 
     @unrecorded
     def __call__(

@@ -18,6 +18,7 @@ from torch import Tensor
 from clipwise.clipping import Rule, Style
 from clipwise.engine.cost import Way, choose_way, reduced_precision
 from clipwise.engine.graph import Graph, differentiate, walk
+from clipwise.engine.history import History, Planning
 from clipwise.engine.norms import bad_samples, negligible_norm, settled, working_dtype
 from clipwise.engine.parameters import Parameters
 from clipwise.engine.plan import GraphPlan, Planner, mixing
@@ -100,6 +101,11 @@ class Engine:
 
     def __init__(self) -> None:
         self._cache: OrderedDict[tuple[object, ...], Entry] = OrderedDict()
+        self._history = History()
+
+    def planning(self, parameters: Parameters) -> Planning:
+        """How many plans were made for these parameters, and what differed."""
+        return self._history.of(parameters.identity)
 
     def graph(self, losses: Tensor, parameters: Parameters) -> Graph:
         """The graph of the losses; refused when it reaches none of the parameters."""
@@ -120,7 +126,7 @@ class Engine:
         self._cache.move_to_end(key)
         return entry
 
-    def _make(self, losses: Tensor, graph: Graph, parameters: Parameters) -> Entry:
+    def _make(self, losses: Tensor, graph: Graph, parameters: Parameters, stale: bool = False) -> Entry:
         if not bool(torch.isfinite(losses).any()):
             raise NothingFinite
         planner = Planner(graph, losses.shape[0], parameters.describe)
@@ -129,6 +135,7 @@ class Engine:
             tuple(weakref.ref(p) for p in parameters.tensors),
             tuple(p.shape for p in parameters.tensors),
         )
+        self._history.record(parameters.identity, graph, stale)
         if entry.plan.cacheable:
             self._cache[parameters.identity, graph.signature] = entry
             while len(self._cache) > _CACHE_SIZE:
@@ -153,7 +160,7 @@ class Engine:
         try:
             backward = Backward(losses, graph, entry.plan, retain_graph=keep, norms_only=norms_only and not verify)
         except StalePlan:
-            entry = self._make(losses, graph, parameters)
+            entry = self._make(losses, graph, parameters, stale=True)
             verify = True
             try:
                 backward = Backward(losses, graph, entry.plan, retain_graph=True)

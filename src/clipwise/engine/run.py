@@ -84,7 +84,7 @@ class Backward:
     ) -> None:
         self.graph, self.plan, self.norms_only = graph, plan, norms_only
         self.batch_size = losses.shape[0]
-        self.has_bad_losses = not all_finite(losses)
+        self._losses = losses.detach()
         self.uses: dict[Edge, list[Use]] = {}
         self._norms: dict[Edge, Tensor] = {}
         self._recent = Recent()
@@ -110,6 +110,11 @@ class Backward:
                 handle.remove()
         for arrival, gradient in zip(ends, gradients, strict=True):
             arrival((gradient,))
+
+    @property
+    def has_bad_losses(self) -> bool:
+        """Whether some loss is not finite."""
+        return not all_finite(self._losses)
 
     def read(self, meeting: Meeting, samples: Samples) -> list[tuple[Edge, Finish]]:
         """The rules of a meeting's operands, with the tensors that they need from the node."""
