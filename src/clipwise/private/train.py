@@ -191,7 +191,10 @@ class Private:
             )
         if not self._fit.holds(self._optimizer):
             if self._sums is not None:
-                raise InvalidPlan("parameters were frozen, unfrozen, added or resized within a logical batch.")
+                raise InvalidPlan(
+                    "parameters were frozen, unfrozen, added, removed, replaced or resized within a logical batch. Do "
+                    "so between batches, and give the optimizer the new ones."
+                )
             self._bind()
         self._fit.check_step()
         if self._expected_weights is not None:
