@@ -20,6 +20,7 @@ from clipwise.engine.graph import unrecorded
 from clipwise.engine.history import Planning
 from clipwise.engine.norms import settled
 from clipwise.engine.parameters import Parameters
+from clipwise.engine.uses import accurate
 from clipwise.errors import InvalidLosses, InvalidPlan
 
 __all__ = [
@@ -49,7 +50,7 @@ def per_sample_norms(losses: Tensor, params: Params, *, retain_graph: bool = Fal
         return torch.full_like(losses, torch.nan)
     squared = settled(backward, backward.squared_norms(), losses)
     norms = sum(squared.values(), losses.new_zeros(losses.shape, dtype=torch.float64)).sqrt()
-    return norms.to(losses.dtype)
+    return norms.to(accurate(losses).dtype)
 
 
 @unrecorded
@@ -84,7 +85,7 @@ def _few(losses: Tensor, parameters: Parameters, keep: bool) -> tuple[list[Tenso
     grads = single_gradients(losses, parameters, _ENGINE, keep)
     filled = [torch.zeros_like(p) if g is None else g for g, p in zip(grads, parameters.tensors, strict=True)]
     norm = sum((g.double().square().sum() for g in filled), losses.new_zeros((), dtype=torch.float64)).sqrt()
-    return [g.unsqueeze(0) for g in filled], norm.view(1).to(losses.dtype)
+    return [g.unsqueeze(0) for g in filled], norm.view(1).to(accurate(losses).dtype)
 
 
 def clipped_gradients(

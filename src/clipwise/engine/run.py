@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from clipwise.engine.chains import interval, overlapping
+from clipwise.engine.chains import below_view, interval, overlapping
 from clipwise.engine.grams import Recent, same_memory
 from clipwise.engine.graph import LEAF, Edge, Graph, differentiate, saved_tensors
 from clipwise.engine.layout import Layout, Probe, Scattered, all_finite, blank, owners_by_digits, pack, rows_along
@@ -302,6 +302,11 @@ class Backward:
                 total[place[chain.parameter]] += grad
             else:
                 through.append((edge, grad))
+        widened = [self._widened(edge, grad) for edge, grad in through]
+        for (k, _), grad in widened:
+            if self.graph.names[k] == LEAF:
+                total[place[self.graph.leaf_parameter[k]]] += grad
+        through = [(edge, grad) for edge, grad in widened if self.graph.names[edge[0]] != LEAF]
         if through:
             for part, pulled in zip(total, self._vjp(through, leaves), strict=True):
                 if pulled is not None:
@@ -309,9 +314,8 @@ class Backward:
         return total
 
     def _vjp(self, through: Sequence[tuple[Edge, Tensor]], leaves: Sequence[Tensor]) -> Sequence[Tensor | None]:
-        widened = [self._widened(edge, grad) for edge, grad in through]
-        outputs = [self.graph.gradient_edge(edge) for edge, _ in widened]
-        grads = [grad for _, grad in widened]
+        outputs = [self.graph.gradient_edge(edge) for edge, _ in through]
+        grads = [grad for _, grad in through]
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # vmap tells where it falls back to a loop
@@ -327,15 +331,13 @@ class Backward:
         """
         graph = self.graph
         while _dtype(graph, edge) in _HALF:
-            name, below = graph.names[edge[0]], graph.edges[edge[0]]
-            if name == "TBackward0":
-                grad = grad.mT
-            elif name not in ("AliasBackward0", "CloneBackward0", "ToCopyBackward0"):
+            moved = below_view(graph, edge, grad)
+            if moved is None:
                 raise UnsupportedNode(
-                    f"{name} computes a weight in half precision, where its clipped gradient would be rounded beyond "
-                    "its bound. Compute it in float32, outside autocast."
+                    f"{graph.names[edge[0]]} computes a weight in half precision, where its clipped gradient would be "
+                    "rounded beyond its bound. Compute it in float32, outside autocast."
                 )
-            edge = below[0]
+            edge, grad = graph.edges[edge[0]][0], moved
         return edge, grad.to(_dtype(graph, edge))
 
     def gradients(self, samples: slice = slice(None)) -> dict[int, Tensor]:
@@ -387,8 +389,13 @@ class Backward:
         edges = list(dict.fromkeys(edge for edge, _ in pairs))
         parameters = sorted({parameter for _, parameter in pairs})
         widened = [self._widened(edge, _added([use.weighted(common) for use in self.uses[edge]])) for edge in edges]
-        outputs = [self.graph.gradient_edge(edge) for edge, _ in widened]
-        grads = [grad for _, grad in widened]
+        for (k, _), grad in widened:
+            if self.graph.names[k] == LEAF:  # autograd would round it to the parameter's dtype
+                _accumulate(sums, self.graph.leaf_parameter[k], grad)
+        outputs = [self.graph.gradient_edge(edge) for edge, _ in widened if self.graph.names[edge[0]] != LEAF]
+        grads = [grad for (k, _), grad in widened if self.graph.names[k] != LEAF]
+        if not outputs:
+            return
         pulled = differentiate(outputs, [self.graph.parameters[p] for p in parameters], grads, keep=True)
         for parameter, part in zip(parameters, pulled, strict=True):
             if part is not None:
