@@ -161,3 +161,10 @@ def test_tight_mu_of_full_batches_is_exact() -> None:
         privacy_curve((GaussianSteps(Shuffled(100, 10), 1.0, 10),))
     with pytest.raises(AccountingError, match="at least one"):
         privacy_curve(())
+
+
+def test_the_search_reaches_the_end_of_its_bracket() -> None:
+    """Steps that double once jumped from 36,000 over the limit and found nothing."""
+    sigma = noise_multiplier(1e-5, 1e-10, FullBatch(10), steps=1)
+    assert 361_900 < sigma < 362_300
+    assert epsilon(sigma, FullBatch(10), 1, 1e-10) <= 1e-5

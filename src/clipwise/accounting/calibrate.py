@@ -189,10 +189,11 @@ def _smallest_noise(spent: Callable[[float], float], target: float, start: float
         if low <= floor:
             return math.exp(low)
         high, low, step = low, max(floor, low - step), 2.0 * step
+    ceiling = math.log(_LIMITS[1])
     while gap(high) > 0.0:
-        low, high, step = high, high + step, 2.0 * step
-        if high > math.log(_LIMITS[1]):
+        if high >= ceiling:
             raise AccountingError(f"No noise multiplier up to {_LIMITS[1]:g} reaches epsilon {target:g}.")
+        low, high, step = high, min(ceiling, high + step), 2.0 * step
     for attempt in range(100):
         if gap(high) >= -tight or high - low < 1e-12:
             break

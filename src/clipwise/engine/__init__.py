@@ -14,23 +14,19 @@ from torch import Tensor, nn
 
 from clipwise.clipping import Clip, Flat, Groupwise, Layerwise, Rule, Style, as_clip
 from clipwise.engine.check import Summary, summarize
-from clipwise.engine.core import (
-    NO_EVIDENCE,
-    Clipped,
-    Engine,
-    NothingFinite,
-    Parameters,
-    clip_sum,
-    single_gradients,
-    validate,
-)  # fmt: skip
+from clipwise.engine.core import NO_EVIDENCE, Clipped, Engine, NothingFinite, clip_sum, single_gradients, validate
 from clipwise.engine.cost import Way
 from clipwise.engine.graph import unrecorded
+from clipwise.engine.history import Planning
+from clipwise.engine.norms import settled
 from clipwise.engine.origin import Declared, Evidence
+from clipwise.engine.parameters import Parameters
+from clipwise.engine.uses import accurate
 from clipwise.errors import InvalidLosses, InvalidPlan
 
 __all__ = [
-    "Clipped", "Clipper", "Summary", "check", "clipped_gradients", "per_sample_gradients", "per_sample_norms",
+    "Clipped", "Clipper", "Planning", "Summary", "check", "clipped_gradients", "per_sample_gradients",
+    "per_sample_norms",
 ]  # fmt: skip
 
 Params: TypeAlias = Iterable[Tensor] | Mapping[str, Tensor]
@@ -53,10 +49,12 @@ def per_sample_norms(
     if losses.shape[0] < 2:
         return _few(losses, parameters, retain_graph)[1]
     try:
-        squared = _ENGINE.backward(losses, parameters, Declared(constants), keep=retain_graph).squared_norms()
+        backward = _ENGINE.backward(losses, parameters, Declared(constants), keep=retain_graph)
     except NothingFinite:
         return torch.full_like(losses, torch.nan)
-    return sum(squared.values(), losses.new_zeros(losses.shape)).sqrt()
+    squared = settled(backward, backward.squared_norms(), losses)
+    norms = sum(squared.values(), losses.new_zeros(losses.shape, dtype=torch.float64)).sqrt()
+    return norms.to(accurate(losses).dtype)
 
 
 @unrecorded
@@ -93,7 +91,7 @@ def _few(losses: Tensor, parameters: Parameters, keep: bool) -> tuple[list[Tenso
     grads = single_gradients(losses, parameters, _ENGINE, keep)
     filled = [torch.zeros_like(p) if g is None else g for g, p in zip(grads, parameters.tensors, strict=True)]
     norm = sum((g.double().square().sum() for g in filled), losses.new_zeros((), dtype=torch.float64)).sqrt()
-    return [g.unsqueeze(0) for g in filled], norm.view(1).to(losses.dtype)
+    return [g.unsqueeze(0) for g in filled], norm.view(1).to(accurate(losses).dtype)
 
 
 def clipped_gradients(
@@ -126,6 +124,11 @@ class Clipper:
 
     def __init__(self, params: Params) -> None:
         self._parameters = Parameters(params)
+
+    @property
+    def planning(self) -> Planning:
+        """How many plans were made for these parameters and what differed: more than a handful is worth a look."""
+        return _ENGINE.planning(self._parameters)
 
     @unrecorded
     def __call__(

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from torch import Tensor
+
 from clipwise.engine.graph import LEAF, Edge, Graph
 
 # Views keep every element's value: the norm of a gradient is the same before and after them.
@@ -85,15 +87,15 @@ def interval(graph: Graph, edge: Edge) -> tuple[int, int, int]:
     """The axis and the half-open range of it that a region edge picks, as it is at this step."""
     (k, output), name = edge, graph.names[edge[0]]
     node, shape = graph.nodes[k], graph.shape(graph.edges[k][0])
-    axis = _signed(node._saved_dim) % len(shape)
+    axis = signed(node._saved_dim) % len(shape)
     size = shape[axis]
     if name == "SelectBackward0":
-        start = _signed(node._saved_index) % size
+        start = signed(node._saved_index) % size
         return axis, start, start + 1
     if name == "UnbindBackward0":
         return axis, output, output + 1
     if name == "SliceBackward0":
-        start, stop = _signed(node._saved_start), _signed(node._saved_end)
+        start, stop = signed(node._saved_start), signed(node._saved_end)
         return (
             axis,
             min(max(start + size if start < 0 else start, 0), size),
@@ -106,7 +108,43 @@ def interval(graph: Graph, edge: Edge) -> tuple[int, int, int]:
     return axis, sum(sizes[:output]), sum(sizes[: output + 1])
 
 
-def _signed(value: int | None) -> int:
+def signed(value: int | None) -> int:
     """torch shows negative integers of a node as unsigned 64-bit ones."""
     value = value or 0
     return value - (1 << 64) if value >= 1 << 63 else value
+
+
+_RESHAPING = {
+    "ReshapeAliasBackward0", "SqueezeBackward0", "SqueezeBackward1", "SqueezeBackward2", "SqueezeBackward3",
+    "SqueezeBackward4", "UnflattenBackward0", "UnsafeViewBackward0", "UnsqueezeBackward0", "ViewBackward0",
+}  # fmt: skip
+
+
+def below_view(graph: Graph, edge: Edge, gradient: Tensor) -> Tensor | None:
+    """The gradient of a view's input from that of its output, with any leading axes; None for anything else.
+
+    By hand, so that it keeps its precision where autograd would round it to the dtype of the value.
+    """
+    (k, _), name = edge, graph.names[edge[0]]
+    node, shape = graph.nodes[k], graph.shape(graph.edges[k][0])
+    leading = gradient.dim() - len(graph.shape(edge))
+    if name in _PASSING:
+        return gradient
+    if name == "TBackward0":
+        return gradient.mT
+    if name == "TransposeBackward0":
+        axes = [leading + signed(dim) % len(shape) for dim in (node._saved_dim0, node._saved_dim1)]
+        return gradient.transpose(*axes)
+    if name == "PermuteBackward0":
+        order = [signed(dim) % len(shape) for dim in node._saved_dims]
+        return gradient.permute(*range(leading), *(leading + order.index(axis) for axis in range(len(order))))
+    if name in _RESHAPING:
+        return gradient.reshape(*gradient.shape[:leading], *shape)
+    if name not in _REGIONS or getattr(node, "_saved_step", 1) != 1:
+        return None
+    axis, start, stop = interval(graph, edge)
+    if name in ("SelectBackward0", "UnbindBackward0"):
+        gradient = gradient.unsqueeze(leading + axis)
+    whole = gradient.new_zeros(*gradient.shape[:leading], *shape)
+    whole.narrow(leading + axis, start, stop - start).copy_(gradient)
+    return whole

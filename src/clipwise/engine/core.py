@@ -8,9 +8,9 @@ from __future__ import annotations
 import math
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,15 +18,18 @@ from torch import Tensor
 from clipwise.clipping import Rule, Style
 from clipwise.engine.cost import Way, choose_way, reduced_precision
 from clipwise.engine.graph import Graph, differentiate, walk
-from clipwise.engine.layout import Probe, colours_of, owners_by_digits
+from clipwise.engine.history import History, Planning
+from clipwise.engine.norms import bad_samples, negligible_norm, settled, working_dtype
 from clipwise.engine.origin import Declared, Evidence, Origin
+from clipwise.engine.parameters import Parameters
 from clipwise.engine.plan import GraphPlan, Planner, mixing
+from clipwise.engine.probing import AutogradProber
 from clipwise.engine.run import Backward, StalePlan, by_second_backward
 from clipwise.engine.uses import accurate
-from clipwise.errors import CheckFailed, InvalidLosses, UnsupportedNode
+from clipwise.engine.verify import dense, verify_against_autograd
+from clipwise.errors import InvalidLosses, UnsupportedNode
 
 Key = TypeVar("Key", Tensor, str)
-_PIECE = 1 << 20  # values that are compared at once
 _VERIFY_EVERY = 100
 _CACHE_SIZE = 256
 NO_EVIDENCE = Declared()
@@ -68,60 +71,6 @@ class Entry:
         return all(owner() is tensor and tensor.shape == shape for owner, shape, tensor in same)
 
 
-class Parameters:
-    """The parameters of a call: distinct, in order, with their names and layers."""
-
-    def __init__(self, params: Iterable[Tensor] | Mapping[str, Tensor]) -> None:
-        named = isinstance(params, Mapping)
-        pairs: list[tuple[str, Any]] = (
-            list(params.items()) if isinstance(params, Mapping) else [("", p) for p in params]
-        )
-        for name, p in pairs:
-            if not isinstance(p, Tensor):
-                raise InvalidLosses(f"params must be tensors or a mapping name -> tensor, got {type(p).__name__}.")
-            if not p.is_leaf:
-                raise InvalidLosses(
-                    f"params must be the parameters themselves, but {name or 'one'} of shape {tuple(p.shape)} is "
-                    "computed from others. Pass those, or detach it and call requires_grad_() before it is used."
-                )
-        self.keys: list[list[Any]] = []
-        self.tensors: list[Tensor] = []
-        self.names: list[str] = []
-        self.position: dict[int, int] = {}
-        for name, p in pairs:
-            place = self.position.get(id(p))
-            if place is None:
-                place = self.position[id(p)] = len(self.tensors)
-                self.tensors.append(p)
-                self.names.append(name)
-                self.keys.append([])
-            self.keys[place].append(name if named else p)
-        self.identity = tuple(self.position)
-        self._grouped: tuple[Style, dict[str, list[int]]] | None = None
-
-    def describe(self, place: int) -> str:
-        """A parameter as an error message names it."""
-        return self.names[place] or f"#{place} of shape {tuple(self.tensors[place].shape)}"
-
-    def layer(self, place: int) -> str:
-        """The module that owns a parameter: its name before the last dot, or itself when it has no name."""
-        name = self.names[place]
-        return name.rpartition(".")[0] if name else f"#{place}"
-
-    def keyed(self, values: Sequence[Tensor]) -> dict[Any, Tensor]:
-        """Values in order of the parameters, keyed as the caller gave them."""
-        return {key: value for keys, value in zip(self.keys, values, strict=True) for key in keys}
-
-    def groups(self, style: Style) -> dict[str, list[int]]:
-        """Clipping groups of a style and the places of their parameters."""
-        if self._grouped is None or self._grouped[0] is not style:
-            groups: dict[str, list[int]] = {}
-            for place, name in enumerate(self.names):
-                groups.setdefault(style.group_of(self.layer(place), name), []).append(place)
-            self._grouped = style, groups
-        return self._grouped[1]
-
-
 def validate(losses: Tensor, parameters: Parameters) -> None:
     """Refuse losses that are not a differentiable vector."""
     if not isinstance(losses, Tensor):
@@ -154,6 +103,11 @@ class Engine:
 
     def __init__(self) -> None:
         self._cache: OrderedDict[tuple[object, ...], Entry] = OrderedDict()
+        self._history = History()
+
+    def planning(self, parameters: Parameters) -> Planning:
+        """How many plans were made for these parameters, and what differed."""
+        return self._history.of(parameters.identity)
 
     def graph(self, losses: Tensor, parameters: Parameters) -> Graph:
         """The graph of the losses; refused when it reaches none of the parameters."""
@@ -176,15 +130,18 @@ class Engine:
             _demand_shared(graph, entry.plan, evidence)
         return entry
 
-    def _make(self, losses: Tensor, graph: Graph, parameters: Parameters, evidence: Evidence) -> Entry:
+    def _make(
+        self, losses: Tensor, graph: Graph, parameters: Parameters, evidence: Evidence, stale: bool = False
+    ) -> Entry:
         if not bool(torch.isfinite(losses).any()):
             raise NothingFinite
         planner = Planner(graph, losses.shape[0], parameters.describe, evidence)
         entry = Entry(
-            planner.plan(_AutogradProber(losses, graph)),
+            planner.plan(AutogradProber(losses, graph)),
             tuple(weakref.ref(p) for p in parameters.tensors),
             tuple(p.shape for p in parameters.tensors),
         )
+        self._history.record(parameters.identity, graph, stale)
         if entry.plan.cacheable:
             self._cache[parameters.identity, graph.signature, evidence.key] = entry
             while len(self._cache) > _CACHE_SIZE:
@@ -216,7 +173,7 @@ class Engine:
         try:
             backward = Backward(losses, graph, entry.plan, retain_graph=keep, norms_only=norms_only and not verify)
         except StalePlan:
-            entry = self._make(losses, graph, parameters, evidence)
+            entry = self._make(losses, graph, parameters, evidence, stale=True)
             verify = True
             try:
                 backward = Backward(losses, graph, entry.plan, retain_graph=True)
@@ -234,88 +191,6 @@ def _demand_shared(graph: Graph, plan: GraphPlan, evidence: Evidence) -> None:
     for k in plan.shared:
         if origins[k] is Origin.BATCH:
             raise mixing(graph, graph.names[k], "it was computed from parameters and constants alone at earlier steps")
-
-
-class _AutogradProber:
-    """Back-propagates colours to the outputs of nodes."""
-
-    def __init__(self, losses: Tensor, graph: Graph) -> None:
-        self._losses, self._graph = losses, graph
-        self._bad = ~torch.isfinite(losses)
-
-    def _gradients(self, nodes: Sequence[int], cotangent: Tensor) -> list[Tensor]:
-        edges = [self._graph.gradient_edge((k, 0)) for k in nodes]
-        found = differentiate(self._losses, edges, cotangent, keep=True)
-        shapes = [self._graph.shape((k, 0)) for k in nodes]
-        return [self._losses.new_zeros(s) if g is None else g for g, s in zip(found, shapes, strict=True)]
-
-    def __call__(self, nodes: Sequence[int]) -> Mapping[int, Probe]:
-        colours = colours_of(self._losses.shape[0], self._losses)
-        plain = self._gradients(nodes, torch.ones_like(self._losses))
-        coloured = zip(*(self._gradients(nodes, v) for v in colours), strict=True)
-        return {k: Probe(p, c, colours, self._bad) for k, p, c in zip(nodes, plain, coloured, strict=True)}
-
-    def scattered_axis(self, node: int) -> int | None:
-        probe = self([node])[node]
-        axes = (axis for axis in range(probe.plain.dim()) if owners_by_digits(probe, axis) is not None)
-        return next(axes, None)
-
-
-def verify_against_autograd(losses: Tensor, backward: Backward, parameters: Parameters) -> bool:
-    """Compare a random combination of all samples with autograd, and norms with gradients. False: not possible now.
-
-    With random weights, equality of sum_i w_i g_i can only hold if every per-sample gradient is right. The weights
-    bring all gradients to one length, so that an error in a small one shows as well as in a large one.
-    """
-    squared = backward.squared_norms()
-    norms = sum(squared.values(), losses.new_zeros(losses.shape, dtype=torch.float64)).sqrt()
-    if not bool(torch.isfinite(norms + losses).all()):
-        return False
-    seen = norms > negligible_norm(losses.dtype)
-    generator = torch.Generator().manual_seed(losses.shape[0])
-    signs = torch.randn(losses.shape[0], generator=generator).to(losses.device)
-    weights = torch.where(seen, signs / torch.where(seen, norms, 1), 0).to(losses.dtype)
-    tolerance = 2e-2 if reduced_precision(backward.graph, backward.plan) else 2e-3
-    ours = backward.weighted(lambda _: weights)
-    theirs = list(differentiate(losses, parameters.tensors, weights, keep=True))
-    scale = float((weights * norms).norm())
-    for place in range(len(theirs)):
-        expected, theirs[place] = theirs[place], None  # let go of each as soon as it was compared
-        difference = _distance(ours.pop(place, None), expected)
-        if difference > tolerance * scale:
-            raise CheckFailed(
-                f"the per-sample gradients of parameter {parameters.describe(place)} disagree with autograd (by "
-                f"{difference:.3g} of {scale:.3g}). Nothing was released. {_cause(parameters.tensors[place])}"
-            )
-    largest = int(norms.argmax())
-    gradients = backward.gradients(slice(largest, largest + 1))
-    for place, gradient in gradients.items():
-        want, got = _distance(gradient, None), float(squared[place][largest].sqrt())
-        if seen[largest] and abs(want - got) > tolerance * float(norms[largest]):
-            raise CheckFailed(
-                f"the per-sample norm of parameter {parameters.describe(place)} is {got:.6g}, its gradient's is "
-                f"{want:.6g}. Nothing was released. Please report the model."
-            )
-    return True
-
-
-def _cause(parameter: Tensor) -> str:
-    if getattr(parameter, "_backward_hooks", None):
-        return "The parameter has a hook (register_hook), which may change its gradient: remove it."
-    return "Please report the model."
-
-
-def negligible_norm(dtype: torch.dtype) -> float:
-    """Norms below this are not accurate, since their squares run out of exponents; they are taken for zero."""
-    numbers = torch.finfo(torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype)
-    return math.sqrt(numbers.tiny / numbers.eps)
-
-
-def _distance(a: Tensor | None, b: Tensor | None) -> float:
-    """The length of a - b, None being zero, in float64 and in pieces: no copy of a large embedding in double."""
-    terms = [dense(term).reshape(-1).split(_PIECE) for term in (a, b) if term is not None]
-    pieces = (pair[0].double() - (pair[1] if len(pair) == 2 else 0.0) for pair in zip(*terms, strict=True))
-    return math.sqrt(sum(float(piece.square_().sum()) for piece in pieces))
 
 
 @dataclass
@@ -362,36 +237,47 @@ def _several(
 ) -> Outcome:
     backward = engine.backward(losses, parameters, evidence, keep=keep, way=way, groups=len(groups))
     squared = backward.squared_norms()
-    by_group = {name: _total(squared, members, losses) for name, members in groups.items()}
-    norms = _added(list(by_group.values())).sqrt()
-    bad = torch.zeros_like(losses, dtype=torch.bool)
-    sum_tells = norms + losses
-    any_bad = not math.isfinite(float(sum_tells.sum()))
-    if any_bad:  # or the sum of finite numbers overflowed: look at each
-        bad = ~torch.isfinite(sum_tells)
-    factors = _all_factors(style, by_group, norms, bad if any_bad else None)
+    dtype = working_dtype(losses, parameters.tensors)
+    bad = None
+    by_group, norms = _norms(squared, groups, losses)
+    if not math.isfinite(float((norms + losses).sum())):  # or the sum of finite numbers overflowed: look at each
+        if backward.norms_only:  # plain autograd would spread NaN: form the uses after all
+            backward = engine.backward(losses, parameters, keep=True, way="bookkeeping", groups=len(groups))
+        squared = settled(backward, squared, losses)
+        by_group, norms = _norms(squared, groups, losses)
+        bad = bad_samples(norms, losses, dtype)
+        backward.discard(bad)
+    factors = _all_factors(style, by_group, norms, bad, dtype)
     of = {place: factors[name] for name, members in groups.items() for place in members}
-    if backward.norms_only and any_bad:  # plain autograd would spread NaN: form the uses after all
-        backward = engine.backward(losses, parameters, evidence, keep=True, way="bookkeeping", groups=len(groups))
     if backward.norms_only:
         sums = by_second_backward(losses, backward.graph, list(groups.values()), of.__getitem__, keep=keep)
     else:
-        if any_bad:
-            backward.discard(bad)
         sums = backward.weighted(of.__getitem__, consume=True)
     none = torch.zeros_like(losses)
     own = [squared.get(place, none) for place in range(len(parameters.tensors))]
-    return Outcome(norms, factors, bad, _filled(sums, parameters), own)
+    if bad is None:
+        bad = torch.zeros_like(losses, dtype=torch.bool)
+    return Outcome(norms.to(dtype), factors, bad, _filled(sums, parameters), own)
 
 
-def _all_factors(style: Style, squared: Mapping[str, Tensor], norms: Tensor, bad: Tensor | None) -> dict[str, Tensor]:
+def _norms(
+    squared: Mapping[int, Tensor], groups: Mapping[str, list[int]], losses: Tensor
+) -> tuple[dict[str, Tensor], Tensor]:
+    """Squared norms by group, and norms of the whole gradients, in float64."""
+    by_group = {name: _total(squared, members, losses) for name, members in groups.items()}
+    return by_group, _added(list(by_group.values())).sqrt()
+
+
+def _all_factors(
+    style: Style, squared: Mapping[str, Tensor], norms: Tensor, bad: Tensor | None, dtype: torch.dtype
+) -> dict[str, Tensor]:
     """Factors by group; zero for bad samples, and for gradients that are zero up to rounding, which point anywhere."""
-    floor = negligible_norm(norms.dtype)
+    floor = negligible_norm(dtype)
     if len(squared) == 1:
-        return {name: _factors(style.rule_of(name), norms, norms <= floor, bad) for name in squared}
-    rounding = (norms * (8 * torch.finfo(norms.dtype).eps)).clamp_(min=floor)
+        return {name: _factors(style.rule_of(name), norms, norms <= floor, bad).to(dtype) for name in squared}
+    rounding = (norms * (8 * torch.finfo(dtype).eps)).clamp_(min=floor)
     lengths = {name: total.sqrt() for name, total in squared.items()}
-    return {name: _factors(style.rule_of(name), n, n <= rounding, bad) for name, n in lengths.items()}
+    return {name: _factors(style.rule_of(name), n, n <= rounding, bad).to(dtype) for name, n in lengths.items()}
 
 
 def _added(parts: Sequence[Tensor]) -> Tensor:
@@ -400,7 +286,7 @@ def _added(parts: Sequence[Tensor]) -> Tensor:
 
 def _total(squared: Mapping[int, Tensor], members: Sequence[int], losses: Tensor) -> Tensor:
     parts = [squared[place] for place in members if place in squared]
-    return _added(parts) if parts else torch.zeros_like(losses)
+    return _added(parts).double() if parts else torch.zeros_like(losses, dtype=torch.float64)
 
 
 def _factors(rule: Rule, norms: Tensor, negligible: Tensor, bad: Tensor | None) -> Tensor:
@@ -434,21 +320,19 @@ def _single(
 ) -> Outcome:
     """A batch of one: its gradient is the per-sample gradient, and plain autograd is exact."""
     grads = single_gradients(losses, parameters, engine, keep)
-    none = losses.new_zeros(1, dtype=torch.float64)
-    factors: dict[str, Tensor] = {}
+    dtype = working_dtype(losses, parameters.tensors)
     sums = _filled({}, parameters)
-    squared = [none if grad is None else grad.double().square().sum().view(1) for grad in grads]
-    norms = _added(squared).sqrt()
-    bad = ~(torch.isfinite(norms) & torch.isfinite(losses))
-    rounding = (norms * (8 * torch.finfo(accurate(losses).dtype).eps)).clamp_(min=negligible_norm(norms.dtype))
+    found = {k: grad.double().square().sum().view(1) for k, grad in enumerate(grads) if grad is not None}
+    by_group, norms = _norms(found, groups, losses)
+    bad = bad_samples(norms, losses, dtype)
+    factors = _all_factors(style, by_group, norms, bad, dtype)
     for name, members in groups.items():
-        length = _added([squared[place] for place in members]).sqrt()
-        factors[name] = _factors(style.rule_of(name), length, length <= rounding, bad).to(losses.dtype)
         for place in members:
             grad = grads[place]
             if grad is not None and not bool(bad):
-                sums[place] = accurate(grad) * factors[name].to(accurate(grad).dtype)
-    return Outcome(norms.to(losses.dtype), factors, bad, sums, squared)
+                sums[place] = accurate(grad) * factors[name].to(accurate(grad).dtype).view(())
+    none = losses.new_zeros(1, dtype=torch.float64)
+    return Outcome(norms.to(dtype), factors, bad, sums, [found.get(k, none) for k in range(len(grads))])
 
 
 def single_gradients(losses: Tensor, parameters: Parameters, engine: Engine, keep: bool) -> Sequence[Tensor | None]:
@@ -456,8 +340,3 @@ def single_gradients(losses: Tensor, parameters: Parameters, engine: Engine, kee
     engine.graph(losses, parameters)
     found = differentiate(losses, parameters.tensors, torch.ones_like(losses), keep=keep)
     return [None if gradient is None else dense(gradient) for gradient in found]
-
-
-def dense(gradient: Tensor) -> Tensor:
-    """Embeddings may have sparse gradients, which would show the rows that a batch touched; noise goes on all."""
-    return gradient.to_dense() if gradient.is_sparse else gradient

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 _CANCELLED = 4e-3  # squared norm relative to that of its terms, below which float32 is not accurate enough
+_LOST = 1e-17  # lengths whose squares begin to lose their digits in float32
+_LARGE = 10.0  # a length that makes up for a lost one
 _STRIPS = 4
 _WORTH_CUTTING = 64  # positions from which cutting saves more arithmetic than its calls cost
 
@@ -58,14 +60,23 @@ def ghost_norms(grams: Callable[[], Pair], exact: Callable[[Tensor], Pair]) -> T
     cancellation would let a sample through with more than its bound. Such samples are computed again.
     """
     left, right = grams()
-    terms = None if left.strips[0].dtype == torch.float64 else (left.lengths() * right.lengths()).flatten(1).sum(1)
+    single = left.strips[0].dtype != torch.float64
+    if single:
+        l_lengths, r_lengths = left.lengths(), right.lengths()
+        terms = (l_lengths * r_lengths).flatten(1).sum(1)
+        faint = _faint(l_lengths.flatten(1).amax(1), r_lengths.flatten(1).amax(1))
     squared = left.times_(right)
-    if terms is not None:
-        doubtful = squared < _CANCELLED * terms.square_()
+    if single:
+        doubtful = (squared < _CANCELLED * terms.square_()) | faint
         if bool(doubtful.any()):
             again, other = exact(doubtful)
             squared[doubtful] = again.times_(other).to(squared.dtype)
     return squared.clamp_(min=0)
+
+
+def _faint(a: Tensor, b: Tensor) -> Tensor:
+    """Where squares of one side lose their digits in float32, and the other is so large that the product counts."""
+    return (torch.minimum(a, b) < _LOST) & (torch.maximum(a, b) > _LARGE)
 
 
 def cancelled(total: Tensor, parts: Tensor) -> Tensor:

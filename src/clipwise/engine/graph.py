@@ -18,7 +18,6 @@ LEAF = "torch::autograd::AccumulateGrad"
 NO_EDGE = (-1, 0)
 
 _AUTOCASTING = ("cpu", "cuda", "mps", "xpu")
-_STATIC = ("_saved_dim", "_saved_shifts", "_saved_training", "_saved_reduction")
 
 Node: TypeAlias = Any  # torch's node classes are generated; there is no useful static type
 Edge: TypeAlias = tuple[int, int]  # (position of the child node, which of its outputs)
@@ -41,10 +40,52 @@ def unrecorded(function: Callable[Arguments, Result]) -> Callable[Arguments, Res
     return run
 
 
+def _which(values: Sequence[int] | None) -> tuple[bool, ...]:
+    """Which axes are padded or repeated; how much is a size."""
+    return tuple(value not in (0, 1) for value in values or ())
+
+
+def _number(value: object) -> object:
+    """Integers are structure, floats only scale: they are read at every step, and may be annealed."""
+    return None if isinstance(value, float) else value
+
+
+_SIZES = frozenset({
+    "C", "H", "HxW", "N", "W", "batch_sizes", "end", "hidden_size", "index", "input_lengths", "length", "max_k",
+    "max_q", "max_seqlen_batch_k", "max_seqlen_batch_q", "output_size", "split_size", "split_sizes", "start",
+    "storage_offset", "target_lengths",
+})  # fmt: skip
+_SCALES = frozenset({
+    "alpha", "beta", "delta", "dropout", "dropout_p", "eps", "epsilon", "grad_factor", "initial", "input_scale",
+    "lambd", "lower", "margin", "max", "max_val", "maxnorm", "min", "min_val", "negative_slope", "other", "scalar",
+    "scalars", "scale", "scales", "scales_d", "scales_h", "scales_w", "self", "threshold", "upper", "value", "weight",
+})  # fmt: skip
+_READERS: dict[str, Callable[[Any], object]] = {
+    "exponent": _number, "normalized_shape": len, "pad": _which, "repeats": _which,
+}  # fmt: skip
+
+
 @cache
-def _static_attributes(kind: type) -> tuple[str, ...]:
-    """Attributes that name axes or modes: part of the structure, unlike sizes, which may change from step to step."""
-    return tuple(name for name in dir(kind) if name.startswith(_STATIC))
+def _static_attributes(kind: type) -> tuple[tuple[str, Callable[[Any], object] | None], ...]:
+    """Attributes of a node that are structure: every number, flag, word or list that is not known to be a size.
+
+    Sizes may change from step to step, and so may numbers that only scale. Tensors also have a `_raw_saved_` twin.
+    """
+    members = set(dir(kind))
+    found = []
+    for member in sorted(members):
+        name = member.removeprefix("_saved_")
+        if name == member or "_raw" + member in members or "_sym_" in name or name in _SIZES | _SCALES:
+            continue
+        if kind.__name__.startswith("AsStrided") or (name == "p" and "Dropout" in kind.__name__):
+            continue
+        found.append((member, _READERS.get(name)))
+    return tuple(found)
+
+
+def static_names(kind: type) -> list[str]:
+    """The names of the attributes in a node's part of the signature, in order."""
+    return [name.removeprefix("_saved_") for name, _ in _static_attributes(kind)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,6 +131,17 @@ class Graph:
         return order
 
 
+@cache
+def _saved_attributes(kind: type) -> tuple[str, ...]:
+    return tuple(name for name in dir(kind) if name.startswith("_saved_"))
+
+
+def saved_tensors(node: Node) -> list[Tensor]:
+    """The floating-point tensors that the forward pass saved on a node."""
+    values = (getattr(node, name, None) for name in _saved_attributes(node.__class__))
+    return [value for value in values if isinstance(value, Tensor) and value.is_floating_point()]
+
+
 def differentiate(
     outputs: Sequence[GradientEdge | Tensor] | Tensor,
     inputs: Sequence[GradientEdge | Tensor],
@@ -122,7 +174,7 @@ def walk(losses: Tensor, position: Mapping[int, int], parameters: Sequence[Tenso
             place = position.get(id(node.variable), -1)
             leaf_parameter[len(edges)] = place
             edges.append(())
-            signature.append(place)
+            signature.append((place, True) if node.variable._backward_hooks else place)
             continue
         row: list[Edge] = []
         for child, output in node.next_functions:
@@ -136,7 +188,10 @@ def walk(losses: Tensor, position: Mapping[int, int], parameters: Sequence[Tenso
             row.append((k, output))
         entry = tuple(row)
         edges.append(entry)
-        signature.append(name)
-        signature.append(entry)
-        signature.extend(getattr(node, attribute) for attribute in _static_attributes(node.__class__))
+        attributes = _static_attributes(node.__class__)
+        if not attributes:
+            signature.append((name, entry))
+            continue
+        values = (getattr(node, a) if read is None else read(getattr(node, a)) for a, read in attributes)
+        signature.append((name, entry, *values))
     return Graph(nodes, names, edges, leaf_parameter, parameters, tuple(signature))

@@ -1,8 +1,8 @@
 """Where the values on a graph come from: the batch, or memory that was there before it was drawn.
 
-The graph alone cannot show this: `w + table` and `w + x.mean(0)` are the same node, and neither operand is saved. So the
-planner asks `Evidence`, which somebody who watched the forward pass can give. Without it the engine knows only what the
-nodes saved, and which memory was declared constant.
+The graph alone cannot show this: `w + table` and `w + x.mean(0)` are the same node, and neither operand is saved. So
+the planner asks `Evidence`, which somebody who watched the forward pass can give. Without it the engine knows only what
+the nodes saved, and which memory was declared constant.
 """
 
 from __future__ import annotations

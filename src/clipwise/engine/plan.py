@@ -21,6 +21,7 @@ from clipwise.engine.chains import VIEWS, WHOLE_VIEWS, Chain, chain_of, is_simpl
 from clipwise.engine.graph import LEAF, Edge, Graph, Node
 from clipwise.engine.layout import Layout, Probe, Scattered, all_finite
 from clipwise.engine.origin import Evidence, Origin
+from clipwise.engine.probing import layouts_of, pass_dead_ends
 from clipwise.engine.routing import Routing, is_index, layouts_needed, routing
 from clipwise.engine.rules import DATA_OPERANDS, LIVE, RULES
 from clipwise.errors import NotSeparable, UnsupportedNode
@@ -33,8 +34,8 @@ class Prober(Protocol):
         """Probe the outputs of nodes."""
         ...
 
-    def scattered_axis(self, node: int) -> int | None:
-        """The axis along which every position belongs to one sample, in whatever order."""
+    def passing(self, nodes: Sequence[int]) -> Mapping[int, Probe]:
+        """The same, past everything that lets no gradient through."""
         ...
 
 
@@ -202,7 +203,8 @@ class Planner:
         while wanted:
             found = probe(sorted(wanted))
             probes.update(found)
-            layouts.update((k, self._layouts(k, found[k], probe)) for k in wanted)
+            layouts.update((k, layouts_of(found[k], self.batch_size)) for k in wanted)
+            pass_dead_ends(sorted(wanted), probe.passing, probes, layouts, self.batch_size)
             states = self._states(lambda k: self._is_batch(k, probes[k], layouts[k]))
             meetings = self._meetings(states)
             wanted = {k for k in meetings if k not in probes}
@@ -244,7 +246,7 @@ class Planner:
 
     def _is_batch(self, k: int, found: Probe, layouts: tuple[Layout | Scattered, ...]) -> bool:
         """Whether the batch entered at a node; in doubt yes, but a value that one bad sample fills is shared by all."""
-        if found.blank and not all_finite(found.plain):
+        if found.blank and not layouts and not all_finite(found.plain):
             return bool(found.layouts(self.batch_size))  # where NaN lies tells as much
         return found.blank or bool(layouts)
 
@@ -275,15 +277,6 @@ class Planner:
         after = (k for k in self.entries if is_batch(k) and self._has_batch_below(k, states))
         return {k: routing(self.graph, k, layout_of, is_batch) for k in after}
 
-    def _layouts(self, k: int, found: Probe, probe: Prober) -> tuple[Layout | Scattered, ...]:
-        if found.blank:
-            return ()
-        regular = found.layouts(self.batch_size)
-        if regular:
-            return regular
-        axis = probe.scattered_axis(k)
-        return () if axis is None else (Scattered(axis),)
-
     def _refuse_unseen(self, states: Sequence[_State]) -> None:
         """Where passes are watched, a value that may hold the batch and that nobody saw being made is not shared."""
         if not self.strict:
@@ -292,9 +285,9 @@ class Planner:
             open_operand = entry is not _Entry.NO or any(child < 0 for child, _ in self.graph.edges[k])
             if states[k] is _State.SHARED and self.origins[k] is Origin.UNSEEN and open_operand:
                 raise NotSeparable(
-                    f"{self.graph.names[k]} (parameters {self._parameters([(k, 0)])}) was not on the graph of any forward "
-                    "pass that was watched, so it is not known whether it reads the batch. Nothing was released. The "
-                    "next forward pass is watched: go on with the next batch."
+                    f"{self.graph.names[k]} (parameters {self._parameters([(k, 0)])}) was not on the graph of any "
+                    "forward pass that was watched, so it is not known whether it reads the batch. Nothing was "
+                    "released. The next forward pass is watched: continue with the next batch."
                 )
 
     def _refuse_hidden_batch(self, states: Sequence[_State]) -> None:

@@ -26,6 +26,11 @@ _IN_PLACE = frozenset({
     "Silu", "Sin", "Sinh", "Softplus", "Softshrink", "Sqrt", "Squeeze", "Sub", "T", "Tan", "Tanh", "Threshold",
     "ToCopy", "Transpose", "Unflatten", "UnsafeView", "Unsqueeze", "View", "Where", "Xlogy",
 })  # fmt: skip
+_VIEWS = frozenset({
+    "Alias", "Clone", "Expand", "Fill", "Permute", "ReshapeAlias", "Squeeze", "T", "ToCopy", "Transpose", "Unflatten",
+    "UnsafeView", "Unsqueeze", "View",
+})  # fmt: skip
+POINTWISE = _IN_PLACE - _VIEWS  # each element of the output is computed from the elements at its place
 # Work along `_saved_dim(s)` of their input and keep every other axis apart.
 _ALONG_AXIS = frozenset({
     "Amax", "Amin", "Argmax", "Cat", "Cummax", "Cumprod", "Cumsum", "Flip", "Gather", "Glu", "IndexAdd",
@@ -61,25 +66,26 @@ class Routing(Enum):
     MAYBE = 2  # layouts must be probed in every step
 
 
-def _kind(name: str) -> str:
+def kind_of(name: str) -> str:
+    """What a node does: its name without torch's decoration."""
     return name.rstrip("0123456789").removesuffix("Backward").lstrip("_")
 
 
 def is_index(name: str) -> bool:
     """Whether a node moves rows by an index or a mask."""
-    return _kind(name) in _INDEXED
+    return kind_of(name) in _INDEXED
 
 
 def layouts_needed(graph: Graph, k: int, is_batch: Callable[[int], bool]) -> Iterable[int]:
     """The nodes whose layout must be known to tell whether node k keeps samples apart."""
-    if _kind(graph.names[k]) in _IN_PLACE and _same_sizes(graph, k, is_batch):
+    if kind_of(graph.names[k]) in _IN_PLACE and _same_sizes(graph, k, is_batch):
         return ()
     return (k, *(child for child, _ in graph.edges[k] if child >= 0 and is_batch(child)))
 
 
 def routing(graph: Graph, k: int, layout_of: LayoutOf, is_batch: Callable[[int], bool]) -> Routing:
     """How far a node can be trusted."""
-    kind, edges, node = _kind(graph.names[k]), graph.edges[k], graph.nodes[k]
+    kind, edges, node = kind_of(graph.names[k]), graph.edges[k], graph.nodes[k]
     if kind in _IN_PLACE and _same_sizes(graph, k, is_batch):
         return Routing.NEVER
     moved = _MOVED_OPERAND.get(kind)

@@ -12,11 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from clipwise.engine.chains import interval, overlapping
+from clipwise.engine.chains import below_view, interval, overlapping
 from clipwise.engine.grams import Recent, same_memory
-from clipwise.engine.graph import LEAF, Edge, Graph, differentiate
-from clipwise.engine.layout import Layout, Probe, Scattered, blank, colours_of, owners_by_digits, pack, rows_along
+from clipwise.engine.graph import LEAF, Edge, Graph, differentiate, saved_tensors
+from clipwise.engine.layout import Layout, Probe, Scattered, all_finite, blank, owners_by_digits, pack, rows_along
 from clipwise.engine.plan import GraphPlan, Meeting, at_hand, mixing, pattern
+from clipwise.engine.probing import AutogradProber
 from clipwise.engine.routing import data_of, is_identity
 from clipwise.engine.rules import RULES, Finish, Operand, Samples
 from clipwise.engine.uses import Dense, Outer, Use, chunks, joint_squared_norms, squares, summed
@@ -48,11 +49,23 @@ class _Arrival:
         if self.samples is None:
             if not blank(gradient):
                 raise StalePlan
+            self._refuse_not_finite(gradient)
             return
         prepared = self._prepared
         self.backward.receive(
             self.backward.read(self.meeting, self.samples) if prepared is None else prepared, gradient
         )
+
+    def _refuse_not_finite(self, gradient: Tensor) -> None:
+        """Nothing is lost where a gradient is zero, unless NaN or Inf meet it and nobody knows whose they are."""
+        graph, k = self.backward.graph, self.meeting.node
+        if self.backward.has_bad_losses:  # whose they will be
+            return
+        if not all_finite(gradient) or not all(all_finite(tensor) for tensor in saved_tensors(graph.nodes[k])):
+            raise UnsupportedNode(
+                f"{graph.names[k]} holds numbers that are not finite, and no gradient shows which sample they belong "
+                "to. Leave samples with NaN or infinite values out of the data."
+            )
 
 
 class StalePlan(Exception):
@@ -71,6 +84,7 @@ class Backward:
     ) -> None:
         self.graph, self.plan, self.norms_only = graph, plan, norms_only
         self.batch_size = losses.shape[0]
+        self._losses = losses.detach()
         self.uses: dict[Edge, list[Use]] = {}
         self._norms: dict[Edge, Tensor] = {}
         self._recent = Recent()
@@ -96,6 +110,11 @@ class Backward:
                 handle.remove()
         for arrival, gradient in zip(ends, gradients, strict=True):
             arrival((gradient,))
+
+    @property
+    def has_bad_losses(self) -> bool:
+        """Whether some loss is not finite."""
+        return not all_finite(self._losses)
 
     def read(self, meeting: Meeting, samples: Samples) -> list[tuple[Edge, Finish]]:
         """The rules of a meeting's operands, with the tensors that they need from the node."""
@@ -144,18 +163,13 @@ class Backward:
 
     def _moved_rows(self, losses: Tensor) -> dict[int, Tensor]:
         """Rows may move between samples by data: read the owners of scattered ones, test every other layout."""
-        edges = [self.graph.gradient_edge((meeting.node, 0)) for meeting in self.plan.meetings]
-        colours = colours_of(self.batch_size, losses)
-        bad = ~torch.isfinite(losses)
-        plain, *coloured = (
-            differentiate(losses, edges, cotangent, keep=True) for cotangent in (torch.ones_like(losses), *colours)
-        )
+        probes = self._probes(losses)
         owners: dict[int, Tensor] = {}
         known: dict[int, Tensor] = {}  # the same, of all meetings, as far as a gradient shows it
-        for meeting, gradient, *seen in zip(self.plan.meetings, plain, *coloured, strict=True):
-            if gradient is None or not meeting.layouts:
+        for meeting in self.plan.meetings:
+            if not meeting.layouts:
                 continue
-            probe = Probe(gradient, [torch.zeros_like(gradient) if c is None else c for c in seen], colours, bad)
+            probe, gradient = probes[meeting.node], probes[meeting.node].plain
             layout, shape = meeting.layouts[0], gradient.shape
             if isinstance(layout, Scattered):
                 read = owners_by_digits(probe, layout.axis)
@@ -173,6 +187,20 @@ class Backward:
             known[meeting.node] = expected
         self._refuse_two_samples_in_one_loss(known)
         return owners
+
+    def _probes(self, losses: Tensor) -> Mapping[int, Probe]:
+        """Probes of all meetings; past what is not finite, which would hide whose it is."""
+        prober, nodes = AutogradProber(losses, self.graph), [meeting.node for meeting in self.plan.meetings]
+        found = dict(prober(nodes))
+        spoilt = [k for k, probe in found.items() if self._hides_whose(k, probe)]
+        if spoilt:
+            found.update(prober.passing(spoilt))
+        return found
+
+    def _hides_whose(self, k: int, probe: Probe) -> bool:
+        """Whether a node's gradient does not tell whose the numbers are that are not finite there."""
+        node = self.graph.nodes[k]
+        return not all_finite(probe.plain) or (probe.blank and not all(map(all_finite, saved_tensors(node))))
 
     def _refuse_two_samples_in_one_loss(self, known: Mapping[int, Tensor]) -> None:
         """The same data met twice must belong to the same samples, else a loss is computed from two of them."""
@@ -274,6 +302,11 @@ class Backward:
                 total[place[chain.parameter]] += grad
             else:
                 through.append((edge, grad))
+        widened = [self._widened(edge, grad) for edge, grad in through]
+        for (k, _), grad in widened:
+            if self.graph.names[k] == LEAF:
+                total[place[self.graph.leaf_parameter[k]]] += grad
+        through = [(edge, grad) for edge, grad in widened if self.graph.names[edge[0]] != LEAF]
         if through:
             for part, pulled in zip(total, self._vjp(through, leaves), strict=True):
                 if pulled is not None:
@@ -281,9 +314,8 @@ class Backward:
         return total
 
     def _vjp(self, through: Sequence[tuple[Edge, Tensor]], leaves: Sequence[Tensor]) -> Sequence[Tensor | None]:
-        widened = [self._widened(edge, grad) for edge, grad in through]
-        outputs = [self.graph.gradient_edge(edge) for edge, _ in widened]
-        grads = [grad for _, grad in widened]
+        outputs = [self.graph.gradient_edge(edge) for edge, _ in through]
+        grads = [grad for _, grad in through]
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # vmap tells where it falls back to a loop
@@ -299,15 +331,13 @@ class Backward:
         """
         graph = self.graph
         while _dtype(graph, edge) in _HALF:
-            name, below = graph.names[edge[0]], graph.edges[edge[0]]
-            if name == "TBackward0":
-                grad = grad.mT
-            elif name not in ("AliasBackward0", "CloneBackward0", "ToCopyBackward0"):
+            moved = below_view(graph, edge, grad)
+            if moved is None:
                 raise UnsupportedNode(
-                    f"{name} computes a weight in half precision, where its clipped gradient would be rounded beyond "
-                    "its bound. Compute it in float32, outside autocast."
+                    f"{graph.names[edge[0]]} computes a weight in half precision, where its clipped gradient would be "
+                    "rounded beyond its bound. Compute it in float32, outside autocast."
                 )
-            edge = below[0]
+            edge, grad = graph.edges[edge[0]][0], moved
         return edge, grad.to(_dtype(graph, edge))
 
     def gradients(self, samples: slice = slice(None)) -> dict[int, Tensor]:
@@ -359,8 +389,13 @@ class Backward:
         edges = list(dict.fromkeys(edge for edge, _ in pairs))
         parameters = sorted({parameter for _, parameter in pairs})
         widened = [self._widened(edge, _added([use.weighted(common) for use in self.uses[edge]])) for edge in edges]
-        outputs = [self.graph.gradient_edge(edge) for edge, _ in widened]
-        grads = [grad for _, grad in widened]
+        for (k, _), grad in widened:
+            if self.graph.names[k] == LEAF:  # autograd would round it to the parameter's dtype
+                _accumulate(sums, self.graph.leaf_parameter[k], grad)
+        outputs = [self.graph.gradient_edge(edge) for edge, _ in widened if self.graph.names[edge[0]] != LEAF]
+        grads = [grad for (k, _), grad in widened if self.graph.names[k] != LEAF]
+        if not outputs:
+            return
         pulled = differentiate(outputs, [self.graph.parameters[p] for p in parameters], grads, keep=True)
         for parameter, part in zip(parameters, pulled, strict=True):
             if part is not None:

@@ -18,6 +18,8 @@ from torch import Tensor
 from clipwise.engine.grams import Gram, Recent, cancelled, ghost_norms
 
 _ALL = slice(None)
+_FEW = 1 << 13  # elements up to which float64 costs less than to look whether it is needed
+_FAINT = 1e-17  # lengths whose float32 squares begin to lose digits
 _NARROW = 16  # columns below which a matrix product leaves most of a vector register empty
 
 
@@ -29,6 +31,23 @@ def accurate(tensor: Tensor) -> Tensor:
 def lengths(tensor: Tensor) -> Tensor:
     """Norms along the last axis."""
     norms: Tensor = torch.linalg.vector_norm(tensor, dim=-1)
+    return norms
+
+
+def sure_lengths(tensor: Tensor) -> Tensor:
+    """The same in float64 where a float32 square over- or underflows, to be multiplied with the lengths of a factor.
+
+    1e30 times an exact 0 is 0, not NaN; and 1e-22, whose square has lost its digits, may meet 1e20.
+    """
+    if tensor.dtype == torch.float64:
+        return lengths(tensor)
+    if tensor.numel() <= _FEW:
+        return torch.linalg.vector_norm(tensor, dim=-1, dtype=torch.float64)  # type: ignore[no-any-return]
+    norms = lengths(tensor)
+    doubtful = ~((norms > _FAINT) & (norms < torch.inf))
+    norms = norms.double()
+    if bool(doubtful.any()):
+        norms[doubtful] = lengths(tensor[doubtful].double())
     return norms
 
 
@@ -153,7 +172,7 @@ class Outer(Use):
         left, right = self.left, self.right
         if self.one_position:
             known = self._right_lengths
-            squared = (lengths(left) * (lengths(right) if known is None else known)).square_()
+            squared = (sure_lengths(left) * (sure_lengths(right) if known is None else known)).square_()
             return squared if squared.dim() == 1 else squared.flatten(1).sum(1)
         return self._ghost(Gram.of(left)) if self.ghost_is_cheaper else squares(left.mT @ right)
 

@@ -19,8 +19,8 @@ from torch.optim import Optimizer
 
 from clipwise.accounting import Event, ProjectedSteps
 from clipwise.clipping import Flat, MixUp, Style
-from clipwise.engine import Clipped
-from clipwise.engine.core import negligible_norm
+from clipwise.engine import Clipped, Constants
+from clipwise.engine.norms import negligible_norm
 from clipwise.engine.origin import Evidence
 from clipwise.errors import InvalidLosses, InvalidPlan
 from clipwise.noise import Normals
@@ -148,6 +148,7 @@ class ProjectedPrivate(Private):
         loss_fn: LossFn,
         seed: int | None = None,
         noise: Normals | None = None,
+        constants: Constants = (),
     ) -> None:
         if not isinstance(plan, ProjectedPlan):
             raise InvalidPlan(
@@ -157,7 +158,7 @@ class ProjectedPrivate(Private):
         if not callable(loss_fn):
             raise InvalidPlan("ProjectedPrivate needs loss_fn=..., a function of (model, batch) to differentiate.")
         self._count, self._function, self._checked = plan.projections, loss_fn, False
-        super().__init__(plan, model, optimizer, seed=seed, noise=noise)
+        super().__init__(plan, model, optimizer, seed=seed, noise=noise, constants=constants)
         if plan.noise_multiplier:
             refuse_vacuous(
                 plan.events(),
@@ -241,10 +242,11 @@ class ProjectedPrivate(Private):
         plan: Plan | None = None,
         loss_fn: LossFn | None = None,
         noise: Normals | None = None,
+        constants: Constants = (),
     ) -> ProjectedPrivate:
         """Go on from `save`, as `Private.resume` does; `loss_fn` is needed here too."""
         if plan is None:
             plan = ProjectedPlan.from_dict(section(section(checkpoint.read(path)[0], "run", path), "plan", path))
-        resumed = super().resume(path, model, optimizer, plan=plan, loss_fn=loss_fn, noise=noise)
+        resumed = super().resume(path, model, optimizer, plan=plan, loss_fn=loss_fn, noise=noise, constants=constants)
         assert isinstance(resumed, cls)
         return resumed

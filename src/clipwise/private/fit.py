@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import chain
+from operator import methodcaller
 from typing import Any
 
 import torch
@@ -11,10 +14,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.optim import Optimizer
 
-from clipwise.errors import InvalidPlan, NotSeparable
+from clipwise.errors import InvalidPlan, NotSeparable, UnsupportedNode
 
 __all__ = ["Fit"]
 
+_VALUES = methodcaller("values")
 _REFUSED = {
     "LBFGS": "it evaluates the gradient several times within one step, and each time would be one more release",
     "SparseAdam": "it needs sparse gradients, and noise is dense",
@@ -32,6 +36,8 @@ class Fit:
     mixing: tuple[tuple[str, nn.Module], ...]
     optimized: tuple[int, ...]  # identities of the tensors in the optimizer's groups
     kinds: tuple[tuple[torch.dtype, torch.device, torch.Size], ...]
+    tables: tuple[Mapping[str, object], ...]  # every module's own parameters and modules, which may be replaced
+    entries: list[int]  # identities of what they held
 
     @classmethod
     def of(cls, model: nn.Module, optimizer: Optimizer) -> Fit:
@@ -39,6 +45,7 @@ class Fit:
         if not isinstance(model, nn.Module):
             raise InvalidPlan(f"model must be a torch.nn.Module, got {type(model).__name__}.")
         _check_optimizer(optimizer)
+        _check_not_compiled(model)
         named = list(model.named_parameters())  # tied parameters once, under their first name
         known = {id(p): name for name, p in named}
         _check_embeddings(model)
@@ -48,7 +55,8 @@ class Fit:
             shapes = ", ".join(str(tuple(p.shape)) for p in strangers[:3])
             raise InvalidPlan(
                 f"the optimizer has {len(strangers)} tensors that are not parameters of the model (shapes {shapes}). "
-                "Their gradients would be used without clipping and noise. Leave them out."
+                "Their gradients would be used without clipping and noise. Leave them out; where a parameter of the "
+                "model was replaced, give the optimizer the new one instead."
             )
         ids = {id(p) for p in optimized}
         missing = [name for name, p in named if p.requires_grad and id(p) not in ids]
@@ -60,6 +68,7 @@ class Fit:
         trainable = [(name, p) for name, p in named if p.requires_grad]
         if not trainable:
             raise InvalidPlan("the model has no trainable parameter.")
+        tables = tuple(table for m in model.modules() for table in (m._parameters, m._modules) if table is not None)
         return cls(
             names=tuple(name for name, _ in trainable),
             tensors=tuple(p for _, p in trainable),
@@ -68,6 +77,8 @@ class Fit:
             mixing=tuple((name, m) for name, m in model.named_modules() if isinstance(m, (_BatchNorm, _InstanceNorm))),
             optimized=_identities(optimizer),
             kinds=tuple((p.dtype, p.device, p.shape) for _, p in trainable),
+            tables=tables,
+            entries=_entries(tables),
         )
 
     def holds(self, optimizer: Optimizer) -> bool:
@@ -78,7 +89,7 @@ class Fit:
         for p in self.frozen:
             if p.requires_grad:
                 return False
-        return self.optimized == _identities(optimizer)
+        return self.optimized == _identities(optimizer) and self.entries == _entries(self.tables)
 
     def check_step(self) -> None:
         """Refuse what may change between steps: batch statistics, and gradients that did not come through here."""
@@ -94,6 +105,21 @@ class Fit:
 
 def _identities(optimizer: Optimizer) -> tuple[int, ...]:
     return tuple(id(p) for group in optimizer.param_groups for p in group["params"])
+
+
+def _entries(tables: Iterable[Mapping[str, object]]) -> list[int]:
+    """Who is in the tables; 50 ns an entry, and a replaced parameter or module is another object."""
+    return list(map(id, chain.from_iterable(map(_VALUES, tables))))
+
+
+def _check_not_compiled(model: nn.Module) -> None:
+    """Refuse compiled modules now, rather than after minutes of compiling."""
+    for name, module in model.named_modules():
+        if type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None:
+            raise UnsupportedNode(
+                f"{name or 'the model'} is compiled (torch.compile): a compiled graph hides where its parameters are "
+                "used. Give the model as it was before torch.compile, or build it without module.compile()."
+            )
 
 
 def _some(names: list[str]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from torch.utils.data import Dataset
 from clipwise.accounting import Event, Ledger
 from clipwise.accounting.accountant import Accountant, Relation
 from clipwise.clipping import Style, is_private
-from clipwise.engine import Clipped, Clipper
+from clipwise.engine import Clipped, Clipper, Constants
 from clipwise.engine.origin import Evidence
 from clipwise.errors import BudgetSpent, CheckpointError, InvalidLosses, InvalidPlan, InvalidSampling
 from clipwise.noise import Entropy, GaussianNoise, Normals
@@ -55,9 +55,9 @@ class Private:
     that a graph does not show. `noise` chooses another source of normal numbers.
 
     A sample's gradient must depend on that sample alone. The loop's own forward pass is therefore watched between the
-    loader and `step`, at the first steps and now and then: see `checked` and docs/soundness.md. `constants` are tensors or
-    modules outside the model that hold no data of records though they change during training, such as a teacher that
-    averages released weights.
+    loader and `step`, at the first steps and now and then: see `checked` and docs/soundness.md. `constants` are tensors
+    or modules outside the model that hold no data of records though they change during training, such as a teacher
+    that averages released weights.
 
     >>> import clipwise as cw, torch
     >>> from torch.utils.data import TensorDataset
@@ -81,7 +81,7 @@ class Private:
         seed: int | None = None,
         loss_fn: LossFunction | None = None,
         noise: Normals | None = None,
-        constants: Iterable[Tensor | nn.Module] | Tensor | nn.Module = (),
+        constants: Constants = (),
     ) -> None:
         if not isinstance(plan, Plan):
             raise InvalidPlan(f"plan must be a clipwise.Plan, got {type(plan).__name__}.")
@@ -217,7 +217,10 @@ class Private:
             )
         if not self._fit.holds(self._optimizer):
             if self._sums is not None:
-                raise InvalidPlan("parameters were frozen, unfrozen, added or resized within a logical batch.")
+                raise InvalidPlan(
+                    "parameters were frozen, unfrozen, added, removed, replaced or resized within a logical batch. Do "
+                    "so between batches, and give the optimizer the new ones."
+                )
             self._bind()
         self._fit.check_step()
         if self._expected_weights is not None:
@@ -457,7 +460,7 @@ class Private:
         plan: Plan | None = None,
         loss_fn: LossFunction | None = None,
         noise: Normals | None = None,
-        constants: Iterable[Tensor | nn.Module] | Tensor | nn.Module = (),
+        constants: Constants = (),
     ) -> Private:
         """Go on from `save`: model and optimizer are filled, and `private.loader(dataset)` gives the next batch.
 
@@ -473,10 +476,8 @@ class Private:
                 f"{Path(path)} was replaced by a later checkpoint elsewhere, and the steps made since are counted "
                 "there. Resume from the latest one."
             )
-        options = {"constants": constants} if constants else {}
-        private = cls(
-            plan or state.saved_plan(run), model, optimizer, seed=seed, loss_fn=loss_fn, noise=noise, **options
-        )
+        options: dict[str, Any] = dict(seed=seed, loss_fn=loss_fn, noise=noise, constants=constants)
+        private = cls(plan or state.saved_plan(run), model, optimizer, **options)
         state.check(private, run)
         state.load_model_and_optimizer(record, path, model, optimizer)
         state.restore(private, run)

@@ -11,7 +11,7 @@ from torch.autograd.graph import GradientEdge
 
 from clipwise.engine.graph import Graph, Node
 from clipwise.engine.layout import Layout
-from clipwise.engine.uses import Dense, Use, accurate, lengths
+from clipwise.engine.uses import Dense, Use, accurate, sure_lengths
 from clipwise.errors import NotSeparable, UnsupportedNode
 
 
@@ -32,7 +32,7 @@ class Samples:
     def lengths(self, gradient: Tensor) -> Tensor:
         """Norms of the rows of the node's gradient, which weight and bias share."""
         if self._lengths is None:
-            self._lengths = lengths(accurate(gradient))
+            self._lengths = sure_lengths(accurate(gradient))
         return self._lengths
 
     @property

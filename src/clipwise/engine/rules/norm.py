@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from clipwise.engine.rules.base import Finish, Operand, Rule, Samples, carries_batch, sum_to_operand
-from clipwise.engine.uses import Dense, Use
+from clipwise.engine.uses import Dense, Use, accurate
 
 _INPUT, _WEIGHT = 0, 1
 
@@ -26,7 +26,7 @@ def layer_norm(operand: Operand, samples: Samples) -> Finish:
     normalized = None
     if operand.position == _WEIGHT:
         node = operand.node
-        normalized = (node._saved_input - node._saved_result1).mul_(node._saved_result2)
+        normalized = (accurate(node._saved_input) - node._saved_result1).mul_(node._saved_result2)
     return _affine(operand, samples, normalized, operand.shape)
 
 
@@ -44,24 +44,25 @@ def group_norm(operand: Operand, samples: Samples) -> Finish:
     if operand.position == _WEIGHT:
         per_group = (node._saved_N, node._saved_group, 1)
         mean, rstd = node._saved_result1.reshape(per_group), node._saved_result2.reshape(per_group)
-        grouped = inputs.reshape(node._saved_N, node._saved_group, -1)
-        normalized = (grouped - mean).mul_(rstd).view_as(inputs)
+        grouped = accurate(inputs).reshape(node._saved_N, node._saved_group, -1)
+        normalized = (grouped - mean).mul_(rstd).view(inputs.shape)
     return _affine(operand, samples, normalized, _channels(inputs))
 
 
 def _group_norm_weight(operand: Operand, samples: Samples) -> Finish:
     """torch's own kernel with the batch folded into the channels: one call for all samples."""
     node = operand.node
-    inputs, groups, positions = node._saved_input, node._saved_group, node._saved_HxW
-    mean, rstd = node._saved_result1.reshape(1, -1), node._saved_result2.reshape(1, -1)
+    groups, positions = node._saved_group, node._saved_HxW
+    inputs, mean, rstd = map(accurate, (node._saved_input, node._saved_result1, node._saved_result2))
+    mean, rstd = mean.reshape(1, -1).to(inputs.dtype), rstd.reshape(1, -1).to(inputs.dtype)
     batch, channels = inputs.shape[:2]
 
     def finish(gradient: Tensor) -> Use:
         ones = inputs.new_ones(batch * channels)
         shape = (1, batch * channels, positions)
         _, weight, _ = torch.ops.aten.native_group_norm_backward(
-            gradient.reshape(shape), inputs.view(shape), mean, rstd, ones, 1, batch * channels, positions,
-            batch * groups, [False, True, False],
+            gradient.to(inputs.dtype).reshape(shape), inputs.view(shape), mean, rstd, ones, 1, batch * channels,
+            positions, batch * groups, [False, True, False],
         )  # fmt: skip
         return Dense(weight.view(batch, channels), operand.shape)
 
@@ -78,7 +79,7 @@ def batch_norm(operand: Operand, samples: Samples) -> Finish:
     if operand.position == _WEIGHT:
         shape = _channels(inputs)
         rstd = (node._saved_running_var + node._saved_eps).rsqrt()
-        normalized = (inputs - node._saved_running_mean.view(shape)).mul_(rstd.view(shape))
+        normalized = (accurate(inputs) - node._saved_running_mean.view(shape)).mul_(rstd.view(shape))
     return _affine(operand, samples, normalized, _channels(inputs))
 
 

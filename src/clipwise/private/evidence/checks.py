@@ -27,8 +27,8 @@ _EVERY = 512
 class Checked:
     """What a run's own checks for mixing samples have shown so far.
 
-    `steps` are those whose forward pass was watched with other records and found clean; `unclear` says why others could
-    not tell; `unwatched` counts steps on batches that nobody watched.
+    `steps` are those whose forward pass was watched with other records and found clean; `unclear` says what could not
+    be checked, and why.
     """
 
     steps: tuple[int, ...]
@@ -170,12 +170,13 @@ class Checks:
 
     def _refuse_again(self, losses: Tensor, position: dict[int, int], parameters: Sequence[Tensor]) -> None:
         """A graph that was refused is refused until a watched pass shows it clean."""
-        if self._refused and losses.grad_fn is not None:
-            if walk(losses, position, parameters).signature in self._refused:
-                raise NotSeparable(
-                    "these losses have the structure of those that were just refused, and their forward pass was not "
-                    "watched. Go on with the next batch of the loader, or compute them in `with private.watch(batch):`."
-                )
+        if not self._refused or losses.grad_fn is None:
+            return
+        if walk(losses, position, parameters).signature in self._refused:
+            raise NotSeparable(
+                "these losses have the structure of those that were just refused, and their forward pass was not "
+                "watched. Continue with the next batch of the loader, or compute them in `with private.watch(batch):`."
+            )
 
     def _learn(self, graph: Graph, watch: Watch) -> None:
         self._refused.discard(graph.signature)

@@ -140,9 +140,9 @@ class _Repeated:
         moved = self.moved(self.losses(batch)[theirs], self._base[ours])
         if bool(moved.any()):
             raise NotSeparable(
-                f"{what} moves another sample's loss by {float(moved.max()):.3g}: samples mix, though the graph may not "
-                "show it. Typical causes: BatchNorm in training mode (affine or not), statistics of the batch, a loss "
-                "divided by the batch size, padding that is not masked."
+                f"{what} moves another sample's loss by {float(moved.max()):.3g}: samples mix, though the graph may "
+                "not show it. Typical causes: BatchNorm in training mode (affine or not), statistics of the batch, a "
+                "loss divided by the batch size, padding that is not masked."
             )
 
     def moved(self, losses: Tensor, base: Tensor) -> Tensor:

@@ -93,6 +93,6 @@ def _compare_rows(number: int, before: Tensor, after: Tensor, j: int) -> str:
 def _mixing(what: str) -> NotSeparable:
     return NotSeparable(
         f"the collate function mixes records: {what}, so the gradient of one sample depends on others. Typical causes: "
-        "mixup or cutmix, standardisation or weights by the batch, negatives from other records. Mix views of one record "
-        "in the data set instead, and use public constants."
+        "mixup or cutmix, standardisation or weights by the batch, negatives from other records. Mix views of one "
+        "record in the data set instead, and use public constants."
     )

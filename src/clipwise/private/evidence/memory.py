@@ -18,7 +18,8 @@ from torch.utils.data import Dataset
 
 from clipwise.engine.origin import memory_of
 from clipwise.errors import NotSeparable
-from clipwise.private.evidence.watch import BATCH, Watch
+from clipwise.private.evidence.traffic import BATCH
+from clipwise.private.evidence.watch import Watch
 
 _DEEPEST = 3
 
@@ -105,15 +106,8 @@ class Memory:
             return False
         held = self._held.get(memory)
         known = held is not None and not held.storage.expired()
-        if known and held is not None and (held.sum == _sum(tensor) or held.name in self._updating):
+        if held is not None and known and self._stayed(held, tensor):
             return True
-        if (
-            known
-            and held is not None
-            and held.count is not None
-            and _count(tensor) == held.count + self._step - held.step
-        ):
-            return True  # counts the steps
         made = self._made.get(memory)
         if (self._first and not known) or (made is not None and not made.expired()):
             self._learn(tensor, f"a tensor of shape {tuple(tensor.shape)} from outside the model")
@@ -123,6 +117,12 @@ class Memory:
             self._learn(tensor, held.name if held is not None else f"a tensor of shape {tuple(tensor.shape)}")
             return True
         return False
+
+    def _stayed(self, held: _Held, tensor: Tensor) -> bool:
+        """Whether memory holds what it held, what the model itself writes without the batch, or a count of steps."""
+        if held.sum == _sum(tensor) or held.name in self._updating:
+            return True
+        return held.count is not None and _count(tensor) == held.count + self._step - held.step
 
     def is_record(self, tensor: Tensor) -> bool:
         """Whether a tensor lies in the data set's own memory."""

@@ -1,7 +1,7 @@
 """Numbers that left the tensors of a batch and remember what they would be with other records.
 
-`.item()` and `len(batch)` give plain numbers, which can come back into the losses: `losses / n`. While a forward pass is
-watched they are numbers of these classes, which behave as the plain ones and carry their twins through arithmetic.
+`.item()` and `x.shape[0]` give plain numbers, which can come back into the losses: `losses / n`. While a forward pass
+is watched they are numbers of these classes, which behave as plain ones and carry their twins through arithmetic.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ class _Remembering:
     watch: int
 
     def __reduce__(self) -> tuple[Any, ...]:
-        plain = int if isinstance(self, int) else float
-        return plain, (plain(self),)  # type: ignore[arg-type]
+        return (int, (int(self),)) if isinstance(self, int) else (float, (float(self),))  # type: ignore[arg-type]
 
 
 class Whole(_Remembering, int):
@@ -39,6 +38,11 @@ def remembering(value: Plain, twins: tuple[Plain, ...], watch: int) -> Plain:
     number: Whole | Real = Whole(value) if isinstance(value, int) else Real(value)
     number.twins, number.watch = twins, watch
     return number
+
+
+def is_remembering(value: Any) -> bool:
+    """Whether a number came from a batch."""
+    return isinstance(value, _Remembering)
 
 
 def is_carried(value: Any, watch: int) -> bool:

@@ -136,8 +136,8 @@ def _leaves(value: Any, depth: int) -> Iterator[Any]:
 class Change:
     """Sample i becomes a copy of sample `source[i]`; the samples in `kept` stay themselves.
 
-    A `rigid` change keeps the discrete structure of the batch, for programs whose shapes follow the records: integers and
-    what is computed from them stay as they are; only where a table is looked up by them are others read.
+    A `rigid` change keeps the discrete structure of the batch, for programs whose shapes follow the records: integers
+    and what is computed from them stay as they are; only where a table is looked up by them are others read.
     """
 
     source: Tensor
@@ -168,8 +168,8 @@ class Change:
             if self.scale != 1:
                 other[changed] *= self.scale
         elif self.flat and other.numel():
-            axes = list(range(1, other.dim()))
-            other[changed] = other[changed].amax(axes, keepdim=True).expand_as(other[changed]) if axes else other[changed]
+            rows = other[changed].flatten(1) if other.dim() > 1 else other[changed].unsqueeze(1)
+            other[changed] = rows.amax(1, keepdim=True).expand_as(rows).reshape(other[changed].shape)
         return other
 
 

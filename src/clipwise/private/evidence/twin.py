@@ -1,7 +1,7 @@
 """The twin of a forward pass: what every value computed from the batch would be, had other records been drawn.
 
-A twin keeps a second storage for every storage that the batch reached. Afterwards the contents can be exchanged, so that
-the very graph of the user's losses is differentiated as if those records had been drawn.
+A twin keeps a second storage for every storage that the batch reached. Afterwards the contents can be exchanged, so
+that the very graph of the user's losses is differentiated as if those records had been drawn.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class Twin:
         held = self._storages.get(memory_of(tensor))
         return tensor if held is None else _view(held[1], tensor)
 
-    def enter(self, tensor: Tensor) -> None:
-        """A tensor of the batch."""
-        self._set(tensor, self.change.applied(tensor))
+    def enter(self, tensor: Tensor, other: Tensor) -> None:
+        """A tensor of the batch, and what it would be."""
+        self._set(tensor, other)
         if self.change.rigid and not _is_real(tensor):
             self._looked_up.add(memory_of(tensor))
 

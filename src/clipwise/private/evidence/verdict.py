@@ -1,7 +1,7 @@
 """What a watched forward pass shows: samples that mix are refused, with the place and the usual remedy.
 
-Other records must leave a sample's loss and gradient as they are. The same kernels ran on the same shapes, so they agree to
-the last bits; the tolerance only allows for kernels that add in another order.
+Other records must leave a sample's loss and gradient as they are. The same kernels ran on the same shapes, so they
+agree to the last bits; the tolerance only allows for kernels that add in another order.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ from torch import Tensor
 
 from clipwise.engine.graph import Graph, differentiate
 from clipwise.engine.origin import memory_of
+from clipwise.engine.verify import dense
 from clipwise.errors import NotSeparable
 from clipwise.private.evidence.records import some
+from clipwise.private.evidence.traffic import CARRIED
 from clipwise.private.evidence.twin import Twin
-from clipwise.private.evidence.watch import CARRIED, Watch
+from clipwise.private.evidence.watch import Watch
 
 _HALF = (torch.float16, torch.bfloat16)
 _ULPS = 160  # 2e-5 in float32, 4e-14 in float64
@@ -71,11 +73,11 @@ def _refuse_carried(watch: Watch, graph: Graph) -> None:
     for k in graph.leaves_first:
         if marks[k] & CARRIED:
             raise NotSeparable(
-                f"{graph.names[k]} reads memory of unknown origin: it is neither the batch, nor memory of the model or the program "
-                "that stayed the same since the first batch. It may hold other records or earlier batches (a memory bank, "
-                "a queue, a state carried over, the tensors of the data set). Compute it from the batch alone; or, if it "
-                "holds no data of records (a schedule, a teacher that averages released weights), declare it: "
-                "Private(..., constants=[...])."
+                f"{graph.names[k]} reads memory of unknown origin: it is neither the batch, nor memory of the model or "
+                "the program that stayed the same since the first batch. It may hold other records or earlier batches "
+                "(a memory bank, a queue, a state carried over, the tensors of the data set). Compute it from the "
+                "batch alone. If it holds no data of records (a schedule, a teacher that averages released weights), "
+                "declare it: Private(..., constants=[...])."
             )
 
 
@@ -113,10 +115,8 @@ def _compare_gradients(
     if not bool(torch.isfinite(moved + length)):
         return False
     if bool(moved > _tolerance(graph, losses) * length):
-        raise _mixing(
-            twin, f"the gradient of {some(kept)} moved by {float(moved / length):.2g} of its length, though the loss is "
-            "the same" if bool(length > 0) else f"a gradient of {some(kept)} appeared"
-        )  # fmt: skip
+        share = float(moved / length) if bool(length > 0) else float("inf")
+        raise _mixing(twin, f"the gradient of {some(kept)} moved by {share:.2g} of its length")
     return True
 
 
@@ -126,14 +126,12 @@ def _gradients(losses: Tensor, graph: Graph, cotangent: Tensor) -> list[Tensor |
 
 
 def _distance(a: Tensor | None, b: Tensor | None) -> Tensor:
-    if a is None and b is None:
+    """The length of a - b, None being zero."""
+    given = [dense(t).double() for t in (a, b) if t is not None]
+    if not given:
         return torch.zeros((), dtype=torch.float64)
-    if a is None or b is None:
-        only = a if b is None else b
-        assert only is not None
-        return torch.linalg.vector_norm(only.to_dense() if only.is_sparse else only, dtype=torch.float64).cpu()
-    a, b = (t.to_dense() if t.is_sparse else t for t in (a, b))
-    return torch.linalg.vector_norm(a.double() - b.double()).cpu()
+    difference: Tensor = given[0] - given[1] if len(given) == 2 else given[0]
+    return torch.linalg.vector_norm(difference).cpu()
 
 
 def _tolerance(graph: Graph, losses: Tensor) -> float:

@@ -1,0 +1,73 @@
+"""The engine's own result against plain autograd's, on the first step of a plan and now and then after it."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from clipwise.engine.cost import reduced_precision
+from clipwise.engine.graph import differentiate
+from clipwise.engine.norms import negligible_norm
+from clipwise.engine.parameters import Parameters
+from clipwise.engine.run import Backward
+from clipwise.errors import CheckFailed
+
+_PIECE = 1 << 20  # values that are compared at once
+
+
+def verify_against_autograd(losses: Tensor, backward: Backward, parameters: Parameters) -> bool:
+    """Compare a random combination of all samples with autograd, and norms with gradients. False: not possible now.
+
+    With random weights, equality of sum_i w_i g_i can only hold if every per-sample gradient is right. The weights
+    bring all gradients to one length, so that an error in a small one shows as well as in a large one.
+    """
+    squared = backward.squared_norms()
+    norms = sum(squared.values(), losses.new_zeros(losses.shape, dtype=torch.float64)).sqrt()
+    if not bool(torch.isfinite(norms + losses).all()):
+        return False
+    seen = norms > negligible_norm(losses.dtype)
+    generator = torch.Generator().manual_seed(losses.shape[0])
+    signs = torch.randn(losses.shape[0], generator=generator).to(losses.device)
+    weights = torch.where(seen, signs / torch.where(seen, norms, 1), 0).to(losses.dtype)
+    tolerance = 2e-2 if reduced_precision(backward.graph, backward.plan) else 2e-3
+    ours = backward.weighted(lambda _: weights)
+    theirs = list(differentiate(losses, parameters.tensors, weights, keep=True))
+    scale = float((weights * norms).norm())
+    for place in range(len(theirs)):
+        expected, theirs[place] = theirs[place], None  # let go of each as soon as it was compared
+        difference = _distance(ours.pop(place, None), expected)
+        if difference > tolerance * scale:
+            raise CheckFailed(
+                f"the per-sample gradients of parameter {parameters.describe(place)} disagree with autograd (by "
+                f"{difference:.3g} of {scale:.3g}). Nothing was released. {_cause(parameters.tensors[place])}"
+            )
+    largest = int(norms.argmax())
+    gradients = backward.gradients(slice(largest, largest + 1))
+    for place, gradient in gradients.items():
+        want, got = _distance(gradient, None), float(squared[place][largest].sqrt())
+        if seen[largest] and abs(want - got) > tolerance * float(norms[largest]):
+            raise CheckFailed(
+                f"the per-sample norm of parameter {parameters.describe(place)} is {got:.6g}, its gradient's is "
+                f"{want:.6g}. Nothing was released. Please report the model."
+            )
+    return True
+
+
+def _cause(parameter: Tensor) -> str:
+    if getattr(parameter, "_backward_hooks", None):
+        return "The parameter has a hook (register_hook), which may change its gradient: remove it."
+    return "Please report the model."
+
+
+def _distance(a: Tensor | None, b: Tensor | None) -> float:
+    """The length of a - b, None being zero, in float64 and in pieces: no copy of a large embedding in double."""
+    terms = [dense(term).reshape(-1).split(_PIECE) for term in (a, b) if term is not None]
+    pieces = (pair[0].double() - (pair[1] if len(pair) == 2 else 0.0) for pair in zip(*terms, strict=True))
+    return math.sqrt(sum(float(piece.square_().sum()) for piece in pieces))
+
+
+def dense(gradient: Tensor) -> Tensor:
+    """Embeddings may have sparse gradients, which would show the rows that a batch touched; noise goes on all."""
+    return gradient.to_dense() if gradient.is_sparse else gradient
