@@ -44,6 +44,7 @@ _INDEXING = {
     "CatBackward0", "EmbeddingBackward0", "EmbeddingBagBackward0", "GatherBackward0", "IndexBackward0",
     "IndexSelectBackward0", "StackBackward0", "TakeBackward0",
 }  # fmt: skip
+_LOOKED_UP = ("EmbeddingBackward0", "IndexBackward0", "IndexSelectBackward0")
 _ROWWISE = {
     "AddBackward0", "DivBackward0", "EluBackward0", "ExpBackward0", "ExpandBackward0", "GeluBackward0",
     "HardswishBackward0", "LeakyReluBackward0", "LogBackward0", "MishBackward0", "MulBackward0",
@@ -298,10 +299,10 @@ class Planner:
         suspects = {
             k
             for k, entry in self.entries.items()
-            if entry is _Entry.STRONG
+            if entry is not _Entry.NO
             and states[k] is _State.SHARED
             and self.origins[k] is Origin.UNSEEN
-            and not self._keeps_its_shape(k)
+            and not (entry is _Entry.STRONG and self._keeps_its_shape(k))
             and any(self.graph.shape((k, 0))[axis] % self.batch_size == 0 for axis in self._data_axes(k))
         }
         for k in self.graph.leaves_first:
@@ -322,7 +323,11 @@ class Planner:
         return turned and self.batch_size not in shape
 
     def _data_axes(self, k: int) -> list[int]:
-        """The output axes of a product that come from the operand that is not differentiated."""
+        """The output axes of a product or a look-up that come from the operand that is not differentiated."""
+        if self.graph.names[k] in _LOOKED_UP:
+            return list(range(_index_rank(self.graph.nodes[k])))
+        if self.graph.names[k] not in DATA_OPERANDS:
+            return []
         first, second = DATA_OPERANDS[self.graph.names[k]]
         rank = len(self.graph.shape((k, 0)))
         if self.graph.names[k].startswith(("Mv", "Addmv")):
@@ -340,7 +345,7 @@ class Planner:
             left = self.graph.edges[k][DATA_OPERANDS[name][0]][0]
             others = [child for i, (child, _) in enumerate(self.graph.edges[k]) if i != DATA_OPERANDS[name][0]]
             return left in suspects and not suspects.intersection(others)
-        return name in WHOLE_VIEWS or name in _ROWWISE
+        return name in WHOLE_VIEWS or name in _ROWWISE or name == "RepeatBackward0"
 
     def _mixing(self, k: int) -> NotSeparable:
         reached = ", ".join(self.describe(p) for p in sorted(self.reaches[k])[:3])
@@ -453,6 +458,15 @@ class Planner:
                 if entry is not _Entry.NO or self.graph.names[k] in _ORDERED
             ),
         )
+
+
+def _index_rank(node: Node) -> int:
+    """The leading axes of a look-up's output that are its index's."""
+    index = getattr(node, "_saved_indices", None)
+    if isinstance(index, (tuple, list)):
+        given = [i for i in index if i is not None]
+        return max((i.dim() for i in given if i.dtype != torch.bool), default=0) if index[:1] == given[:1] else 0
+    return index.dim() if isinstance(index, torch.Tensor) else 1
 
 
 def _read_each_step(layout: Layout | Scattered) -> bool:

@@ -95,7 +95,7 @@ class Traffic:
             return self._copied(func, args, kwargs)
         if name == "item" and args and isinstance(args[0], Tensor):
             return self._item(func, args[0])
-        if self._counted and (name in _SIZES or (name == "__get__" and func.__self__ is _SHAPE)):
+        if name in _SIZES or (name == "__get__" and func.__self__ is _SHAPE):
             return self._size(func, args, kwargs, name)
         before, self._numbers = self._numbers, [n for n in _flat((args, kwargs)) if is_remembering(n)]
         try:
@@ -151,6 +151,11 @@ class Traffic:
         value = func(*args, **kwargs)
         tensor, size = args[0], self._watch.records.size
         with torch._C.DisableTorchFunction():
+            for twin in self._watch.twins:
+                if twin.has_odd and twin.is_odd(tensor):
+                    twin.broken = twin.broken or "a shape that follows the records is read"
+            if not self._counted:
+                return value
             if not tensor.dim() or tensor.shape[0] != size or not self._watch.marks_of(tensor):
                 return value
             first = name == "size" and value == size and _is_first(args, kwargs, tensor.dim())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -29,9 +30,23 @@ class Twin:
         )
         self._storages: dict[int, tuple[StorageWeakRef, torch.UntypedStorage]] = {}
         self._looked_up: set[int] = set()  # numbers of records that a rigid twin looks up, and keeps otherwise
+        self._odd: dict[int, dict[_Geometry, Tensor]] = {}  # what has another shape with other records, by storage
 
     def __contains__(self, memory: int) -> bool:
-        return memory in self._storages
+        return memory in self._storages or memory in self._odd
+
+    @property
+    def has_odd(self) -> bool:
+        """Whether some values have another shape with other records."""
+        return bool(self._odd)
+
+    def is_odd(self, tensor: Tensor) -> bool:
+        """Whether a tensor has another shape with other records."""
+        return memory_of(tensor) in self._odd
+
+    def pair_odd(self, tensor: Tensor, other: Tensor) -> None:
+        """A tensor whose shape follows the records; its views are followed one by one."""
+        self._odd.setdefault(memory_of(tensor), {})[_geometry(tensor)] = other
 
     def of(self, tensor: Tensor) -> Tensor:
         """The tensor as it would be; itself where the batch never reached it."""
@@ -41,6 +56,9 @@ class Twin:
 
     def read(self, tensor: Tensor) -> Tensor:
         """The same where a rigid twin looks records up by their numbers."""
+        odd = self._odd.get(memory_of(tensor))
+        if odd is not None:
+            return odd[_geometry(tensor)]
         held = self._storages.get(memory_of(tensor))
         return tensor if held is None else _view(held[1], tensor)
 
@@ -97,6 +115,13 @@ class Twin:
         finally:
             for ours, theirs in done:
                 _exchange(ours, theirs)
+
+
+_Geometry: TypeAlias = tuple[object, ...]
+
+
+def _geometry(tensor: Tensor) -> _Geometry:
+    return tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
 
 
 def _is_real(tensor: Tensor) -> bool:

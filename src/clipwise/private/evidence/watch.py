@@ -260,9 +260,9 @@ class Watch:
             if tensor.layout is not torch.strided or other.layout is not torch.strided:
                 twin.broken = f"{_short(func)} gives a sparse tensor"
                 return
-            if tensor.shape != other.shape:
-                twin.broken = f"the shape of {_short(func)} follows the records"
-                return
+            if tensor.shape != other.shape or twin.is_odd(tensor):
+                twin.pair_odd(tensor, other)
+                continue
             if memory_of(tensor) not in twin:
                 twin.pair(tensor, other)
             if twin.moved is None and tensor.dim() and tensor.shape[0] == self.records.size:
