@@ -1,0 +1,163 @@
+"""What is measured of a row: exactness against a loop, whether samples meet, and a plain private training loop."""
+
+from __future__ import annotations
+
+import copy
+import time
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import clipwise as cw
+from clipwise.errors import ClipwiseError
+from tests.engine.reference import (
+    clipped_loop,
+    flat,
+    flat_sum,
+    loop_gradients,
+    norms_of,
+    relative_errors,
+    rounds_inside,
+)
+
+from .row import Row
+
+BATCHES = (4, 1, 3)
+RECORDS, EXPECTED, STEPS = 24, 6, 3
+MEETS = 1e-4  # rounding stays far below this, other people's data far above
+
+Result = dict[str, Any]
+
+
+def measure(row: Row) -> Result:
+    """Everything about one row, as JSON. `status` sums it up."""
+    start = time.perf_counter()
+    result: Result = {"package": row.package, "mixes": row.mixes}
+    dtype = torch.float32 if row.single else torch.float64
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            model = row.model(dtype)
+            result["parameters"] = sum(p.numel() for p in model.parameters() if p.requires_grad)
+            result["dtype"] = str(dtype).removeprefix("torch.")
+            result["moved_by_others"] = moved_by_others(row, model, dtype)
+        except Exception as error:
+            return result | {"status": "broken row", "message": say(error)}
+        result["engine"] = engine(row, model, dtype)
+        result["private"] = private(row)
+    result["seconds"] = round(time.perf_counter() - start, 1)
+    return result | {"status": status(result)}
+
+
+def status(result: Result) -> str:
+    """One or two words for a row."""
+    meets = result["moved_by_others"] > MEETS
+    if meets != bool(result["mixes"]):
+        return "label wrong"
+    outcomes = [result["engine"]["outcome"], result["private"]["outcome"]]
+    for bad in ("wrong", "crash"):
+        if bad in outcomes:
+            return bad
+    if "refused" in outcomes:
+        return "mixing, refused" if meets else "refused"
+    return "mixing, accepted" if meets else "exact"
+
+
+def moved_by_others(row: Row, model: nn.Module, dtype: torch.dtype) -> float:
+    """How far a sample's loss or gradient moves, relative to itself, when all others of its batch are replaced."""
+    size = BATCHES[0]
+    mine, others = row.draw(size, dtype), row.draw(size, dtype, seed=1)
+    farthest = 0.0
+    before = lone_gradients(row, model, mine, range(size))
+    for k in range(size):
+        company = [*others[:k], mine[k], *others[k + 1 :]]
+        ((loss, gradient),) = lone_gradients(row, model, company, [k])
+        old_loss, old_gradient = before[k]
+        scale = old_gradient.norm().clamp(min=1e-12)
+        farthest = max(farthest, float((gradient - old_gradient).norm() / scale))
+        farthest = max(farthest, float((loss - old_loss).abs() / old_loss.abs().clamp(min=1e-3)))
+    return float(f"{farthest:.2g}")
+
+
+def lone_gradients(row: Row, model: nn.Module, records: list[Any], places: Any) -> list[tuple[Tensor, Tensor]]:
+    """Loss and flat gradient of the samples at `places`, on a copy of the model and from the same random numbers."""
+    fresh = copy.deepcopy(model)
+    leaves = trainable(fresh)
+    torch.manual_seed(3)
+    losses = row.losses(fresh, row.collate(copy.deepcopy(records)))
+    assert losses.shape == (len(records),), f"losses of shape {tuple(losses.shape)} for {len(records)} records"
+    found = []
+    for k in places:
+        gradient = loop_gradients(losses[k : k + 1], leaves)
+        found.append((losses[k].detach().double(), flat(gradient)[0]))
+    return found
+
+
+def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
+def engine(row: Row, model: nn.Module, dtype: torch.dtype) -> Result:
+    """Norms and clipped sum against the loop, for several batch sizes in a row on one model."""
+    worst, parts = 0.0, {}
+    for batch in BATCHES:
+        try:
+            error, limit = distance(row, model, batch, dtype)
+        except Exception as failure:
+            outcome = "refused" if isinstance(failure, ClipwiseError) else "crash"
+            parts[batch] = (outcome, say(failure))
+            continue
+        worst = max(worst, error)
+        parts[batch] = ("exact", "") if error <= limit else ("wrong", f"off by {error:.1e} of the gradient norm")
+    result: Result = {"outcome": "exact", "error": float(f"{worst:.2g}")}
+    for outcome in ("refused", "crash", "wrong"):
+        found = {batch: text for batch, (kind, text) in parts.items() if kind == outcome}
+        if found:
+            batch, text = next(iter(found.items()))
+            sizes = "" if len(found) == len(BATCHES) else f"B={','.join(map(str, found))}: "
+            result |= {"outcome": outcome, "message": f"{sizes}{text}"}
+    return result
+
+
+def distance(row: Row, model: nn.Module, batch: int, dtype: torch.dtype) -> tuple[float, float]:
+    """The largest relative error of norms and clipped sum, and what rounding allows."""
+    params = trainable(model)
+    torch.manual_seed(batch)
+    losses = row.losses(model, row.collate(row.draw(batch, dtype)))
+    limit = 1e-4 if dtype == torch.float32 else 1e-5 if rounds_inside(losses) else 1e-8
+    loop = loop_gradients(losses, params)
+    norms = norms_of(loop)
+    style = cw.Flat(cw.Abadi(float(norms.median()) or 1.0))
+    expected = flat(clipped_loop(loop, style))
+    clipped = cw.clipped_gradients(losses, params, style)
+    of_norms = relative_errors(clipped.norms, norms, norms, dtype).max()
+    scale = expected.norm(dim=1).sum()[None]
+    of_sum = relative_errors(flat_sum(clipped.gradients)[None], expected.sum(0)[None], scale, dtype).max()
+    error = max(float(of_norms), float(of_sum))
+    return (float("inf") if error != error else error), limit
+
+
+def private(row: Row) -> Result:
+    """A plain float32 loop of a few private steps, as a user writes it, without `loss_fn`."""
+    model = row.model(torch.float32)
+    dataset = row.draw(RECORDS, torch.float32)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    plan = cw.Plan(sampling=cw.Poisson(RECORDS, EXPECTED), steps=STEPS, clip=cw.Abadi(1.0), noise_multiplier=1.0)
+    done = 0
+    try:
+        run = cw.Private(plan, model, optimizer, seed=1)
+        for batch in run.loader(dataset, collate_fn=row.collate):
+            run.step(row.losses(model, batch))
+            done += 1
+    except ClipwiseError as error:
+        return {"outcome": "refused", "steps": done, "message": say(error)}
+    except Exception as error:
+        return {"outcome": "crash", "steps": done, "message": say(error)}
+    return {"outcome": "accepted", "steps": done}
+
+
+def say(error: BaseException) -> str:
+    """An error in one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:400]
