@@ -31,7 +31,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.thirdparty", description=__doc__)
     parser.add_argument("--only", metavar="NAME", action="append", help="rows whose name contains this; writes nothing")
     parser.add_argument("--json", metavar="FILE", type=Path, help=f"write there (default {RESULTS.name}, if no --only)")
-    parser.add_argument("--limit", metavar="SECONDS", type=float, default=150.0, help="time for one row (default 150)")
+    parser.add_argument("--limit", metavar="SECONDS", type=float, default=300.0, help="time for one row (default 300)")
     parser.add_argument("--jobs", metavar="N", type=int, default=2, help="processes at a time (default 2)")
     parser.add_argument("--accept", action="store_true", help="write the result although rows were lost")
     options = parser.parse_args()
@@ -134,8 +134,8 @@ def page(document: dict[str, Any]) -> str:
         f"Written by `make third-party` on {document['date']} in {document['seconds']} s; do not edit. Each model is",
         "as its package ships it, small and with random weights. *exact*: norms and clipped sum of `clipped_gradients`",
         "equal the per-sample loop at batch sizes 4, 1 and 3, and a plain loop with `Private` and its loader makes 3",
-        "steps. *mixing*: a sample's loss or gradient moves when the others of its batch are replaced, which is",
-        "measured; such a model must be refused.",
+        "steps. *mixing*: a sample's loss or gradient moves when the others of its batch, or the batch before, are",
+        "replaced; this is measured. Such a model must be refused.",
         "",
         f"{len(rows)} models: " + ", ".join(f"**{n} {kind}**" for kind, n in counts.most_common()) + ".",
         "",
@@ -147,7 +147,8 @@ def page(document: dict[str, Any]) -> str:
         told = [result.get("message"), engine.get("message"), private.get("message")]
         message = "; ".join(dict.fromkeys(text.replace("|", "\\|")[:160] for text in told if text))
         message = message or result.get("mixes", "")
-        cells = [result["family"], name, result["status"], engine.get("error", ""), result.get("moved_by_others", "")]
+        moved = max(result.get("moved_by_others", 0), result.get("moved_by_earlier", 0))
+        cells = [result["family"], name, result["status"], engine.get("error", ""), moved]
         lines.append("| " + " | ".join(str(cell) for cell in [*cells, message]) + " |")
     lines += ["", "Versions: " + ", ".join(f"{name} {version}" for name, version in document["versions"].items()) + "."]
     return "\n".join(lines) + "\n"

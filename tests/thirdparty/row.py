@@ -39,7 +39,8 @@ class Row:
     def model(self, dtype: torch.dtype, seed: int = 0) -> nn.Module:
         """A fresh model with seeded weights, moved off their first values: zero gates and std 0.02 hide errors."""
         torch.manual_seed(seed)
-        model = self.build().to(dtype)
+        model = self.build()
+        model = model if dtype == torch.float32 else model.to(dtype)
         if self.spread:
             with torch.no_grad():
                 for p in model.parameters():
@@ -111,4 +112,5 @@ def on_x(model: nn.Module, batch: Any) -> Tensor:
 def plain(name: str, path: str, *args: Any, records: Records, losses: Any = on_x, **options: Any) -> Row:
     """A row of one class called with the given arguments; options named like fields of `Row` go there."""
     fields = {key: options.pop(key) for key in ("mixes", "collate", "single", "spread") if key in options}
-    return Row(name, path.split(".")[0], make(path, *args, **options), records, losses, **fields)
+    package = options.pop("package", path.split(".")[0])
+    return Row(name, package, make(path, *args, **options), records, losses, **fields)

@@ -9,6 +9,11 @@ from .row import Row
 FAMILIES = (
     "diffusion",
     "geometric",
+    "sequence",
+    "tables",
+    "transformers_other",
+    "transformers_text",
+    "vision",
 )
 
 
