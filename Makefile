@@ -77,7 +77,7 @@ $(THIRD_STAMP): pyproject.toml constraints.txt tests/thirdparty/requirements.txt
 	@$(THIRD)/bin/python -m pip install -qq --disable-pip-version-check --no-deps -r tests/thirdparty/requirements.txt
 	@touch $@
 
-third-party: $(THIRD_STAMP)  ## Models of other people's packages, in an environment of their own (about 10 minutes)
+third-party: $(THIRD_STAMP)  ## Models of other people's packages, in an environment of their own (about 20 minutes)
 	@$(THIRD)/bin/python -m tests.thirdparty
 
 docs: $(STAMP)  ## Build the documentation; warnings are errors

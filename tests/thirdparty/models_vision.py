@@ -149,8 +149,6 @@ SMP: dict[str, Any] = dict(encoder_weights=None, classes=2)
 SEGMENTATION = [
     plain("smp_unet_eval", "segmentation_models_pytorch.Unet", "resnet18", records=SMALL, encoder_depth=3,
           decoder_channels=(16, 8, 8), **SMP),
-    plain("smp_unet_instance_norm", "segmentation_models_pytorch.Unet", "mobilenet_v2", records=SMALL, encoder_depth=3,
-          decoder_channels=(16, 8, 8), decoder_use_norm="instancenorm", **SMP),
     plain("smp_fpn_eval", "segmentation_models_pytorch.FPN", "resnet18", records=SMALL, encoder_depth=3,
           decoder_pyramid_channels=16, decoder_segmentation_channels=32, **SMP),
     plain("smp_segformer_eval", "segmentation_models_pytorch.Segformer", "mobilenet_v2", records=SMALL,
