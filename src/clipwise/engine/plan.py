@@ -22,7 +22,7 @@ from clipwise.engine.graph import LEAF, Edge, Graph, Node
 from clipwise.engine.layout import Layout, Probe, Scattered, all_finite
 from clipwise.engine.probing import layouts_of, pass_dead_ends
 from clipwise.engine.routing import Routing, is_index, layouts_needed, routing
-from clipwise.engine.rules import DATA_OPERANDS, LIVE, RULES
+from clipwise.engine.rules import DATA_OPERANDS, is_live, rule_of
 from clipwise.errors import NotSeparable, UnsupportedNode
 
 
@@ -331,7 +331,7 @@ class Planner:
     ) -> Meeting:
         name, distinct = self.graph.names[k], self._shared_operands(k, states)
         repeated = len(distinct) < sum(edge in distinct for edge in self.graph.edges[k])
-        if repeated and name not in LIVE:
+        if repeated and not is_live(self.graph, k):
             raise UnsupportedNode(
                 f"{name} uses the same shared value twice ({self._parameters(distinct)}); compute it apart."
             )
@@ -350,7 +350,7 @@ class Planner:
 
     def _refuse_unknown(self, meetings: Sequence[int], states: Sequence[_State]) -> None:
         """Name every node without a rule at once, not one after the other."""
-        unknown = [k for k in meetings if self.graph.names[k] not in RULES or self._is_complex(k)]
+        unknown = [k for k in meetings if rule_of(self.graph, k) is None]
         if unknown:
             reasons = [self._no_rule(k, self._shared_operands(k, states)) for k in unknown]
             raise UnsupportedNode("\n".join(dict.fromkeys(reasons)))
@@ -418,7 +418,7 @@ class Planner:
             ),
             at_hand=whole,
             streaming=whole and sum(prod(self.graph.shape((meeting.node, 0))) for meeting in meetings) > _SMALL,
-            live=any(self.graph.names[meeting.node] in LIVE for meeting in meetings),
+            live=any(is_live(self.graph, meeting.node) for meeting in meetings),
             decided=self.finite and all(len(meeting.layouts) == 1 for meeting in meetings),
             cacheable=self.finite and all(len(meeting.layouts) <= 1 for meeting in meetings),
             identities=tuple(k for k, move in moves.items() if move is Routing.IDENTITY),

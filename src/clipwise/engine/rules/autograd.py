@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from clipwise.engine.graph import differentiate
+from clipwise.engine.graph import Graph, differentiate
 from clipwise.engine.rules.base import Finish, Operand, Rule, Samples, carries_batch, unsupported
 from clipwise.engine.uses import Dense, Use
 
@@ -40,6 +40,19 @@ def by_autograd(operand: Operand, samples: Samples) -> Finish:
     return finish
 
 
+def is_opaque(graph: Graph, k: int) -> bool:
+    """Whether only autograd knows how to differentiate a node: the user's own functions, complex numbers.
+
+    Each needs its gradient at the first output only; what a second output receives would be lost.
+    """
+    node, name = graph.nodes[k], graph.names[k]
+    if any(edge[0] == k and edge[1] for edges in graph.edges for edge in edges):
+        return False
+    if isinstance(node, torch.autograd.function.BackwardCFunction):
+        return not name.startswith(("Checkpoint", "Compiled"))
+    return bool(node._input_metadata[0].dtype.is_complex)
+
+
 def finite_rows(tensor: Tensor, axis: int) -> Tensor:
     """Which positions along an axis hold finite numbers only."""
     return torch.isfinite(tensor).movedim(axis, 0).reshape(tensor.shape[axis], -1).all(1)
@@ -59,6 +72,8 @@ _BROADCASTING = (
     "FminBackward0", "HypotBackward0", "LogaddexpBackward0", "RemainderBackward1", "XlogyBackward0",
 )  # fmt: skip
 _OTHERS = (
+    "ConvolutionBackwardBackward0", "NativeGroupNormBackwardBackward0", "NativeLayerNormBackwardBackward0",
+    "torch::autograd::CopySlices",
     "CatBackward0", "CdistBackward0", "ConstantPadNdBackward0", "GatherBackward0", "IndexAddBackward0",
     "IndexCopyBackward0", "IndexPutBackward0", "MaskedScatterBackward0", "RollBackward0", "ScatterAddBackward0",
     "ScatterBackward0", "StackBackward0", "TakeBackward0", "TrilinearBackward0",

@@ -61,8 +61,8 @@ def _group_norm_weight(operand: Operand, samples: Samples) -> Finish:
         ones = inputs.new_ones(batch * channels)
         shape = (1, batch * channels, positions)
         _, weight, _ = torch.ops.aten.native_group_norm_backward(
-            gradient.to(inputs.dtype).reshape(shape), inputs.view(shape), mean, rstd, ones, 1, batch * channels, positions,
-            batch * groups, [False, True, False],
+            gradient.to(inputs.dtype).reshape(shape), inputs.view(shape), mean, rstd, ones, 1, batch * channels,
+            positions, batch * groups, [False, True, False],
         )  # fmt: skip
         return Dense(weight.view(batch, channels), operand.shape)
 
