@@ -205,7 +205,7 @@ def owners_by_digits(probe: Probe, axis: int) -> Tensor | None:
 def rows_along(tensor: Tensor, axis: int) -> Tensor:
     """The positions along an axis as rows of finite numbers in float64."""
     rows = tensor.movedim(axis, 0).unsqueeze(-1).flatten(1)
-    real = torch.view_as_real(rows).flatten(1) if rows.is_complex() else rows
+    real = torch.view_as_real(rows.resolve_conj()).flatten(1) if rows.is_complex() else rows
     return real.double().nan_to_num(0, 0, 0)
 
 

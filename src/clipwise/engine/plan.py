@@ -113,12 +113,15 @@ def mixing(graph: Graph, after: str, whose: str) -> NotSeparable:
     """The refusal of samples that mix."""
     cause = ""
     norms = (graph.nodes[k] for k, name in enumerate(graph.names) if name.startswith("NativeBatchNorm"))
-    if any(node._saved_training for node in norms):
+    # Instance normalization is a batch normalization of one sample, with a channel for each sample and channel.
+    if any(node._saved_training and node._input_metadata[0].shape[0] > 1 for node in norms):
         cause = " The graph holds a BatchNorm in training mode: call .eval() on it, or use GroupNorm or LayerNorm."
+    elif graph.computes_in(torch.float16):
+        cause = " The graph computes in float16, where small gradients are lost and nothing can be told: use bfloat16."
     return NotSeparable(
         f"samples mix after {after} ({whose}): the loss of one sample depends on other samples, so it has no bounded "
-        "per-sample gradient. Typical causes: BatchNorm in training mode, a contrastive loss, attention or a statistic "
-        f"over the batch.{cause} A constant table looks the same if its length is a multiple of the batch size: then "
+        "per-sample gradient. Typical causes: a contrastive loss, attention or a statistic over the batch, one loss "
+        f"given twice.{cause} A constant table looks the same if its length is a multiple of the batch size: then "
         "take another batch size for the first step."
     )
 

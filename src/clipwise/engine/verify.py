@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from clipwise.engine.cost import reduced_precision
-from clipwise.engine.graph import LEAF, Node, differentiate
+from clipwise.engine.graph import differentiate
 from clipwise.engine.norms import negligible_norm
 from clipwise.engine.parameters import Parameters
 from clipwise.engine.run import Backward
@@ -33,7 +33,8 @@ def verify_against_autograd(losses: Tensor, backward: Backward, parameters: Para
     half = reduced_precision(backward.graph, backward.plan)
     weights = _exact_weights(signs, norms, seen) if half else torch.where(seen, signs / torch.where(seen, norms, 1), 0)
     weights = weights.to(losses.dtype)
-    if any(node._input_metadata[0].dtype == torch.float16 for node in _computing(backward)):
+    float16 = backward.graph.computes_in(torch.float16)
+    if float16:
         weights = torch.where(seen, signs.sign(), 0).to(losses.dtype)  # any scale would change what underflows
     tolerance = 2e-2 if half else 2e-3
     ours = backward.weighted(lambda _: weights)
@@ -45,7 +46,7 @@ def verify_against_autograd(losses: Tensor, backward: Backward, parameters: Para
         if difference > tolerance * scale:
             raise CheckFailed(
                 f"the per-sample gradients of parameter {parameters.describe(place)} disagree with autograd (by "
-                f"{difference:.3g} of {scale:.3g}). Nothing was released. {_cause(parameters.tensors[place])}"
+                f"{difference:.3g} of {scale:.3g}). Nothing was released. {_cause(parameters.tensors[place], float16)}"
             )
     largest = int(norms.argmax())
     gradients = backward.gradients(slice(largest, largest + 1))
@@ -64,13 +65,11 @@ def _exact_weights(signs: Tensor, norms: Tensor, seen: Tensor) -> Tensor:
     return torch.where(seen, signs.sign() * torch.exp2(-torch.where(seen, norms, 1).log2().round()), 0)
 
 
-def _computing(backward: Backward) -> list[Node]:
-    return [node for node, name in zip(backward.graph.nodes, backward.graph.names, strict=True) if name != LEAF]
-
-
-def _cause(parameter: Tensor) -> str:
+def _cause(parameter: Tensor, float16: bool) -> str:
     if getattr(parameter, "_backward_hooks", None):
         return "The parameter has a hook (register_hook), which may change its gradient: remove it."
+    if float16:
+        return "The graph computes in float16, where small gradients are lost: use bfloat16."
     return "Please report the model."
 
 

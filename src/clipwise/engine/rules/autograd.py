@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge
 
-from clipwise.engine.graph import Graph, differentiate
+from clipwise.engine.graph import Graph
 from clipwise.engine.rules.base import Finish, Operand, Rule, Samples, carries_batch, unsupported
 from clipwise.engine.uses import Dense, Use
 
 
 def by_autograd(operand: Operand, samples: Samples) -> Finish:
     """Back-propagate each sample's part of the gradient through this node alone."""
-    output = GradientEdge(operand.node, 0)
 
     def finish(gradient: Tensor) -> Use:
         owners = samples.owners(gradient.shape[samples.axis]).to(gradient.device)
@@ -26,7 +24,7 @@ def by_autograd(operand: Operand, samples: Samples) -> Finish:
         rows = []
         for sample in range(samples.batch_size):
             part = torch.where((owners == sample).view(shape), gradient, 0)
-            (row,) = differentiate([output], [operand.edge], [part], keep=True)
+            row = _through(operand, part)
             rows.append(gradient.new_zeros(operand.shape) if row is None else row)
         stacked = torch.stack(rows)
         spoilt = ~torch.isfinite(stacked).reshape(samples.batch_size, -1).all(1)
@@ -38,6 +36,21 @@ def by_autograd(operand: Operand, samples: Samples) -> Finish:
         return Dense(stacked, operand.shape)
 
     return finish
+
+
+def _through(operand: Operand, gradient: Tensor) -> Tensor | None:
+    """The operand's gradient by this node alone: other paths from it to the same parameter are other uses."""
+    node = operand.node
+    others = [None] * (len(node._input_metadata) - 1)
+    call = node.apply if isinstance(node, torch.autograd.function.BackwardCFunction) else node
+    found = call(gradient, *others)
+    found = found if isinstance(found, tuple) else (found,)
+    edges = operand.graph.edges[operand.k]
+    rows = [row for row, edge in zip(found, edges, strict=False) if row is not None and edge == edges[operand.position]]
+    if not rows:
+        return None
+    total: Tensor = sum(rows[1:], rows[0]).sum_to_size(operand.shape)  # as autograd does between nodes
+    return total.real if total.is_complex() and not operand.is_complex else total
 
 
 def is_opaque(graph: Graph, k: int) -> bool:
