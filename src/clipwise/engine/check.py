@@ -13,7 +13,7 @@ from clipwise.engine.graph import Graph
 from clipwise.engine.origin import Evidence
 from clipwise.engine.parameters import Parameters
 from clipwise.engine.plan import GraphPlan, Meeting
-from clipwise.engine.rules import RULES
+from clipwise.engine.rules import rule_of
 from clipwise.engine.run import Backward
 from clipwise.errors import InvalidLosses
 
@@ -76,7 +76,8 @@ def _node_summary(backward: Backward, meeting: Meeting, parameters: Parameters) 
     reached = [p for p, roots in plan.roots.items() if edges.keys() & set(roots)]
     ways = dict.fromkeys(use.how for edge in edges for use in backward.uses.get(edge, []))
     name = graph.names[meeting.node]
-    rule = RULES[name]
+    rule = rule_of(graph, meeting.node)
+    assert rule is not None
     layout = str(meeting.layouts[0]) if meeting.layouts else "no gradient in this batch"
     return NodeSummary(
         name, rule.__module__.rpartition(".")[2], tuple(map(parameters.describe, reached)), layout, ", ".join(ways)

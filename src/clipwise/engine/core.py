@@ -17,7 +17,7 @@ from torch import Tensor
 
 from clipwise.clipping import Rule, Style
 from clipwise.engine.cost import Way, choose_way, reduced_precision
-from clipwise.engine.graph import Graph, differentiate, walk
+from clipwise.engine.graph import Graph, differentiate, refuse_nested, walk
 from clipwise.engine.history import History, Planning
 from clipwise.engine.norms import bad_samples, negligible_norm, settled, working_dtype
 from clipwise.engine.origin import Declared, Evidence, Origin
@@ -92,6 +92,8 @@ def validate(losses: Tensor, parameters: Parameters) -> None:
         )
     if any(p.is_complex() for p in parameters.tensors):
         raise UnsupportedNode("complex parameters have no per-sample rules; store their real and imaginary parts.")
+    if any(p.layout != torch.strided for p in parameters.tensors):
+        raise UnsupportedNode("sparse parameters have no per-sample rules: noise is dense. Store them with to_dense().")
     if losses.numel() and losses.grad_fn is None:
         raise InvalidLosses(
             "losses do not require grad: they were computed under no_grad, detached, or from frozen parameters."
@@ -135,6 +137,7 @@ class Engine:
     ) -> Entry:
         if not bool(torch.isfinite(losses).any()):
             raise NothingFinite
+        refuse_nested(graph)
         planner = Planner(graph, losses.shape[0], parameters.describe, evidence)
         entry = Entry(
             planner.plan(AutogradProber(losses, graph)),

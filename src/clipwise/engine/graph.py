@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
+from clipwise.errors import UnsupportedNode
+
 LEAF = "torch::autograd::AccumulateGrad"
 NO_EDGE = (-1, 0)
 
@@ -114,6 +116,11 @@ class Graph:
         k, output = edge
         return self.nodes[k].variable if self.names[k] == LEAF else GradientEdge(self.nodes[k], output)
 
+    def computes_in(self, dtype: torch.dtype) -> bool:
+        """Whether some value of the graph has this dtype."""
+        pairs = zip(self.nodes, self.names, strict=True)
+        return any(output.dtype == dtype for node, name in pairs if name != LEAF for output in node._input_metadata)
+
     @cached_property
     def leaves_first(self) -> list[int]:
         """Node positions ordered so that every node comes after all it was computed from."""
@@ -140,6 +147,16 @@ def saved_tensors(node: Node) -> list[Tensor]:
     """The floating-point tensors that the forward pass saved on a node."""
     values = (getattr(node, name, None) for name in _saved_attributes(node.__class__))
     return [value for value in values if isinstance(value, Tensor) and value.is_floating_point()]
+
+
+def refuse_nested(graph: Graph) -> None:
+    """Nested and jagged tensors have no axes to look for the batch on."""
+    for node, name in zip(graph.nodes, graph.names, strict=True):
+        if name != LEAF and any(output.is_nested_tensor for output in node._input_metadata):
+            raise UnsupportedNode(
+                f"{name} works on a nested (jagged) tensor, whose samples have no common shape. Pad the sequences and "
+                "mask the padding (torch.nested.to_padded_tensor), or concatenate the rows of all samples."
+            )
 
 
 def differentiate(

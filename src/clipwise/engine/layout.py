@@ -18,6 +18,7 @@ from torch import Tensor
 
 # Units in the last place; none relative to other elements: a small loss must not hide behind a large one.
 _SLACK = 8
+_HALF_FAINT = 2.0**-20  # float16 has few exponents: what is smaller has lost its digits
 _FEW = 512  # elements that are looked at before all are
 
 _PALETTE = tuple(sign * 2.0**k for k in range(8) for sign in (1, -1))
@@ -163,7 +164,8 @@ class Probe:
         if torch.equal(coloured, expected):  # the usual case: powers of two scale without rounding
             return True
         numbers = torch.finfo(self.plain.dtype)
-        limit = expected.abs().mul_(_SLACK * numbers.eps).add_(numbers.tiny / numbers.eps)
+        faint = _HALF_FAINT if self.plain.dtype == torch.float16 else numbers.tiny / numbers.eps
+        limit = expected.abs().mul_(_SLACK * numbers.eps).add_(faint)
         wrong = ~((coloured - expected).abs() <= limit)
         finite = torch.isfinite(self.plain) & torch.isfinite(coloured)
         return not bool(torch.where(finite, wrong, ~self.bad[owners].view(shape)).any())
@@ -203,7 +205,7 @@ def owners_by_digits(probe: Probe, axis: int) -> Tensor | None:
 def rows_along(tensor: Tensor, axis: int) -> Tensor:
     """The positions along an axis as rows of finite numbers in float64."""
     rows = tensor.movedim(axis, 0).unsqueeze(-1).flatten(1)
-    real = torch.view_as_real(rows).flatten(1) if rows.is_complex() else rows
+    real = torch.view_as_real(rows.resolve_conj()).flatten(1) if rows.is_complex() else rows
     return real.double().nan_to_num(0, 0, 0)
 
 

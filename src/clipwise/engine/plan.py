@@ -23,7 +23,7 @@ from clipwise.engine.layout import Layout, Probe, Scattered, all_finite
 from clipwise.engine.origin import Evidence, Origin
 from clipwise.engine.probing import layouts_of, pass_dead_ends
 from clipwise.engine.routing import Routing, is_index, layouts_needed, routing
-from clipwise.engine.rules import DATA_OPERANDS, LIVE, RULES
+from clipwise.engine.rules import DATA_OPERANDS, is_live, rule_of
 from clipwise.errors import NotSeparable, UnsupportedNode
 
 
@@ -116,12 +116,15 @@ def mixing(graph: Graph, after: str, whose: str) -> NotSeparable:
     """The refusal of samples that mix."""
     cause = ""
     norms = (graph.nodes[k] for k, name in enumerate(graph.names) if name.startswith("NativeBatchNorm"))
-    if any(node._saved_training for node in norms):
+    # Instance normalization is a batch normalization of one sample, with a channel for each sample and channel.
+    if any(node._saved_training and node._input_metadata[0].shape[0] > 1 for node in norms):
         cause = " The graph holds a BatchNorm in training mode: call .eval() on it, or use GroupNorm or LayerNorm."
+    elif graph.computes_in(torch.float16):
+        cause = " The graph computes in float16, where small gradients are lost and nothing can be told: use bfloat16."
     return NotSeparable(
         f"samples mix after {after} ({whose}): the loss of one sample depends on other samples, so it has no bounded "
-        "per-sample gradient. Typical causes: BatchNorm in training mode, a contrastive loss, attention or a statistic "
-        f"over the batch.{cause} A constant table looks the same if its length is a multiple of the batch size: then "
+        "per-sample gradient. Typical causes: a contrastive loss, attention or a statistic over the batch, one loss "
+        f"given twice.{cause} A constant table looks the same if its length is a multiple of the batch size: then "
         "take another batch size for the first step."
     )
 
@@ -356,7 +359,7 @@ class Planner:
     ) -> Meeting:
         name, distinct = self.graph.names[k], self._shared_operands(k, states)
         repeated = len(distinct) < sum(edge in distinct for edge in self.graph.edges[k])
-        if repeated and name not in LIVE:
+        if repeated and not is_live(self.graph, k):
             raise UnsupportedNode(
                 f"{name} uses the same shared value twice ({self._parameters(distinct)}); compute it apart."
             )
@@ -375,7 +378,7 @@ class Planner:
 
     def _refuse_unknown(self, meetings: Sequence[int], states: Sequence[_State]) -> None:
         """Name every node without a rule at once, not one after the other."""
-        unknown = [k for k in meetings if self.graph.names[k] not in RULES or self._is_complex(k)]
+        unknown = [k for k in meetings if rule_of(self.graph, k) is None]
         if unknown:
             reasons = [self._no_rule(k, self._shared_operands(k, states)) for k in unknown]
             raise UnsupportedNode("\n".join(dict.fromkeys(reasons)))
@@ -443,7 +446,7 @@ class Planner:
             ),
             at_hand=whole,
             streaming=whole and sum(prod(self.graph.shape((meeting.node, 0))) for meeting in meetings) > _SMALL,
-            live=any(self.graph.names[meeting.node] in LIVE for meeting in meetings),
+            live=any(is_live(self.graph, meeting.node) for meeting in meetings),
             decided=self.finite and all(len(meeting.layouts) == 1 for meeting in meetings),
             cacheable=self.finite and all(len(meeting.layouts) <= 1 for meeting in meetings),
             identities=tuple(k for k, move in moves.items() if move is Routing.IDENTITY),

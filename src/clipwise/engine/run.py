@@ -19,7 +19,7 @@ from clipwise.engine.layout import Layout, Probe, Scattered, all_finite, blank, 
 from clipwise.engine.plan import GraphPlan, Meeting, at_hand, mixing, pattern
 from clipwise.engine.probing import AutogradProber
 from clipwise.engine.routing import data_of, is_identity
-from clipwise.engine.rules import RULES, Finish, Operand, Samples
+from clipwise.engine.rules import Finish, Operand, Samples, rule_of
 from clipwise.engine.uses import Dense, Outer, Use, chunks, joint_squared_norms, squares, summed
 from clipwise.errors import UnsupportedNode
 
@@ -119,7 +119,8 @@ class Backward:
     def read(self, meeting: Meeting, samples: Samples) -> list[tuple[Edge, Finish]]:
         """The rules of a meeting's operands, with the tensors that they need from the node."""
         graph, k = self.graph, meeting.node
-        rule = RULES[graph.names[k]]
+        rule = rule_of(graph, k)
+        assert rule is not None
         finishers = []
         for position in meeting.operands:
             edge = graph.edges[k][position]
@@ -293,7 +294,8 @@ class Backward:
         """Vector-Jacobian products of the shared part of the graph, one per sample: (b, *parameter.shape) each."""
         leaves = [self.graph.parameters[p] for p in parameters]
         batch = grads[0].shape[0]
-        total = [leaf.new_zeros(batch, *leaf.shape, dtype=grads[0].dtype) for leaf in leaves]
+        dtype = grads[0].real.dtype if grads[0].is_complex() else grads[0].dtype
+        total = [leaf.new_zeros(batch, *leaf.shape, dtype=dtype) for leaf in leaves]
         place = {p: i for i, p in enumerate(parameters)}
         through = []
         for edge, grad in zip(edges, grads, strict=True):

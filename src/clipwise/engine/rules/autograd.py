@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge
 
-from clipwise.engine.graph import differentiate
+from clipwise.engine.graph import Graph
 from clipwise.engine.rules.base import Finish, Operand, Rule, Samples, carries_batch, unsupported
 from clipwise.engine.uses import Dense, Use
 
 
 def by_autograd(operand: Operand, samples: Samples) -> Finish:
     """Back-propagate each sample's part of the gradient through this node alone."""
-    output = GradientEdge(operand.node, 0)
 
     def finish(gradient: Tensor) -> Use:
         owners = samples.owners(gradient.shape[samples.axis]).to(gradient.device)
@@ -26,7 +24,7 @@ def by_autograd(operand: Operand, samples: Samples) -> Finish:
         rows = []
         for sample in range(samples.batch_size):
             part = torch.where((owners == sample).view(shape), gradient, 0)
-            (row,) = differentiate([output], [operand.edge], [part], keep=True)
+            row = _through(operand, part)
             rows.append(gradient.new_zeros(operand.shape) if row is None else row)
         stacked = torch.stack(rows)
         spoilt = ~torch.isfinite(stacked).reshape(samples.batch_size, -1).all(1)
@@ -38,6 +36,34 @@ def by_autograd(operand: Operand, samples: Samples) -> Finish:
         return Dense(stacked, operand.shape)
 
     return finish
+
+
+def _through(operand: Operand, gradient: Tensor) -> Tensor | None:
+    """The operand's gradient by this node alone: other paths from it to the same parameter are other uses."""
+    node = operand.node
+    others = [None] * (len(node._input_metadata) - 1)
+    call = node.apply if isinstance(node, torch.autograd.function.BackwardCFunction) else node
+    found = call(gradient, *others)
+    found = found if isinstance(found, tuple) else (found,)
+    edges = operand.graph.edges[operand.k]
+    rows = [row for row, edge in zip(found, edges, strict=False) if row is not None and edge == edges[operand.position]]
+    if not rows:
+        return None
+    total: Tensor = sum(rows[1:], rows[0]).sum_to_size(operand.shape)  # as autograd does between nodes
+    return total.real if total.is_complex() and not operand.is_complex else total
+
+
+def is_opaque(graph: Graph, k: int) -> bool:
+    """Whether only autograd knows how to differentiate a node: the user's own functions, complex numbers.
+
+    Each needs its gradient at the first output only; what a second output receives would be lost.
+    """
+    node, name = graph.nodes[k], graph.names[k]
+    if any(edge[0] == k and edge[1] for edges in graph.edges for edge in edges):
+        return False
+    if isinstance(node, torch.autograd.function.BackwardCFunction):
+        return not name.startswith(("Checkpoint", "Compiled"))
+    return bool(node._input_metadata[0].dtype.is_complex)
 
 
 def finite_rows(tensor: Tensor, axis: int) -> Tensor:
@@ -59,6 +85,8 @@ _BROADCASTING = (
     "FminBackward0", "HypotBackward0", "LogaddexpBackward0", "RemainderBackward1", "XlogyBackward0",
 )  # fmt: skip
 _OTHERS = (
+    "ConvolutionBackwardBackward0", "NativeGroupNormBackwardBackward0", "NativeLayerNormBackwardBackward0",
+    "torch::autograd::CopySlices",
     "CatBackward0", "CdistBackward0", "ConstantPadNdBackward0", "GatherBackward0", "IndexAddBackward0",
     "IndexCopyBackward0", "IndexPutBackward0", "MaskedScatterBackward0", "RollBackward0", "ScatterAddBackward0",
     "ScatterBackward0", "StackBackward0", "TakeBackward0", "TrilinearBackward0",

@@ -7,9 +7,8 @@ from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge
 
-from clipwise.engine.graph import Graph, Node
+from clipwise.engine.graph import LEAF, Graph, Node
 from clipwise.engine.layout import Layout
 from clipwise.engine.uses import Dense, Use, accurate, sure_lengths
 from clipwise.errors import NotSeparable, UnsupportedNode
@@ -79,9 +78,12 @@ class Operand(NamedTuple):
         return self.graph.names[self.k]
 
     @property
-    def edge(self) -> GradientEdge | Tensor:
-        """The operand as autograd takes it."""
-        return self.graph.gradient_edge(self.graph.edges[self.k][self.position])
+    def is_complex(self) -> bool:
+        """Whether the operand holds complex numbers."""
+        k, output = self.graph.edges[self.k][self.position]
+        node = self.graph.nodes[k]
+        dtype = node.variable.dtype if self.graph.names[k] == LEAF else node._input_metadata[output].dtype
+        return bool(dtype.is_complex)
 
 
 Finish: TypeAlias = Callable[[Tensor], Use]  # gradient of the node's output -> use of the shared operand
@@ -91,8 +93,8 @@ Rule: TypeAlias = Callable[[Operand, Samples], Finish]  # reads the saved tensor
 def carries_batch(operand: Operand, reason: str) -> NotSeparable:
     """The refusal of an operand that was taken for shared but has the batch axis itself."""
     return NotSeparable(
-        f"{operand.name}: {reason}, so the loss of one sample depends on the others. Typical causes: batch "
-        "normalization in training mode, a contrastive loss, a statistic over the batch. Use per-sample operations "
+        f"{operand.name}: {reason}, so the loss of one sample depends on the others. Typical causes: a "
+        "contrastive loss, a statistic over the batch, one loss given twice. Use per-sample operations "
         "(LayerNorm, GroupNorm, eval-mode BatchNorm)."
     )
 

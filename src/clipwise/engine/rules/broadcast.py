@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from clipwise.engine.graph import Node
-from clipwise.engine.rules.base import Finish, Operand, Rule, Samples, sum_to_operand
+from clipwise.engine.rules.base import Finish, Operand, Rule, Samples, carries_batch, sum_to_operand
 from clipwise.engine.uses import Dense, Use
 
 Local = Callable[[Tensor], Tensor]  # output gradient -> gradient of the operand before it is summed down
@@ -106,6 +106,8 @@ def repeat(operand: Operand, samples: Samples) -> Finish:
     def finish(gradient: Tensor) -> Use:
         split = samples.split(gradient)
         shape = (1,) * (split.dim() - 1 - len(operand.shape)) + tuple(operand.shape)
+        if any(size % own for size, own in zip(split.shape[1:], shape, strict=True)):
+            raise carries_batch(operand, f"a value of shape {tuple(operand.shape)} that holds the samples is repeated")
         pairs = [part for size, own in zip(split.shape[1:], shape, strict=True) for part in (size // own, own)]
         copies = list(range(1, 2 * len(shape), 2))
         return Dense(split.reshape(split.shape[0], *pairs).sum(copies), operand.shape)

@@ -1,0 +1,96 @@
+"""Models in half precision, whole or under autocast: accepted, and clipped to float32 accuracy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from clipwise.clipping import Normalize
+from clipwise.engine import clipped_gradients, per_sample_norms
+from tests.zoo import named
+
+from .reference import flat_sum, loop_gradients, norms_of
+
+Losses = Callable[[nn.Module, Tensor], Tensor]
+
+
+class Language(nn.Module):
+    """Every token many times: autograd adds thousands of rows in half precision."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.norm, self.head = nn.Embedding(8, 16), nn.LayerNorm(16), nn.Linear(16, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        ids = (x[..., 0].float().abs() * 4).long().clamp(max=7)
+        return F.cross_entropy(self.head(self.norm(self.table(ids))).transpose(1, 2), ids.roll(-1, 1), reduction="none")
+
+
+class Cross(nn.Module):
+    """Attention over other values than the queries: the weight is split inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.attention(x[:, :3], x, x)[0]
+        return out
+
+
+class Decoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.TransformerDecoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layer(x[:, :3], x)
+        return out
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "mlp": (lambda: nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)), (64, 64)),
+    "conv_group_norm": (
+        lambda: nn.Sequential(
+            nn.Conv2d(2, 8, 3), nn.GroupNorm(2, 8), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.GroupNorm(4, 4)
+        ),
+        (8, 2, 8, 8),
+    ),
+    "prelu": (lambda: nn.Sequential(nn.Linear(8, 8), nn.PReLU(), nn.Linear(8, 3)), (6, 8)),
+    "prelu_channels": (lambda: nn.Sequential(nn.Conv1d(2, 4, 3), nn.PReLU(4)), (6, 2, 8)),
+    "cross_attention": (Cross, (4, 5, 8)),
+    "decoder": (Decoder, (4, 5, 8)),
+    "encoder": (lambda: nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), (4, 5, 8)),
+    "language": (Language, (32, 24, 1)),
+}
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["whole", "autocast"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", MODELS)
+def test_half_precision_is_accepted_and_keeps_its_bound(name: str, dtype: torch.dtype, whole: bool) -> None:
+    build, shape = MODELS[name]
+    torch.manual_seed(0)
+    model = build()
+    x = torch.randn(*shape)
+    if whole:
+        model, x = model.to(dtype), x.to(dtype)
+
+    def losses() -> Tensor:
+        with torch.autocast("cpu", dtype=dtype, enabled=not whole):
+            out = model(x)
+        return out.float().flatten(1).square().mean(1) * 16
+
+    loop = norms_of(loop_gradients(losses(), named(model)))
+    norms = per_sample_norms(losses(), named(model))
+    assert norms.dtype == torch.float32
+    assert ((norms.double() - loop).abs() <= 2e-2 * loop).all()
+    for sample in range(2):
+        only = F.one_hot(torch.tensor(sample), shape[0])
+        clipped = clipped_gradients(losses() * only, named(model), Normalize(1.0))
+        assert all(g.dtype == torch.float32 for g in clipped.gradients.values())
+        assert 0.99 <= flat_sum(clipped.gradients).norm() <= 1 + 1e-5
