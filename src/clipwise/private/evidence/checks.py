@@ -107,7 +107,7 @@ class Checks:
         self.abandon()
         records = Records.of(batch, size)
         twins = [Twin(change) for change in self._changes(records, again)]
-        self.memory.begin(step, consecutive=self._last in (step, step - 1))
+        self.memory.begin(step, consecutive=self._last in (step, step - 1), hidden=records.hidden)
         self._last, self._opened = step, self._opened + 1
         self._watch = Watch(records, twins, self.memory.familiar, self._counted, self._opened)
         self._watch.start()

@@ -79,7 +79,7 @@ class Memory:
         self._made: dict[int, StorageWeakRef] = {}  # by watched passes, without the batch
         self._updating: set[str] = set()  # names that the model itself was seen to rewrite without the batch
         self._records: list[tuple[int, int]] = []  # addresses of the data set's own memory
-        self._first, self._consecutive, self._step = True, True, 0
+        self._first, self._consecutive, self._step, self._hidden = True, True, 0, False
         self._declared: set[int] = set()
         self._trained: set[int] = set()
         self._before: dict[str, tuple[int, int]] = {}
@@ -90,8 +90,12 @@ class Memory:
         """Memory with a row per record of the data set is private, however it is reached."""
         self._records = list(_record_memory(dataset, len(dataset), _DEEPEST))  # type: ignore[arg-type]
 
-    def begin(self, step: int, consecutive: bool) -> None:
-        """Before a forward pass: what the model holds now. `consecutive`: the pass before was watched as well."""
+    def begin(self, step: int, consecutive: bool, hidden: bool = False) -> None:
+        """Before a forward pass: what the model holds now.
+
+        `consecutive`: the pass before was watched as well. `hidden`: the batch has parts that cannot be looked into.
+        """
+        self._hidden = hidden
         self._step, self._consecutive, self.look_again = step, consecutive, False
         self._declared = {memory_of(t) for item in self._constants for t in _declared(item)}
         self._trained = {memory_of(p) for p in self.model.parameters() if p.requires_grad}
@@ -109,7 +113,7 @@ class Memory:
         if held is not None and known and self._stayed(held, tensor):
             return True
         made = self._made.get(memory)
-        if (self._first and not known) or (made is not None and not made.expired()):
+        if (self._first and not known and not self._hidden) or (made is not None and not made.expired()):
             self._learn(tensor, f"a tensor of shape {tuple(tensor.shape)} from outside the model")
             return True
         if not self._consecutive:

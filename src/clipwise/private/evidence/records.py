@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
+from inspect import isroutine
 from typing import Any, Protocol
 
 import numpy as np
@@ -27,6 +28,7 @@ class Again(Protocol):
 _DEEPEST = 6
 _LARGER = 4.0  # how much larger than the largest record another one may be
 _PLAIN = (type(None), bool, type)
+_READABLE = (str, bytes, int, float, complex, np.ndarray, np.generic)
 
 
 @dataclass(frozen=True)
@@ -36,13 +38,15 @@ class Records:
     size: int
     tensors: tuple[Tensor, ...]
     opaque: bool
+    hidden: bool  # an object that cannot be looked into
 
     @classmethod
     def of(cls, batch: Any, size: int) -> Records:
         """Look into tensors, mappings, sequences and objects; strings, arrays and numbers are opaque."""
         found = list(_leaves(batch, _DEEPEST))
         tensors = tuple(leaf for leaf in found if isinstance(leaf, Tensor))
-        return cls(size, tensors, any(not isinstance(leaf, Tensor) for leaf in found))
+        others = [leaf for leaf in found if not isinstance(leaf, Tensor)]
+        return cls(size, tensors, bool(others), any(not isinstance(leaf, _READABLE) for leaf in others))
 
     @property
     def rows(self) -> tuple[Tensor, ...]:
@@ -70,7 +74,7 @@ class Records:
         return any(tensor.is_floating_point() and tensor.dim() and id(tensor) not in rows for tensor in self.tensors)
 
     def changes(self, number: int, rigid: bool = False) -> list[Change]:
-        """Other records for a check: all forms at the first one, one form at a time afterwards, and a rigid one."""
+        """Other records for a check: all forms at the first one, then one at a time, and a rigid one on demand."""
         if self.size < 2:
             return []
         high, low = self.extremes()
@@ -85,7 +89,9 @@ class Records:
             Change.of(~half, high, some, scale=_LARGER, rigid=True),
             Change.of(half, low, rest, flat=True, rigid=True),
         ]
-        chosen = forms if number == 0 else [forms[number % 3]] + ([forms[3 + number % 2]] if rigid else [])
+        chosen = forms[:3] if number == 0 else [forms[number % 3]]
+        if rigid:
+            chosen = [*chosen, forms[3 + number % 2]]
         return [change for change in chosen if any(not _same(change.applied(t), t) for t in self.rows)]
 
     def ragged_changes(self, number: int, again: Again) -> list[Change]:
@@ -117,7 +123,7 @@ def _same(a: Tensor, b: Tensor) -> bool:
 def _leaves(value: Any, depth: int) -> Iterator[Any]:
     if isinstance(value, Tensor):
         yield value
-    elif isinstance(value, (*_PLAIN, nn.Module)) or callable(value):
+    elif isinstance(value, (*_PLAIN, nn.Module)) or isroutine(value):
         return
     elif depth and isinstance(value, Mapping):
         for item in value.values():
@@ -193,7 +199,7 @@ def scaled(value: Any, scale: float) -> Any:
         return type(value)(scaled(item, scale) for item in value)
     if isinstance(value, float):
         return value * scale
-    if hasattr(value, "__dict__") and not callable(value):
+    if hasattr(value, "__dict__") and not isroutine(value):
         other = copy.copy(value)
         for name, item in vars(value).items():
             object.__setattr__(other, name, scaled(item, scale))

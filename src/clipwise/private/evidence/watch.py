@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._pytree import tree_map
 
 from clipwise.engine.chains import VIEWS
 from clipwise.engine.graph import Graph
@@ -244,10 +243,10 @@ class Watch:
             if isinstance(value, Tensor):
                 other = twin.read(value) if looked_up else twin.of(value)
                 return value.clone() if other is value and any(value is w for w in written) else other
-            return value
+            return [theirs(item) for item in value] if isinstance(value, (list, tuple)) else value
 
         try:
-            mapped, named = tree_map(theirs, (args, kwargs))
+            mapped, named = [theirs(value) for value in args], {name: theirs(value) for name, value in kwargs.items()}
             if self._traffic.busy:
                 mapped, named = self._traffic.other_numbers(func, mapped, named, place)
             return func(*mapped, **named)

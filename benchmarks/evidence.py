@@ -1,0 +1,111 @@
+"""What it costs to watch forward passes: `python -m benchmarks.evidence` writes evidence.json and evidence.md.
+
+A run of 500 steps watches its first three steps, the 9th and the 65th. Each is timed beside unwatched steps of the same
+run, alternating, and the extra time is spread over the run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import time
+from datetime import date
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import clipwise as cw
+from benchmarks.workloads import WORKLOADS, Workload
+
+HERE = Path(__file__).parent
+STEPS = 500
+WATCHED = (1, 2, 8, 64)  # beside the first
+NAMES = ("mlp", "mnist_cnn", "vit_tiny", "vit_wide", "bert_last", "bert_wide", "gpt2_wide")
+
+
+def _private(workload: Workload, model: nn.Module) -> cw.Private:
+    plan = cw.Plan(cw.FullBatch(workload.batch_size), STEPS, cw.Abadi(1.0), noise_multiplier=1.0)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    return cw.Private(plan, model, torch.optim.SGD(trained, lr=1e-3))
+
+
+def _timed(private: cw.Private, workload: Workload, model: nn.Module, seed: int, watched: bool) -> float:
+    batch = workload.batch(seed)
+    start = time.perf_counter()
+    losses: Tensor
+    if watched:
+        with private.watch(batch):
+            losses = workload.losses(model, batch)
+    else:
+        losses = workload.losses(model, batch)
+    private.step(losses)
+    return time.perf_counter() - start
+
+
+def measure(workload: Workload, rounds: int) -> dict[str, Any]:
+    """Seconds of the first step watched and not, of later watched steps, and of unwatched ones."""
+    model = workload.model()
+    unwatched_first = _timed(_private(workload, model), workload, model, 0, watched=False)
+    model = workload.model()
+    private = _private(workload, model)
+    first = _timed(private, workload, model, 0, watched=True)
+    _timed(private, workload, model, 1, watched=False)
+    watched, plain = [], []
+    for k in range(rounds):
+        watched.append(_timed(private, workload, model, 2 * k + 2, watched=True))
+        plain.append(_timed(private, workload, model, 2 * k + 3, watched=False))
+    step = median(plain)
+    extra = first - unwatched_first + len(WATCHED) * (median(watched) - step)
+    return {
+        "name": workload.name,
+        "title": workload.title,
+        "step_seconds": step,
+        "first_unwatched": unwatched_first / step,
+        "first_watched": first / step,
+        "watched": median(watched) / step,
+        "share_of_a_step": extra / STEPS / step,
+    }
+
+
+def markdown(body: dict[str, Any]) -> str:
+    """The table of the page."""
+    lines = [
+        "# What watching costs",
+        "",
+        f"`python -m benchmarks.evidence` on {body['date']}, torch {body['torch']}, {body['threads']} threads; medians "
+        f"of {body['rounds']} watched steps beside unwatched ones. All times in private steps of the same run that are "
+        f"not watched. The last column spreads the first step and four later watched ones over a run of {STEPS} steps.",
+        "",
+        "| workload | first step, not watched | first step, watched | later watched step | extra per step of the run |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for row in body["rows"]:
+        numbers = row["first_unwatched"], row["first_watched"], row["watched"]
+        lines.append(f"| {row['title']} | {' | '.join(f'{n:.1f}' for n in numbers)} | {row['share_of_a_step']:.3f} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", nargs="*", default=NAMES)
+    options = parser.parse_args()
+    rows = []
+    for name in options.only:
+        rows.append(measure(WORKLOADS[name], options.rounds))
+        print(json.dumps(rows[-1]))
+    body = {
+        "date": date.today().isoformat(), "torch": torch.__version__, "python": platform.python_version(),
+        "threads": torch.get_num_threads(), "rounds": options.rounds, "rows": rows,
+    }  # fmt: skip
+    if tuple(options.only) == NAMES:
+        (HERE / "evidence.json").write_text(json.dumps(body, indent=1) + "\n")
+        (HERE / "evidence.md").write_text(markdown(body))
+
+
+if __name__ == "__main__":
+    main()
