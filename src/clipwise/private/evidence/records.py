@@ -199,12 +199,13 @@ def scaled(value: Any, scale: float) -> Any:
         return type(value)(scaled(item, scale) for item in value)
     if isinstance(value, float):
         return value * scale
-    if hasattr(value, "__dict__") and not isroutine(value):
-        other = copy.copy(value)
-        for name, item in vars(value).items():
-            object.__setattr__(other, name, scaled(item, scale))
-        return other
-    return value
+    other = copy.deepcopy(value)
+    for leaf in _leaves(other, _DEEPEST):
+        if isinstance(leaf, Tensor) and leaf.is_floating_point():
+            leaf.detach().mul_(scale)
+        elif isinstance(leaf, np.ndarray) and leaf.dtype.kind == "f":
+            leaf *= leaf.dtype.type(scale)
+    return other
 
 
 def magnitude(record: Any) -> tuple[int, float]:
