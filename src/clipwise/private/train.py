@@ -26,6 +26,7 @@ from clipwise.plan import Plan
 from clipwise.private import checkpoint, state
 from clipwise.private.evidence import Checked, Checks
 from clipwise.private.evidence.closure import batch_size, check_losses
+from clipwise.private.evidence.modes import none_watching
 from clipwise.private.evidence.records import Again
 from clipwise.private.fit import Fit
 from clipwise.private.loader import Loader, Part, fingerprint
@@ -96,7 +97,7 @@ class Private:
         self._done = 0
         self._bind()
         self._constants = (constants,) if isinstance(constants, (Tensor, nn.Module)) else tuple(constants)
-        self._checks = Checks(model, self._constants, counted=isinstance(plan.sampling, Poisson))
+        self._checks = Checks(model, self._constants, isinstance(plan.sampling, Poisson), self._entropy)
 
         self._style: Style | None = None  # of the logical batch being gathered
         self._scaled: tuple[Style, list[float]] | None = None
@@ -168,6 +169,14 @@ class Private:
         An error leaves everything as it was, so the same batch can be tried again.
         """
         self._checks.pause()
+        with none_watching():  # of another run in the same loop
+            try:
+                self._backward(losses)
+            except BaseException:
+                self._checks.block()
+                raise
+
+    def _backward(self, losses: Tensor) -> None:
         self._check_ready()
         if not isinstance(losses, Tensor) or losses.dim() != 1:
             shape = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
@@ -179,8 +188,9 @@ class Private:
                 "sensitivity. Give each batch once."
             )
         style = self._current_style()
-        evidence = self._checks.close(losses, self._position, self._fit.tensors, self._done)
+        evidence = self._checks.close(losses, self._position, self._fit.tensors)
         clipped = self._clip(losses, style, evidence)
+        self._checks.accept(self._done)
         self._given.append(weakref.ref(losses))
         gradients = clipped.gradients
         self._gather([gradients[name] for name in self._fit.names])
@@ -206,7 +216,8 @@ class Private:
                 raise InvalidSampling("the batch from the loader was not given to backward(losses) or step(losses).")
         if self._iteration and not self._complete:
             return False
-        self._release()
+        with none_watching():
+            self._release()
         return True
 
     def _check_ready(self) -> None:

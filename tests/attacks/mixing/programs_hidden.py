@@ -193,7 +193,7 @@ def mean_by_a_loop_over_samples(model: nn.Module, batch: Batch) -> Tensor:
     return torch.stack([cross_entropy(model(row - total / len(x)), label) for row, label in zip(x, y, strict=True)])
 
 
-@mixing()
+@mixing(refused_by=2)
 def centred_by_the_mean_of_one_class(model: nn.Module, batch: Batch) -> Tensor:
     x, y = batch
     own = x[y == 0]

@@ -242,7 +242,7 @@ def queue_of_public_keys(model: nn.Module, batch: Batch, kept: SimpleNamespace) 
     return cross_entropy(scores, torch.zeros(len(x), dtype=torch.long))
 
 
-@mixing(state=memory(average=lambda: 1.0), refused_by=2)
+@mixing(state=memory(average=lambda: 1.0), only_with_loss_fn=True)
 def losses_divided_by_a_moving_average(model: nn.Module, batch: Batch, kept: SimpleNamespace) -> Tensor:
     losses = plain(model, batch)
     kept.average = 0.9 * kept.average + 0.1 * losses.mean().item()

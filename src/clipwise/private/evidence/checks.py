@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,15 +12,17 @@ from torch.utils.data import Dataset
 from clipwise.engine.graph import LEAF, Graph, walk
 from clipwise.engine.origin import Origin
 from clipwise.errors import NotSeparable
+from clipwise.noise import Entropy
 from clipwise.private.evidence.collate import Collate, check_collate
 from clipwise.private.evidence.memory import Memory
 from clipwise.private.evidence.records import Again, Change, Records
+from clipwise.private.evidence.sizes import refuse_sizes
 from clipwise.private.evidence.twin import Twin
 from clipwise.private.evidence.verdict import Findings, judge
 from clipwise.private.evidence.watch import Watch
 
-_EARLY = (0, 1, 2, 8, 64)
-_EVERY = 512
+_EARLY = 3  # the first steps are all watched
+_GAPS = (8, 64, 512)  # then about so many steps apart, at random; the last one on and on
 
 
 @dataclass(frozen=True)
@@ -35,13 +37,15 @@ class Checked:
     unclear: tuple[str, ...]
 
     def __str__(self) -> str:
-        if self.steps:
-            few = ", ".join(map(str, self.steps[:6])) + (", ..." if len(self.steps) > 6 else "")
-            return f"checked with other records at steps {few}: no sample moved another's loss or gradient"
-        return "not checked" + (f": {self.unclear[0]}" if self.unclear else "")
+        notes = "; ".join(self.unclear)
+        if not self.steps:
+            return "not checked" + (f": {notes}" if notes else "")
+        few = ", ".join(map(str, self.steps[:6])) + (", ..." if len(self.steps) > 6 else "")
+        clean = f"checked with other records at steps {few}: no sample moved another's loss or gradient"
+        return clean + (f". Not checked: {notes}" if notes else "")
 
 
-class _Seen:
+class Seen:
     """Evidence for the engine: of the pass that was just watched, or of the same structures in earlier ones."""
 
     def __init__(self, checks: Checks, watch: Watch | None) -> None:
@@ -51,27 +55,36 @@ class _Seen:
         self.strict = checks.has_watched
 
     def origins(self, graph: Graph) -> list[Origin]:
+        """Where the operands of every node come from."""
         if self._watch is not None:
             return self._watch.origins(graph)
         return self._checks.remembered(graph)
 
 
 class Checks:
-    """Watches forward passes: at the first steps, now and then, and whenever something new was met."""
+    """Watches forward passes: at the first steps, now and then, and whenever something new was met.
 
-    def __init__(self, model: nn.Module, constants: Iterable[Tensor | nn.Module], counted: bool) -> None:
+    `counted`: the number of samples is private too, as under Poisson sampling.
+    """
+
+    def __init__(
+        self, model: nn.Module, constants: Iterable[Tensor | nn.Module], counted: bool, entropy: Entropy
+    ) -> None:
         self.memory = Memory(model, constants)
-        self._counted = counted
+        self._counted, self._entropy = counted, entropy
         self._watch: Watch | None = None
         self._again = False
+        self._blocked = False  # a pass was refused: nothing that was not watched is accepted until one was clean
         self._last = -1  # the last step that was watched
-        self._opened = 0
+        self._next = 0
         self._number = 0
-        self._rigid = False  # shapes follow the records
         self._steps: list[int] = []
         self._unclear: dict[str, None] = {}
+        self._rigid = False  # shapes follow the records
+        self._findings: Findings | None = None  # of the pass that was just judged
+        self._carried: set[float] = set()
+        self._numbers: list[tuple[int, Mapping[tuple[int, str, str], float], frozenset[str]]] = []
         self._origins: dict[int, Origin] = {}  # of structures, by hash
-        self._refused: set[tuple[object, ...]] = set()
 
     @property
     def has_watched(self) -> bool:
@@ -95,34 +108,51 @@ class Checks:
         self._unclear[why] = None
 
     def note_clean(self, step: int) -> None:
-        """Note that the losses of a step were checked, as a function, and found clean."""
-        self._steps.append(step)
+        """Note that the losses of a step were checked and found clean."""
+        if step not in self._steps:
+            self._steps.append(step)
+
+    # When
 
     def is_due(self, step: int) -> bool:
         """Whether the forward pass of this step is watched."""
-        return self._again or not self._number or step in _EARLY or step % _EVERY == 0
+        return self._again or self._blocked or not self._number or step < _EARLY or step >= self._next
+
+    def _draw(self, purpose: str) -> int:
+        return int.from_bytes(self._entropy.take(8, purpose, self._number), "little") >> 1
+
+    def _schedule(self, step: int) -> None:
+        gap = _GAPS[min(max(0, self._number - _EARLY), len(_GAPS) - 1)]
+        self._next = step + gap // 2 + self._draw("watch") % gap
+
+    # One pass
 
     def open(self, batch: Any, size: int, step: int, again: Again | None = None) -> None:
         """Watch from here on, until `close`. `again` makes the same batch of other records."""
         self.abandon()
+        self._blocked = False
         records = Records.of(batch, size)
         twins = [Twin(change) for change in self._changes(records, again)]
         self.memory.begin(step, consecutive=self._last in (step, step - 1), hidden=records.hidden)
-        self._last, self._opened = step, self._opened + 1
-        self._watch = Watch(records, twins, self.memory.familiar, self._counted, self._opened)
+        self._last = step
+        self._watch = Watch(records, twins, self.memory.familiar, frozenset(self._carried))
         self._watch.start()
 
     def _changes(self, records: Records, again: Again | None) -> list[Change]:
+        draw = self._draw("halves")
         if records.ragged:
             try:
                 same = again is not None and records.reads_as(again.scaled([True] * records.size, 1.0))
             except Exception:  # whatever a data set and its collate function do not do twice
                 same = False
-            if again is not None and same:
-                self.not_checked("whether the lengths or edges of other records matter: twins keep them")
-                return records.ragged_changes(self._number, again)
-            self.not_checked("values that are not in rows of one per sample: their records do not read the same twice")
-        changes = records.changes(self._number, self._rigid)
+            if again is None or not same:
+                self.not_checked(
+                    "the batch is not in rows of one per sample, and its records do not read the same twice"
+                )
+                return []
+            self.not_checked("whether the integers of other records matter (lengths, edges): twins keep them")
+            return records.ragged_changes(draw, again)
+        changes = records.changes(self._number, draw, self._rigid)
         if not changes:
             self.not_checked("the batch has no rows of different samples")
         return changes
@@ -139,48 +169,59 @@ class Checks:
             self._watch = None
             self._again = True
 
-    def close(self, losses: Tensor, position: dict[int, int], parameters: Sequence[Tensor], step: int) -> _Seen:
-        """The forward pass is over: refuse samples that mix, and give the engine what is known of it."""
-        watch, self._watch = self._watch, None
-        if watch is None:
-            self._refuse_again(losses, position, parameters)
-            return _Seen(self, None)
-        watch.stop()
-        self._again = True  # until this pass was found clean
-        if losses.grad_fn is None or losses.dim() != 1:
-            return _Seen(self, watch)  # refused by the engine
-        graph = walk(losses, position, parameters)
-        try:
-            findings = judge(watch, losses, graph)
-            self.memory.end(watch)
-        except NotSeparable:
-            self._refused.add(graph.signature)
-            raise
-        self._learn(graph, watch)
-        self._note(findings, step)
-        return _Seen(self, watch)
+    def block(self) -> None:
+        """A watched pass was refused: until the next one, nothing is accepted."""
+        if self._watch is not None or self._findings is not None:
+            self.abandon()
+            self._blocked, self._findings = True, None
 
-    def _note(self, findings: Findings, step: int) -> None:
+    def close(self, losses: Tensor, position: dict[int, int], parameters: Sequence[Tensor]) -> Seen:
+        """The forward pass is over: refuse samples that mix, and give the engine what is known of it."""
+        watch = self._watch
+        if watch is None:
+            if self._blocked:
+                raise NotSeparable(
+                    "the losses of this batch were refused, and these were computed in a forward pass that was not "
+                    "watched. Continue with the next batch of the loader, or compute them in "
+                    "`with private.watch(batch):`."
+                )
+            return Seen(self, None)
+        watch.stop()
+        if losses.grad_fn is None or losses.dim() != 1:
+            return Seen(self, watch)  # refused by the engine
+        graph = walk(losses, position, parameters)
+        self._findings = judge(watch, losses, graph)
+        self._look_at_numbers(watch)
+        self.memory.end(watch)
+        self._carried.update(watch.traffic.values)
+        self._learn(graph, watch)
+        return Seen(self, watch)
+
+    def accept(self, step: int) -> None:
+        """The engine has accepted the losses as well."""
+        findings, self._findings, self._watch = self._findings, None, None
+        if findings is None:
+            return
         self._number += 1
         self._again = self.memory.look_again
         self._rigid = self._rigid or bool(findings.unclear)
-        for reason in findings.unclear:
+        self._schedule(step)
+        for reason in (*findings.unclear, *self.memory.notes):
             self.not_checked(reason)
         if findings.conclusive:
-            self._steps.append(step)
+            self.note_clean(step)
 
-    def _refuse_again(self, losses: Tensor, position: dict[int, int], parameters: Sequence[Tensor]) -> None:
-        """A graph that was refused is refused until a watched pass shows it clean."""
-        if not self._refused or losses.grad_fn is None:
-            return
-        if walk(losses, position, parameters).signature in self._refused:
-            raise NotSeparable(
-                "these losses have the structure of those that were just refused, and their forward pass was not "
-                "watched. Continue with the next batch of the loader, or compute them in `with private.watch(batch):`."
-            )
+    def _look_at_numbers(self, watch: Watch) -> None:
+        """Refuse the number of samples; note numbers that may be those which left earlier, by way of Python."""
+        now = (watch.records.size, dict(watch.traffic.numbers), frozenset(watch.traffic.size_used))
+        if self._counted:
+            refuse_sizes(now, self._numbers)
+        before = self._numbers[-1][1] if self._numbers and self._carried else {}
+        if any(before.get(place, value) != value for place, value in now[1].items()):
+            self.not_checked("numbers that change from step to step, after others were taken out of earlier batches")
+        self._numbers = [*self._numbers[-2:], now]
 
     def _learn(self, graph: Graph, watch: Watch) -> None:
-        self._refused.discard(graph.signature)
         for structure, origin in zip(_structures(graph), watch.origins(graph), strict=True):
             if self._origins.setdefault(structure, origin) is not origin:
                 self._origins[structure] = Origin.BATCH

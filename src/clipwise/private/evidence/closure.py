@@ -73,7 +73,7 @@ def _watched(model: nn.Module, loss_fn: LossFn, batch: Batch, size: int, run: Ru
     """One pass with twins, as `Private` watches the passes of a loop."""
     memory, records = Memory(model, ()), Records.of(batch, size)
     memory.begin(0, consecutive=True)
-    watch = Watch(records, [Twin(change) for change in records.changes(0)], memory.familiar, counted=True)
+    watch = Watch(records, [Twin(change) for change in records.changes(0)], memory.familiar)
 
     def forward() -> Tensor:
         watch.start()

@@ -74,6 +74,7 @@ class Memory:
 
     def __init__(self, model: nn.Module, constants: Iterable[Tensor | nn.Module]) -> None:
         self.model, self._constants = model, tuple(constants)
+        self.notes: list[str] = []
         self.look_again = False  # something changed while nobody watched: watch the next pass too
         self._held: dict[int, _Held] = {}
         self._made: dict[int, StorageWeakRef] = {}  # by watched passes, without the batch
@@ -95,7 +96,7 @@ class Memory:
 
         `consecutive`: the pass before was watched as well. `hidden`: the batch has parts that cannot be looked into.
         """
-        self._hidden = hidden
+        self._hidden, self.notes = hidden, []
         self._step, self._consecutive, self.look_again = step, consecutive, False
         self._declared = {memory_of(t) for item in self._constants for t in _declared(item)}
         self._trained = {memory_of(p) for p in self.model.parameters() if p.requires_grad}
@@ -118,7 +119,9 @@ class Memory:
             return True
         if not self._consecutive:
             self.look_again = True
-            self._learn(tensor, held.name if held is not None else f"a tensor of shape {tuple(tensor.shape)}")
+            name = held.name if held is not None else f"a tensor of shape {tuple(tensor.shape)}"
+            self.notes.append(f"{name} changed while nobody watched")
+            self._learn(tensor, name)
             return True
         return False
 

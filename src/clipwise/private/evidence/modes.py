@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import get_ident
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -48,23 +50,60 @@ class _Calls(TorchFunctionMode):
 class Modes:
     """Both modes on this thread, from `enter` to `leave`."""
 
+    _active: ClassVar[list[Modes]] = []
+
     def __init__(self, watcher: Watcher) -> None:
-        self._calls, self._kernels, self._on = _Calls(watcher), _Kernels(watcher), False
+        self._calls, self._kernels = _Calls(watcher), _Kernels(watcher)
+        self._thread: int | None = None
 
     def enter(self) -> None:
         """Put the modes on the stacks of this thread."""
         self._calls.__enter__()  # type: ignore[no-untyped-call]
         self._kernels.__enter__()  # type: ignore[no-untyped-call]
-        self._on = True
+        self._thread = get_ident()
+        self._active.append(self)
 
     def leave(self) -> None:
-        """Take them off, also when others were entered above them and not left."""
-        if self._on:
-            self._on = False
-            stack = torch._C._len_torch_dispatch_stack, torch._C._get_dispatch_stack_at
-            _remove(self._kernels, *stack, pop_dispatch_mode, push_dispatch_mode)
-            stack = torch._C._len_torch_function_stack, torch._C._get_function_stack_at
-            _remove(self._calls, *stack, pop_function_mode, push_function_mode)
+        """Take them off, also when others were entered above them and not left. On another thread they fall silent."""
+        if self in self._active:
+            self._active.remove(self)
+        if self._thread == get_ident():
+            _remove(self._kernels, *_DISPATCH_STACK)
+            _remove(self._calls, *_FUNCTION_STACK)
+            self._thread = None
+        elif self._thread is not None:
+            self._calls.watcher = self._kernels.watcher = _Silent()
+
+
+@contextmanager
+def none_watching() -> Iterator[None]:
+    """Take all such modes off this thread for a while, whichever run they belong to."""
+    active = [modes for modes in Modes._active if modes._thread == get_ident()]
+    for modes in reversed(active):
+        modes.leave()
+    try:
+        yield
+    finally:
+        for modes in active:
+            modes.enter()
+
+
+class _Silent:
+    """Runs what it is told of, and nothing else."""
+
+    def kernel(self, func: Any, args: Any, kwargs: Any) -> Any:
+        return func(*args, **kwargs)
+
+    def call(self, func: Any, args: Any, kwargs: Any) -> Any:
+        return func(*args, **kwargs)
+
+
+_DISPATCH_STACK: Any = (
+    torch._C._len_torch_dispatch_stack, torch._C._get_dispatch_stack_at, pop_dispatch_mode, push_dispatch_mode,
+)  # fmt: skip
+_FUNCTION_STACK: Any = (
+    torch._C._len_torch_function_stack, torch._C._get_function_stack_at, pop_function_mode, push_function_mode,
+)  # fmt: skip
 
 
 def _remove(

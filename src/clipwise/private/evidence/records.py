@@ -27,6 +27,7 @@ class Again(Protocol):
 
 _DEEPEST = 6
 _LARGER = 4.0  # how much larger than the largest record another one may be
+_UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 _PLAIN = (type(None), bool, type)
 _READABLE = (str, bytes, int, float, complex, np.ndarray, np.generic)
 
@@ -39,6 +40,7 @@ class Records:
     tensors: tuple[Tensor, ...]
     opaque: bool
     hidden: bool  # an object that cannot be looked into
+    arrays: tuple[Tensor, ...] = ()  # copies of its arrays
 
     @classmethod
     def of(cls, batch: Any, size: int) -> Records:
@@ -46,7 +48,8 @@ class Records:
         found = list(_leaves(batch, _DEEPEST))
         tensors = tuple(leaf for leaf in found if isinstance(leaf, Tensor))
         others = [leaf for leaf in found if not isinstance(leaf, Tensor)]
-        return cls(size, tensors, bool(others), any(not isinstance(leaf, _READABLE) for leaf in others))
+        arrays = tuple(torch.from_numpy(leaf.copy()) for leaf in others if _is_array(leaf))
+        return cls(size, tensors, bool(others), any(not isinstance(leaf, _READABLE) for leaf in others), arrays)
 
     @property
     def rows(self) -> tuple[Tensor, ...]:
@@ -71,16 +74,23 @@ class Records:
     def ragged(self) -> bool:
         """Whether some values are not in rows of one per sample: packed graphs, rows of users."""
         rows = {id(tensor) for tensor in self.rows}
-        return any(tensor.is_floating_point() and tensor.dim() and id(tensor) not in rows for tensor in self.tensors)
+        return any(tensor.dim() and id(tensor) not in rows for tensor in self.tensors)
 
-    def changes(self, number: int, rigid: bool = False) -> list[Change]:
-        """Other records for a check: all forms at the first one, then one at a time, and a rigid one on demand."""
+    def _half(self, draw: int) -> Tensor:
+        """A random half of the samples, so that no shift along the batch stays inside it for long."""
+        order = torch.randperm(self.size, generator=torch.Generator().manual_seed(draw))
+        half = torch.zeros(self.size, dtype=torch.bool)
+        half[order[: self.size // 2]] = True
+        return half
+
+    def changes(self, number: int, draw: int = 0, rigid: bool = False) -> list[Change]:
+        """Other records for a check: all forms at the first one, then two at a time, and a rigid one on demand."""
         if self.size < 2:
             return []
         high, low = self.extremes()
         if high == low:
             high, low = 0, self.size - 1
-        half = (torch.arange(self.size) + number) % 2 == 0
+        half = self._half(draw)
         some, rest = (f"{int(h.sum())} of {self.size} samples were other records" for h in (half, ~half))
         forms = [
             Change.of(~half, high, some, scale=_LARGER),
@@ -89,14 +99,15 @@ class Records:
             Change.of(~half, high, some, scale=_LARGER, rigid=True),
             Change.of(half, low, rest, flat=True, rigid=True),
         ]
-        chosen = forms[:3] if number == 0 else [forms[number % 3]]
+        second = forms[(number + 1) % 3]
+        chosen = forms[:3] if number == 0 else [forms[number % 3], replace(second, losses_only=True)]
         if rigid:
             chosen = [*chosen, forms[3 + number % 2]]
         return [change for change in chosen if any(not _same(change.applied(t), t) for t in self.rows)]
 
-    def ragged_changes(self, number: int, again: Again) -> list[Change]:
+    def ragged_changes(self, draw: int, again: Again) -> list[Change]:
         """The same for values that are not in rows: the records' own numbers are scaled, and collated once more."""
-        half = (torch.arange(self.size) + number) % 2 == 0
+        half = self._half(draw)
         found = []
         for kept, rigid in ((~half, False), (half, False), (~half, True)):
             tensors = Records.of(again.scaled(kept.tolist(), _LARGER), self.size).tensors
@@ -117,7 +128,9 @@ class Records:
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
-    return a is b or bool(((a == b) | ((a != a) & (b != b))).all())
+    if a is b or a.layout is not torch.strided:
+        return True
+    return bool(((a == b) | ((a != a) & (b != b))).all())
 
 
 def _leaves(value: Any, depth: int) -> Iterator[Any]:
@@ -131,11 +144,20 @@ def _leaves(value: Any, depth: int) -> Iterator[Any]:
     elif depth and isinstance(value, (list, tuple, set)):
         for item in value:
             yield from _leaves(item, depth - 1)
-    elif depth and (is_dataclass(value) or (hasattr(value, "__dict__") and vars(value))):
-        for item in vars(value).values():
+    elif depth and (is_dataclass(value) or getattr(value, "__dict__", None) or hasattr(value, "__slots__")):
+        for item in _attributes(value):
             yield from _leaves(item, depth - 1)
     else:
         yield value
+
+
+def _attributes(value: Any) -> Iterator[Any]:
+    yield from getattr(value, "__dict__", {}).values()
+    for kind in type(value).__mro__:
+        slots = vars(kind).get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if name not in ("__dict__", "__weakref__") and hasattr(value, name):
+                yield getattr(value, name)
 
 
 @dataclass(frozen=True)
@@ -149,8 +171,9 @@ class Change:
     source: Tensor
     kept: Tensor
     scale: float = 1.0  # of floating point values
-    flat: bool = False  # integers repeat the largest one of their record, such as one token
+    flat: bool = False  # integers are zero: an empty record, the first class
     rigid: bool = False
+    losses_only: bool = False  # gradients are left to another change
     what: str = field(default="", compare=False)
     others: Mapping[int, Tensor] | None = field(default=None, compare=False, repr=False)  # by the tensor's identity
 
@@ -173,9 +196,8 @@ class Change:
         if tensor.is_floating_point() or tensor.is_complex():
             if self.scale != 1:
                 other[changed] *= self.scale
-        elif self.flat and other.numel():
-            rows = other[changed].flatten(1) if other.dim() > 1 else other[changed].unsqueeze(1)
-            other[changed] = rows.amax(1, keepdim=True).expand_as(rows).reshape(other[changed].shape)
+        elif self.flat and other.dtype not in _UNSIGNED:  # torch has few kernels for these
+            other[changed] = 0
         return other
 
 
@@ -219,4 +241,8 @@ def magnitude(record: Any) -> tuple[int, float]:
 
 
 def _is_numeric(leaf: Any) -> bool:
-    return isinstance(leaf, (Tensor, int, float)) or (isinstance(leaf, np.ndarray) and leaf.dtype.kind in "biuf")
+    return isinstance(leaf, (Tensor, int, float)) or _is_array(leaf)
+
+
+def _is_array(leaf: Any) -> bool:
+    return isinstance(leaf, np.ndarray) and leaf.dtype.kind in "biuf" and leaf.dtype.isnative

@@ -1,8 +1,8 @@
 """What leaves the tensors of a batch as plain numbers and arrays, and what comes back.
 
 Kernels do not see `.tolist()`, `.numpy()` or `len`, and what Python makes of them is plain data. So calls of torch are
-looked at as the user makes them: numbers that leave remember their twins, and tensors made of plain data count as the
-batch's where that data may be.
+looked at as the user makes them. Numbers that come back are known again: a floating point number by its value, an
+integer where it is used by the very next kernel. Tensors made of plain data count as the batch's where they may be.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from clipwise.engine.origin import memory_of
-from clipwise.private.evidence.numbers import is_carried, is_remembering, remembering, twin_of
 from clipwise.private.evidence.records import Records
 from clipwise.private.evidence.twin import Twin
 
@@ -46,7 +45,6 @@ class Marks(Protocol):
 
     records: Records
     twins: list[Twin]
-    number: int
     count: int
 
     def marks_of(self, tensor: Tensor) -> int: ...
@@ -57,24 +55,23 @@ class Marks(Protocol):
 
 
 class Traffic:
-    """The numbers and arrays of one watched pass. `counted`: the number of samples is private too."""
+    """The numbers and arrays of one watched pass. `carried`: numbers that left in earlier ones."""
 
-    def __init__(self, watch: Marks, counted: bool) -> None:
+    def __init__(self, watch: Marks, carried: frozenset[float]) -> None:
         self.depth = 0  # calls of torch that are under way
-        self._watch, self._counted = watch, counted
-        self._numbers: list[Any] = []  # among the arguments of the call under way
-        self._just_left: list[tuple[Any, list[Any]]] = []  # plain ones, until the next kernel on more than a number
-        self._values: set[Any] = set()  # all numbers that left and would have been others
+        self.imported_any = False  # a tensor was made from values that may be the batch's
+        self.numbers: dict[tuple[int, str, str], float] = {}  # that kernels of the batch computed with, by their place
+        self.size_used: set[str] = set()  # kernels that computed with the number of samples just after it was read
+        self.values: dict[float, list[Any]] = {}  # floating point numbers that left, and what they would have been
+        self._watch, self._carried = watch, carried
+        self._just_left: list[tuple[Any, list[Any]]] = []  # until the next kernel on more than a number
+        self._size_read = False
         self._arrays = False  # whole arrays left
 
-    @property
-    def busy(self) -> bool:
-        """Whether numbers of the batch may be among the arguments of a kernel."""
-        return bool(self._numbers or self._just_left or self._values)
-
     def settle(self) -> None:
-        """A kernel has run: plain numbers that left before it are not expected any more."""
+        """A kernel has run: integers that left before it are not expected any more."""
         self._just_left.clear()
+        self._size_read = False
 
     # Leaving
 
@@ -82,26 +79,17 @@ class Traffic:
         """A function of torch as the user called it."""
         self.depth += 1
         try:
-            return self._called(func, args, kwargs)
+            name = getattr(func, "__name__", "")
+            if args and isinstance(args[0], Tensor):
+                if name in _LEAVING:
+                    self._leaves(args[0], name)
+                elif name in _SIZES or (name == "__get__" and func.__self__ is _SHAPE):
+                    self._size(args[0])
+                elif name == "__deepcopy__":
+                    return self._copied(func, args, kwargs)
+            return func(*args, **kwargs)
         finally:
             self.depth -= 1
-
-    def _called(self, func: Any, args: Any, kwargs: Any) -> Any:
-        name = getattr(func, "__name__", "")
-        if name in _LEAVING and args and isinstance(args[0], Tensor):
-            self._leaves(args[0], name)
-            return func(*args, **kwargs)
-        if name == "__deepcopy__":
-            return self._copied(func, args, kwargs)
-        if name == "item" and args and isinstance(args[0], Tensor):
-            return self._item(func, args[0])
-        if name in _SIZES or (name == "__get__" and func.__self__ is _SHAPE):
-            return self._size(func, args, kwargs, name)
-        before, self._numbers = self._numbers, [n for n in _flat((args, kwargs)) if is_remembering(n)]
-        try:
-            return func(*args, **kwargs)
-        finally:
-            self._numbers = before
 
     def _leaves(self, tensor: Tensor, how: str) -> None:
         with torch._C.DisableTorchFunction(), _disable_current_modes():
@@ -111,14 +99,6 @@ class Traffic:
             for twin in self._watch.twins:
                 if not twin.broken and not torch.equal(twin.of(tensor), tensor):
                     twin.left.append((self._watch.count, f"values of the batch left the tensors by {how}"))
-
-    def _item(self, func: Any, tensor: Tensor) -> Any:
-        value = func(tensor)
-        with torch._C.DisableTorchFunction(), _disable_current_modes():
-            if not self._watch.marks_of(tensor) or isinstance(value, (bool, complex)):
-                return value
-            twins = tuple(value if twin.broken else twin.of(tensor).item() for twin in self._watch.twins)
-        return remembering(value, twins, self._watch.number)
 
     def scalar(self, func: Any, args: Any) -> Any:
         """A number leaves, by whatever method."""
@@ -132,7 +112,8 @@ class Traffic:
                     twin.left.append((watch.count, _NUMBER_LEFT))
             if any(other != value for other in others) and not isinstance(value, (bool, complex)):
                 self._just_left.append((value, others))
-                self._values.add(value)
+                if isinstance(value, float):
+                    self.values[value] = others
         return value
 
     def _copied(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -146,45 +127,38 @@ class Traffic:
                         twin.pair(out, twin.of(args[0]))
         return out
 
-    def _size(self, func: Any, args: Any, kwargs: Any, name: str) -> Any:
-        """The number of samples, which would be one more had another been drawn."""
-        value = func(*args, **kwargs)
-        tensor, size = args[0], self._watch.records.size
+    def _size(self, tensor: Tensor) -> None:
+        """A shape is read: of a value whose shape follows the records, or the number of samples."""
         with torch._C.DisableTorchFunction():
             for twin in self._watch.twins:
                 if twin.has_odd and twin.is_odd(tensor):
                     twin.broken = twin.broken or "a shape that follows the records is read"
-            if not self._counted:
-                return value
-            if not tensor.dim() or tensor.shape[0] != size or not self._watch.marks_of(tensor):
-                return value
-            first = name == "size" and value == size and _is_first(args, kwargs, tensor.dim())
-        twins, number = len(self._watch.twins), self._watch.number
-        if isinstance(value, torch.Size):
-            return torch.Size((remembering(size, (size + 1,) * twins, number), *value[1:]))  # type: ignore[arg-type]
-        if name == "__len__" or first:
-            return remembering(value, (value + 1,) * twins, number)
-        if name in ("numel", "nelement"):
-            return remembering(value, (value // size * (size + 1),) * twins, number)
-        return value
+            first = tensor.dim() and tensor.shape[0] == self._watch.records.size
+            self._size_read = self._size_read or bool(first and self._watch.marks_of(tensor))
 
     # Coming back
 
     def marks(self, func: Any, args: Any, kwargs: Any, marks: int) -> int:
         """The marks of numbers among the arguments of a kernel, beside those of its tensors."""
-        watch = self._watch
-        if marks:
-            return CARRIED if any(is_carried(number, watch.number) for number in self._numbers) else 0
-        if str(func.name()).removeprefix("aten::").startswith(_COUNTING):
+        name, found = str(func.name()).removeprefix("aten::"), 0
+        if name.startswith(_COUNTING):
             return 0
-        known = self._values.union(self._numbers)
-        given = zip(func._schema.arguments, args, strict=False)
-        named = ((a, kwargs[a.name]) for a in func._schema.arguments if a.name in kwargs)
-        for argument, value in (*given, *named):
-            number = isinstance(value, (int, float)) and not isinstance(value, bool) and value in known
-            if number and str(argument.type) in _COMPUTED_WITH:
-                return BATCH
-        return 0
+        for argument, value in _given(func, args, kwargs):
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, (int, float))
+                or str(argument.type) not in _COMPUTED_WITH
+            ):
+                continue
+            if marks:
+                self.numbers[self._watch.count, name, argument.name] = float(value)
+                if self._size_read and value == self._watch.records.size:
+                    self.size_used.add(name)
+            if isinstance(value, float) and value in self._carried:
+                found |= CARRIED
+            if value in self.values or any(value == number for number, _ in self._just_left):
+                found |= BATCH
+        return found
 
     def imported(self, func: Any, args: Any, kwargs: Any) -> Any:
         """A tensor made from Python or NumPy values: of the batch when those may be, else a constant."""
@@ -192,18 +166,21 @@ class Traffic:
         if watch.knows(memory_of(out)):
             watch.note_node(watch.marks_of(out))
             return out
-        if out.dim():
-            ours = watch.records.opaque or self._arrays or bool(self._values)
+        value = out.item() if not out.dim() else None
+        if value is None:
+            ours = watch.records.opaque or self._arrays or bool(self.values)
         else:
-            ours = out.item() in self._values or bool(self._numbers)
-        watch.note_node(BATCH if ours else 0)
-        if not ours:
+            ours = value in self.values or any(value == number for number, _ in self._just_left)
+        marks = BATCH * ours | CARRIED * (isinstance(value, float) and value in self._carried)
+        watch.note_node(marks)
+        if not marks:
             watch.remember(out, memory_of(out))
             return out
-        watch.mark(out, BATCH)
+        watch.mark(out, marks)
+        self.imported_any = self.imported_any or value is None
         for place, twin in enumerate(watch.twins):
-            other = twin.change.applied(out) if out.dim() else torch.full_like(out, self._other(out.item(), place))
-            if other is out:
+            other = twin.change.applied(out) if value is None else torch.full_like(out, self._other(value, place))
+            if other is out or (self._arrays and value is None):
                 twin.broken = twin.broken or "a tensor was made from values of the batch that are not tensors"
             else:
                 twin.enter(out, other)
@@ -211,21 +188,27 @@ class Traffic:
 
     def other_numbers(self, func: Any, args: Any, kwargs: Any, place: int) -> tuple[Any, Any]:
         """Arguments with what numbers of the batch would be: those computed with, and shifts taken just before."""
-        kinds = [(argument.name, str(argument.type)) for argument in func._schema.arguments]
+        kinds = {argument.name: str(argument.type) for argument in func._schema.arguments}
 
-        def other(name: str, kind: str, value: Any) -> Any:
+        def other(name: str, value: Any) -> Any:
+            kind = kinds.get(name, "")
             if isinstance(value, (list, tuple)) and kind.startswith("List[int]") and not name.startswith("dim"):
                 return [self._shifted(item, place) for item in value]
             if isinstance(value, bool) or not isinstance(value, (int, float)) or name.startswith("dim"):
                 return value
             return self._other(value, place) if kind in _COMPUTED_WITH else self._shifted(value, place)
 
-        positional = [other(*kind, value) for kind, value in zip(kinds, args, strict=False)]
-        return positional, {name: other(name, dict(kinds).get(name, ""), value) for name, value in kwargs.items()}
+        positional = [other(name, value) for name, value in zip(kinds, args, strict=False)]
+        return positional, {name: other(name, value) for name, value in kwargs.items()}
+
+    @property
+    def busy(self) -> bool:
+        """Whether numbers of the batch may be among the arguments of a kernel."""
+        return bool(self._just_left or self.values)
 
     def _other(self, value: Any, place: int) -> Any:
-        remembered = (twin_of(number, place) for number in self._numbers if number == value)
-        return next(remembered, self._shifted(value, place))
+        others = self.values.get(value)
+        return self._shifted(value, place) if others is None else others[place]
 
     def _shifted(self, value: Any, place: int) -> Any:
         for number, twins in self._just_left:
@@ -236,17 +219,9 @@ class Traffic:
         return value
 
 
-def _is_first(args: Any, kwargs: Any, rank: int) -> bool:
-    axis = args[1] if len(args) > 1 else kwargs.get("dim", 0)
-    return isinstance(axis, int) and axis % rank == 0
-
-
-def _flat(value: Any) -> Iterator[Any]:
-    if isinstance(value, (tuple, list)):
-        for item in value:
-            yield from _flat(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _flat(item)
-    else:
-        yield value
+def _given(func: Any, args: Any, kwargs: Any) -> Iterator[tuple[Any, Any]]:
+    """The arguments of a kernel with their places in its schema."""
+    yield from zip(func._schema.arguments, args, strict=False)
+    for argument in func._schema.arguments:
+        if argument.name in kwargs:
+            yield argument, kwargs[argument.name]

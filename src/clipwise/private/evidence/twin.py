@@ -76,18 +76,21 @@ class Twin:
     def _set(self, tensor: Tensor, other: Tensor) -> None:
         storage = tensor.untyped_storage()
         theirs = other.untyped_storage()
+        held = self._storages.get(storage._cdata)
         same = (
-            other.stride() == tensor.stride()
+            held is None
+            and other.stride() == tensor.stride()
             and other.storage_offset() == tensor.storage_offset()
             and theirs.nbytes() == storage.nbytes()
             and theirs._cdata != storage._cdata
         )
         if not same:
-            theirs = storage.clone()
+            theirs = storage.clone() if held is None else held[1]
             try:
                 _view(theirs, tensor).copy_(other)
             except RuntimeError:  # rows that share their memory cannot be others
-                self.broken = "a tensor of the batch is expanded"
+                if not torch.equal(tensor, other):
+                    self.broken = "a tensor of the batch is expanded"
                 return
         self._storages[storage._cdata] = (StorageWeakRef(storage), theirs)
 

@@ -25,6 +25,8 @@ from clipwise.private.evidence.records import Records
 from clipwise.private.evidence.traffic import BATCH, CARRIED, Traffic, tensors_in
 from clipwise.private.evidence.twin import Twin
 
+_REJECTING = {"_sample_dirichlet", "_standard_gamma", "binomial", "poisson"}  # another record moves the others' draws
+_READS_SIZES = {"_pack_padded_sequence"}  # past the tensors
 _SWEEP = 64  # kernels between two looks for storages that are gone
 _METADATA_ONLY = {
     "empty_like", "full_like", "new_empty", "new_empty_strided", "new_full", "new_ones", "new_zeros", "ones_like",
@@ -58,8 +60,8 @@ def _short(func: Any) -> str:
 class Watch:
     """The marks and twins of one forward pass. `start` when the batch is handed out, `stop` when the losses are there.
 
-    `familiar` says of memory that this pass did not make whether it is constant; `counted` that the number of samples
-    is itself private, as under Poisson sampling.
+    `familiar` says of memory that this pass did not make whether it is constant; `carried` are numbers that left the
+    tensors in earlier passes.
     """
 
     def __init__(
@@ -67,10 +69,9 @@ class Watch:
         records: Records,
         twins: Sequence[Twin],
         familiar: Callable[[Tensor], bool],
-        counted: bool,
-        number: int = 0,
+        carried: frozenset[float] = frozenset(),
     ) -> None:
-        self.records, self.twins, self.number = records, list(twins), number
+        self.records, self.twins = records, list(twins)
         self.count = 0
         self.written: set[int] = set()  # memory from before that a kernel wrote into
         self.made_by: dict[int, int] = {}  # which kernel made a storage
@@ -81,7 +82,7 @@ class Watch:
         self._alive: list[StorageWeakRef] = []  # addresses are not given out again while these are held
         self._nodes: dict[int, int] = {}
         self._inside = -1  # the custom function whose forward pass is running
-        self._traffic = Traffic(self, counted)
+        self.traffic = Traffic(self, carried)
         self._modes = Modes(self)
         self._first = 0
         for tensor in records.tensors:
@@ -124,7 +125,7 @@ class Watch:
             return marks
         if memory not in self._known:
             script = (
-                not self._traffic.depth and not tensor.dim()
+                not self.traffic.depth and not tensor.dim()
             )  # no call of torch around it: a number inside TorchScript
             if script or self._familiar(tensor):
                 self.remember(tensor, memory)
@@ -184,9 +185,9 @@ class Watch:
         self.count += 1
         name = _short(func)
         if name == "lift_fresh":
-            return self._traffic.imported(func, args, kwargs)
+            return self.traffic.imported(func, args, kwargs)
         if name == "_local_scalar_dense":
-            return self._traffic.scalar(func, args)
+            return self.traffic.scalar(func, args)
         marks = 0
         if name not in _METADATA_ONLY:
             for tensor in tensors_in(args):
@@ -194,8 +195,7 @@ class Watch:
             if kwargs:
                 for tensor in tensors_in(kwargs):
                     marks |= self.marks_of(tensor)
-        if self._traffic.busy:
-            marks |= self._traffic.marks(func, args, kwargs, marks)
+        marks |= self.traffic.marks(func, args, kwargs, marks)
         self.note_node(marks)
         written = list(self._arguments(func, args, kwargs))
         if not marks:
@@ -211,22 +211,28 @@ class Watch:
             yield from tensors_in(args[place] if place < len(args) else kwargs.get(name))
 
     def _marked_kernel(self, func: Any, args: Any, kwargs: Any, marks: int, written: list[Tensor]) -> Any:
-        state = torch.get_rng_state() if _is_random(func) else None
+        draws = _Draws(kwargs.get("generator")) if _is_random(func) else None
+        name = _short(func)
         others = []
         for place, twin in enumerate(self.twins):
             if not twin.broken:
+                if name in _REJECTING or (name in _READS_SIZES and not twin.change.rigid):
+                    twin.broken = f"what {name} does follows the records"
+                    continue
                 for tensor in written:
                     twin.keep_apart(tensor)
                 others.append((twin, self._run_twin(func, args, kwargs, place, written)))
-                if state is not None:
-                    torch.set_rng_state(state)
+                if draws is not None:
+                    draws.rewind()
         out = func(*args, **kwargs)
         results = list(tensors_in(out))
         for tensor in (*results, *written):
             self.mark(tensor, marks)
-        self.written.update(memory_of(t) for t in written)
+        for tensor in written:
+            self.written.add(memory_of(tensor))
+            self.made_by[memory_of(tensor)] = self.count
         if any(tensor.dim() for tensor in results):
-            self._traffic.settle()
+            self.traffic.settle()
         for twin, theirs in others:
             if not twin.broken:
                 self._pair(twin, func, results, list(tensors_in(theirs)))
@@ -247,8 +253,8 @@ class Watch:
 
         try:
             mapped, named = [theirs(value) for value in args], {name: theirs(value) for name, value in kwargs.items()}
-            if self._traffic.busy:
-                mapped, named = self._traffic.other_numbers(func, mapped, named, place)
+            if self.traffic.busy:
+                mapped, named = self.traffic.other_numbers(func, mapped, named, place)
             return func(*mapped, **named)
         except Exception as error:
             twin.broken = f"{_short(func)} does not take the other records ({type(error).__name__})"
@@ -276,7 +282,7 @@ class Watch:
 
     def call(self, func: Any, args: Any, kwargs: Any) -> Any:
         """A function of torch as the user called it."""
-        return self._traffic.call(func, args, kwargs)
+        return self.traffic.call(func, args, kwargs)
 
     def note_node(self, marks: int) -> None:
         """Tie marks to the graph node that was made just before its kernel; a custom function has several kernels."""
@@ -289,6 +295,20 @@ class Watch:
                 self._inside = -1
             else:
                 self._nodes[number] |= marks
+
+
+class _Draws:
+    """Where the random numbers of a kernel begin, so that a twin draws the same."""
+
+    def __init__(self, generator: torch.Generator | None) -> None:
+        self._generator = generator
+        self._state = torch.get_rng_state() if generator is None else generator.get_state()
+
+    def rewind(self) -> None:
+        if self._generator is None:
+            torch.set_rng_state(self._state)
+        else:
+            self._generator.set_state(self._state)
 
 
 def _where() -> str:

@@ -1,0 +1,48 @@
+"""The number of samples is private where batches are drawn at random: losses must not be scaled by it.
+
+Plain numbers carry no mark. But a number that follows the batch size from one watched pass to another gives itself
+away, and so does one that equals it just after a shape of the batch was read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+from clipwise.errors import NotSeparable
+
+Pass: TypeAlias = tuple[int, Mapping[tuple[int, str, str], float], frozenset[str]]  # size, numbers by place, uses
+
+_LARGE = 16  # a constant that happens to equal a larger size just after it was read is not likely
+_POWERS = (1.0, -1.0, 0.5, -0.5)
+
+
+def refuse_sizes(now: Pass, earlier: Sequence[Pass]) -> None:
+    """Refuse numbers that follow the number of samples."""
+    size, numbers, used = now
+    if used and size > _LARGE:
+        raise _scaled(min(used))
+    for other_size, others, other_used in earlier:
+        if other_size == size:
+            continue
+        if used & other_used:
+            raise _scaled(min(used & other_used))
+        for place, value in numbers.items():
+            before = others.get(place)
+            if before is not None and before != value and _follows(value, before, size / other_size):
+                raise _scaled(place[1])
+
+
+def _follows(value: float, before: float, ratio: float) -> bool:
+    if not before or not math.isfinite(value) or value / before <= 0:
+        return False
+    return any(math.isclose(value / before, ratio**power, rel_tol=1e-12) for power in _POWERS)
+
+
+def _scaled(kernel: str) -> NotSeparable:
+    return NotSeparable(
+        f"the losses are scaled by the number of samples in the batch ({kernel}), which is private: with one sample "
+        "more or less every other gradient changes. Private divides by the expected batch size itself: leave the "
+        "losses as they are, one per sample, or divide by a public number."
+    )
