@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from clipwise.clipping import Normalize
 from clipwise.engine import clipped_gradients, per_sample_norms
+from clipwise.errors import ClipwiseError
 from tests.zoo import named
 
 from .reference import flat_sum, loop_gradients, norms_of
@@ -86,7 +87,11 @@ def test_half_precision_is_accepted_and_keeps_its_bound(name: str, dtype: torch.
         return out.float().flatten(1).square().mean(1) * 16
 
     loop = norms_of(loop_gradients(losses(), named(model)))
-    norms = per_sample_norms(losses(), named(model))
+    try:
+        norms = per_sample_norms(losses(), named(model))
+    except ClipwiseError as refusal:  # small gradients underflow, and the refusal says so
+        assert dtype == torch.float16 and "float16" in str(refusal)
+        return
     assert norms.dtype == torch.float32
     assert ((norms.double() - loop).abs() <= 2e-2 * loop).all()
     for sample in range(2):
