@@ -70,6 +70,10 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 }
 
 
+# Small gradients are lost in float16, so that nothing can be told of them; the refusal says so.
+UNDERFLOWS = {(name, torch.float16, False) for name in ("conv_group_norm", "decoder", "encoder")}
+
+
 @pytest.mark.parametrize("whole", [True, False], ids=["whole", "autocast"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", MODELS)
@@ -87,11 +91,11 @@ def test_half_precision_is_accepted_and_keeps_its_bound(name: str, dtype: torch.
         return out.float().flatten(1).square().mean(1) * 16
 
     loop = norms_of(loop_gradients(losses(), named(model)))
-    try:
-        norms = per_sample_norms(losses(), named(model))
-    except ClipwiseError as refusal:  # small gradients underflow, and the refusal says so
-        assert dtype == torch.float16 and "float16" in str(refusal)
+    if (name, dtype, whole) in UNDERFLOWS:
+        with pytest.raises(ClipwiseError, match="float16"):
+            per_sample_norms(losses(), named(model))
         return
+    norms = per_sample_norms(losses(), named(model))
     assert norms.dtype == torch.float32
     assert ((norms.double() - loop).abs() <= 2e-2 * loop).all()
     for sample in range(2):
