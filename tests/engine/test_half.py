@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from clipwise.clipping import Normalize
 from clipwise.engine import clipped_gradients, per_sample_norms
+from clipwise.errors import ClipwiseError
 from tests.zoo import named
 
 from .reference import flat_sum, loop_gradients, norms_of
@@ -69,6 +70,10 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 }
 
 
+# Small gradients are lost in float16, so that nothing can be told of them; the refusal says so.
+UNDERFLOWS = {(name, torch.float16, False) for name in ("conv_group_norm", "decoder", "encoder")}
+
+
 @pytest.mark.parametrize("whole", [True, False], ids=["whole", "autocast"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", MODELS)
@@ -86,6 +91,10 @@ def test_half_precision_is_accepted_and_keeps_its_bound(name: str, dtype: torch.
         return out.float().flatten(1).square().mean(1) * 16
 
     loop = norms_of(loop_gradients(losses(), named(model)))
+    if (name, dtype, whole) in UNDERFLOWS:
+        with pytest.raises(ClipwiseError, match="float16"):
+            per_sample_norms(losses(), named(model))
+        return
     norms = per_sample_norms(losses(), named(model))
     assert norms.dtype == torch.float32
     assert ((norms.double() - loop).abs() <= 2e-2 * loop).all()

@@ -21,10 +21,11 @@ from clipwise.engine.graph import Graph, differentiate, refuse_nested, walk
 from clipwise.engine.history import History, Planning
 from clipwise.engine.norms import bad_samples, negligible_norm, settled, working_dtype
 from clipwise.engine.origin import Declared, Evidence, Origin
+from clipwise.engine.owners import StalePlan
 from clipwise.engine.parameters import Parameters
 from clipwise.engine.plan import GraphPlan, Planner, mixing
 from clipwise.engine.probing import AutogradProber
-from clipwise.engine.run import Backward, StalePlan, by_second_backward
+from clipwise.engine.run import Backward, by_second_backward
 from clipwise.engine.uses import accurate
 from clipwise.engine.verify import dense, verify_against_autograd
 from clipwise.errors import InvalidLosses, UnsupportedNode

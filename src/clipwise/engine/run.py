@@ -7,24 +7,23 @@ need was saved by the forward pass and is read before backward frees it: no hook
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from clipwise.engine.chains import below_view, interval, overlapping
-from clipwise.engine.grams import Recent, same_memory
+from clipwise.engine.grams import Recent
 from clipwise.engine.graph import LEAF, Edge, Graph, differentiate, saved_tensors
-from clipwise.engine.layout import Layout, Probe, Scattered, all_finite, blank, owners_by_digits, pack, rows_along
-from clipwise.engine.plan import GraphPlan, Meeting, at_hand, mixing, pattern
-from clipwise.engine.probing import AutogradProber
-from clipwise.engine.routing import data_of, is_identity
+from clipwise.engine.layout import Layout, Scattered, all_finite, blank, pack
+from clipwise.engine.owners import Owners, StalePlan
+from clipwise.engine.plan import GraphPlan, Meeting, at_hand, pattern
+from clipwise.engine.routing import is_identity
 from clipwise.engine.rules import Finish, Operand, Samples, rule_of
 from clipwise.engine.uses import Dense, Outer, Use, chunks, joint_squared_norms, squares, summed
 from clipwise.errors import UnsupportedNode
 
 _HALF = (torch.float16, torch.bfloat16)
-_UNKNOWN = -1
 Factors = Callable[[int], Tensor]  # parameter -> factors (B,)
 
 
@@ -68,10 +67,6 @@ class _Arrival:
             )
 
 
-class StalePlan(Exception):
-    """A cached plan does not fit this step's sizes; it is made anew. Never leaves the engine."""
-
-
 class Backward:
     """The uses of every shared operand after one backward pass to the meetings.
 
@@ -89,7 +84,7 @@ class Backward:
         self._norms: dict[Edge, Tensor] = {}
         self._recent = Recent()
         self._refuse_stale()
-        moved = self._moved_rows(losses) if plan.routed else {}
+        moved = Owners(losses, graph, plan).moved_rows() if plan.routed else {}
         arrivals = [
             _Arrival(self, meeting, self._samples(meeting, moved.get(meeting.node))) for meeting in plan.meetings
         ]
@@ -161,66 +156,6 @@ class Backward:
         if not layout.fits(self.graph.shape((meeting.node, 0)), self.batch_size):
             raise StalePlan
         return Samples(self.batch_size, layout)
-
-    def _moved_rows(self, losses: Tensor) -> dict[int, Tensor]:
-        """Rows may move between samples by data: read the owners of scattered ones, test every other layout."""
-        probes = self._probes(losses)
-        owners: dict[int, Tensor] = {}
-        known: dict[int, Tensor] = {}  # the same, of all meetings, as far as a gradient shows it
-        for meeting in self.plan.meetings:
-            if not meeting.layouts:
-                continue
-            probe, gradient = probes[meeting.node], probes[meeting.node].plain
-            layout, shape = meeting.layouts[0], gradient.shape
-            if isinstance(layout, Scattered):
-                read = owners_by_digits(probe, layout.axis)
-                if read is None:
-                    raise StalePlan
-                owners[meeting.node] = read
-                arrived = rows_along(gradient, layout.axis).any(1)
-                known[meeting.node] = torch.where(arrived, read, _UNKNOWN)
-                continue
-            if not layout.fits(shape, self.batch_size):
-                raise StalePlan
-            expected = layout.owners(shape, self.batch_size)
-            if not probe.agrees(expected, layout.axis):
-                raise StalePlan
-            known[meeting.node] = expected
-        self._refuse_two_samples_in_one_loss(known)
-        return owners
-
-    def _probes(self, losses: Tensor) -> Mapping[int, Probe]:
-        """Probes of all meetings; past what is not finite, which would hide whose it is."""
-        prober, nodes = AutogradProber(losses, self.graph), [meeting.node for meeting in self.plan.meetings]
-        found = dict(prober(nodes))
-        spoilt = [k for k, probe in found.items() if self._hides_whose(k, probe)]
-        if spoilt:
-            found.update(prober.passing(spoilt))
-        return found
-
-    def _hides_whose(self, k: int, probe: Probe) -> bool:
-        """Whether a node's gradient does not tell whose the numbers are that are not finite there."""
-        node = self.graph.nodes[k]
-        return not all_finite(probe.plain) or (probe.blank and not all(map(all_finite, saved_tensors(node))))
-
-    def _refuse_two_samples_in_one_loss(self, known: Mapping[int, Tensor]) -> None:
-        """The same data met twice must belong to the same samples, else a loss is computed from two of them."""
-        seen: list[tuple[Tensor, int, Tensor | None]] = []
-        for node, owners in known.items():
-            if node not in self.plan.data_meetings:
-                continue
-            samples = owners[owners != _UNKNOWN].unique().numel()
-            data = data_of(self.graph, node)
-            for before, its_samples, its_data in seen:
-                fewest = min(samples, its_samples)
-                whole = fewest == self.batch_size and not self.plan.indexed  # all samples, and nothing reordered them
-                if before.shape != owners.shape or not (whole or _same(data, its_data, copies=fewest > 1)):
-                    continue
-                both = (before != _UNKNOWN) & (owners != _UNKNOWN)
-                if bool((both & (before != owners)).any()):
-                    name = self.graph.names[node]
-                    raise mixing(self.graph, name, "the same data is read for two different samples")
-            seen.append((owners, samples, data))
 
     def discard(self, bad_B: Tensor) -> None:
         """Set the contribution of some samples to zero, whatever they hold."""
@@ -409,13 +344,6 @@ def _dtype(graph: Graph, edge: Edge) -> torch.dtype:
     if graph.names[k] == LEAF:
         return torch.float32 if graph.nodes[k].variable.dtype in _HALF else graph.nodes[k].variable.dtype
     return graph.nodes[k]._input_metadata[output].dtype  # type: ignore[no-any-return]
-
-
-def _same(a: Tensor | None, b: Tensor | None, copies: bool) -> bool:
-    """Whether two nodes read the same rows; equal ones count as such, but not where each is a single sample's."""
-    if a is None or b is None:
-        return False
-    return same_memory(a, b) or (copies and torch.equal(a, b))
 
 
 def _turned(gradients_B: Tensor, parameter: Tensor) -> Tensor:

@@ -1,0 +1,95 @@
+"""Whose row is it? Read at every step where rows may move between samples by data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from clipwise.engine.grams import same_memory
+from clipwise.engine.graph import Graph, saved_tensors
+from clipwise.engine.layout import Probe, Scattered, all_finite, owners_by_digits, rows_along
+from clipwise.engine.plan import GraphPlan, mixing
+from clipwise.engine.probing import AutogradProber
+from clipwise.engine.routing import data_of
+
+_UNKNOWN = -1
+
+
+class StalePlan(Exception):
+    """A cached plan does not fit this step's sizes; it is made anew. Never leaves the engine."""
+
+
+class Owners:
+    """The samples of the rows of one step."""
+
+    def __init__(self, losses: Tensor, graph: Graph, plan: GraphPlan) -> None:
+        self.losses, self.graph, self.plan, self.batch_size = losses, graph, plan, losses.shape[0]
+
+    def moved_rows(self) -> dict[int, Tensor]:
+        """Rows may move between samples by data: read the owners of scattered ones, test every other layout."""
+        probes = self._probes()
+        owners: dict[int, Tensor] = {}
+        known: dict[int, Tensor] = {}  # the same, of all meetings, as far as a gradient shows it
+        for meeting in self.plan.meetings:
+            if not meeting.layouts:
+                continue
+            probe, gradient = probes[meeting.node], probes[meeting.node].plain
+            layout, shape = meeting.layouts[0], gradient.shape
+            if isinstance(layout, Scattered):
+                read = owners_by_digits(probe, layout.axis)
+                if read is None:
+                    raise StalePlan
+                owners[meeting.node] = read
+                arrived = rows_along(gradient, layout.axis).any(1)
+                known[meeting.node] = torch.where(arrived, read, _UNKNOWN)
+                continue
+            if not layout.fits(shape, self.batch_size):
+                raise StalePlan
+            expected = layout.owners(shape, self.batch_size)
+            if not probe.agrees(expected, layout.axis):
+                raise StalePlan
+            known[meeting.node] = expected
+        self._refuse_two_samples_in_one_loss(known)
+        return owners
+
+    def _probes(self) -> Mapping[int, Probe]:
+        """Probes of all meetings; past what is not finite, which would hide whose it is."""
+        prober, nodes = AutogradProber(self.losses, self.graph), [meeting.node for meeting in self.plan.meetings]
+        found = dict(prober(nodes))
+        spoilt = [k for k, probe in found.items() if self._hides_whose(k, probe)]
+        if spoilt:
+            found.update(prober.passing(spoilt))
+        return found
+
+    def _hides_whose(self, k: int, probe: Probe) -> bool:
+        """Whether a node's gradient does not tell whose the numbers are that are not finite there."""
+        node = self.graph.nodes[k]
+        return not all_finite(probe.plain) or (probe.blank and not all(map(all_finite, saved_tensors(node))))
+
+    def _refuse_two_samples_in_one_loss(self, known: Mapping[int, Tensor]) -> None:
+        """The same data met twice must belong to the same samples, else a loss is computed from two of them."""
+        seen: list[tuple[Tensor, int, Tensor | None]] = []
+        for node, owners in known.items():
+            if node not in self.plan.data_meetings:
+                continue
+            samples = owners[owners != _UNKNOWN].unique().numel()
+            data = data_of(self.graph, node)
+            for before, its_samples, its_data in seen:
+                fewest = min(samples, its_samples)
+                whole = fewest == self.batch_size and not self.plan.indexed  # all samples, and nothing reordered them
+                if before.shape != owners.shape or not (whole or _same(data, its_data, copies=fewest > 1)):
+                    continue
+                both = (before != _UNKNOWN) & (owners != _UNKNOWN)
+                if bool((both & (before != owners)).any()):
+                    name = self.graph.names[node]
+                    raise mixing(self.graph, name, "the same data is read for two different samples")
+            seen.append((owners, samples, data))
+
+
+def _same(a: Tensor | None, b: Tensor | None, copies: bool) -> bool:
+    """Whether two nodes read the same rows; equal ones count as such, but not where each is a single sample's."""
+    if a is None or b is None:
+        return False
+    return same_memory(a, b) or (copies and torch.equal(a, b))
