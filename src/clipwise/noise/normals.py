@@ -9,7 +9,7 @@ ziggurat instead. Its law, derived from the algorithm:
   are the logarithms of 53-bit numbers, at most 53 log 2, so no number lies beyond r + sqrt(106 log 2) = 12.226. The
   normal law has 2.3e-34 there.
 - The release rounds to a grid of std/1024 or a little less. The probability of a point of the grid is that of the
-  normal law up to a factor 1 +- 2^-35 within r, 1e-8 at 6 deviations, 1e-5 at 8, 0.02 at 10.
+  normal law up to a factor 1 +- 2^-35 within r, 1e-9 at 6 deviations, 1e-6 at 8, 2e-3 at 10.
 
 What this makes of delta is in `docs/decisions/0012-noise.md`, and a test computes it for the paper's experiments.
 """
