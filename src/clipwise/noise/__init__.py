@@ -2,6 +2,6 @@
 
 from clipwise.noise.entropy import Entropy
 from clipwise.noise.normals import Normals, SecureNormals, ZigguratNormals
-from clipwise.noise.release import GaussianNoise, grid_of
+from clipwise.noise.release import DESCRIPTION, GaussianNoise, grid_of
 
-__all__ = ["Entropy", "GaussianNoise", "Normals", "SecureNormals", "ZigguratNormals", "grid_of"]
+__all__ = ["DESCRIPTION", "Entropy", "GaussianNoise", "Normals", "SecureNormals", "ZigguratNormals", "grid_of"]

@@ -27,10 +27,13 @@ from clipwise.noise.entropy import Entropy
 from clipwise.noise.normals import Normals, ZigguratNormals, check_source
 from clipwise.noise.pieces import Piece, cut
 
-__all__ = ["GRID_POINTS", "GaussianNoise", "grid_of"]
+__all__ = ["DESCRIPTION", "GRID_POINTS", "GaussianNoise", "grid_of"]
 
 GRID_POINTS = 1024
 """Points of the grid in one standard deviation, rounded down to a power of two."""
+
+DESCRIPTION = "float64 ziggurat, rounded to a grid of about std/1024 (decision 0012)"
+"""How a run's record names the noise."""
 
 _MOST_LANES = 16
 _SMALLEST, _LARGEST = 2.0**-900, 2.0**900
