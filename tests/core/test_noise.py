@@ -176,7 +176,9 @@ def test_what_is_released_is_the_exact_sum_on_the_grid(std: float, scale: float,
     (got,) = adder_for([sums]).release([sums.clone()], [std], scale, 2)
     grid = grid_of(std * scale)
     assert math.frexp(grid)[0] == 0.5 and std * scale / 2048 < grid <= std * scale / 1024
-    exact = [Fraction(float(s) + std * float(z)) * Fraction(scale) / Fraction(grid) for s, z in zip(sums, drawn, strict=True)]
+    exact = [
+        Fraction(float(s) + std * float(z)) * Fraction(scale) / Fraction(grid) for s, z in zip(sums, drawn, strict=True)
+    ]
     points = [Fraction(float(value)) / Fraction(grid) for value in got]
     assert all(point.denominator == 1 for point in points)
     assert all(abs(point - e) <= Fraction(1, 2) + Fraction(1, 10**9) for point, e in zip(points, exact, strict=True))
@@ -190,9 +192,7 @@ def test_a_large_sum_is_cast_after_it_was_rounded() -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_an_error_leaves_no_noise_behind_and_stops_every_thread(
-    threads: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_leaves_no_noise_behind_and_stops_every_thread(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pieces, "PIECE_ELEMENTS", 16)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
 

@@ -283,7 +283,9 @@ def test_an_error_after_the_charge_leaves_the_step_charged(where: str, monkeypat
     old = torch.ones(4, 3)
     model[0].weight.grad = old  # type: ignore[index, union-attr]
     with monkeypatch.context() as patch:
-        patch.setattr(private._noise if where == "noise" else optimizer, "release" if where == "noise" else "step", fail)
+        patch.setattr(
+            private._noise if where == "noise" else optimizer, "release" if where == "noise" else "step", fail
+        )
         with pytest.raises(RuntimeError, match="out of memory"):
             private.step(losses_of(model, X, Y))
     assert private.ledger.steps == private.steps_done == 1

@@ -253,7 +253,7 @@ class Server:
         return False
 
     def _noised(self, style: Style, sums: list[Tensor], multiplier: float, stds: list[float]) -> list[Tensor]:
-        """(sums + noise) / (q W), on the public grid; `stds` are the standard deviations of what comes after the parameters."""
+        """(sums + noise) / (q W), on the grid; `stds` are the deviations of what comes after the parameters."""
         scale = 1.0 / self._plan.denominator
         if not multiplier:
             return [total * scale for total in sums]

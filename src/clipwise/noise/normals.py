@@ -21,7 +21,6 @@ from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from clipwise.errors import ClipwiseError, InvalidPlan, MissingExtra
@@ -49,8 +48,9 @@ class _Stream:
 
     def __init__(self) -> None:
         self._words = np.zeros(4, dtype=np.uint64)
-        self._state = {"bit_generator": "SFC64", "state": {"state": self._words}, "has_uint32": 0, "uinteger": 0}
         self._bits = np.random.SFC64(0)
+        self._state = self._bits.state
+        self._state["state"]["state"] = self._words
         self._generator = np.random.Generator(self._bits)
 
     def start(self, key: bytes) -> np.random.Generator:
@@ -78,6 +78,7 @@ class ZigguratNormals:
 
     Statistically sound, with a tail to 12.2 standard deviations; not a cryptographic generator.
 
+    >>> import torch
     >>> numbers = torch.empty(1000, dtype=torch.float64)
     >>> ZigguratNormals().fill_(numbers, Entropy(seed=1), step=0, piece=0)
     >>> bool(abs(numbers.std() - 1) < 0.1)

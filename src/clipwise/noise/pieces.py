@@ -39,20 +39,21 @@ class Piece:
         return sum(part.size for part in self.parts)
 
 
-def cut(sizes: Sequence[int]) -> list[Piece]:
-    """The pieces of tensors with so many elements; every element is in exactly one.
+def cut(sizes: Sequence[int], kinds: Sequence[object]) -> list[Piece]:
+    """The pieces of tensors with so many elements: every element is in one, and those of a piece are of one kind.
 
-    >>> [[(part.tensor, part.start, part.stop) for part in piece.parts] for piece in cut([3, 0, 70_000, 5])]
-    [[(0, 0, 3)], [(2, 0, 65536)], [(2, 65536, 70000), (3, 0, 5)]]
+    >>> found = cut([3, 0, 70_000, 5, 2], ["a", "a", "a", "a", "b"])
+    >>> [[(part.tensor, part.start, part.stop) for part in piece.parts] for piece in found]
+    [[(0, 0, 3)], [(2, 0, 65536)], [(2, 65536, 70000), (3, 0, 5)], [(4, 0, 2)]]
     """
     pieces: list[list[Part]] = []
-    room = 0
-    for tensor, size in enumerate(sizes):
+    last, room = None, 0
+    for tensor, (size, kind) in enumerate(zip(sizes, kinds, strict=True)):
         for start in range(0, size, PIECE_ELEMENTS):
             part = Part(tensor, start, min(start + PIECE_ELEMENTS, size))
-            if part.size > room:
+            if part.size > room or kind != last:
                 pieces.append([])
-                room = PIECE_ELEMENTS
+                last, room = kind, PIECE_ELEMENTS
             pieces[-1].append(part)
             room -= part.size
     return [Piece(number, tuple(parts)) for number, parts in enumerate(pieces)]

@@ -18,7 +18,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -76,7 +75,7 @@ class GaussianNoise:
         check_source(self._source, entropy)
         self._entropy = entropy
         self._sizes = [tensor.numel() for tensor in like]
-        pieces = cut(self._sizes)
+        pieces = cut(self._sizes, [(tensor.device, tensor.dtype) for tensor in like])
         lanes = min(torch.get_num_threads(), _MOST_LANES, len(pieces))
         self._lanes = [_Lane(pieces[first::lanes]) for first in range(lanes)]
         self._pool = ThreadPoolExecutor(lanes, "noise") if lanes > 1 else None
@@ -94,9 +93,9 @@ class GaussianNoise:
 
         def serve(lane: _Lane) -> None:
             for piece in lane.pieces:
-                numbers = self._normals(lane, piece, step)
+                drawn = self._normals(lane, piece, step)
                 targets = [flat[part.tensor][part.start : part.stop] for part in piece.parts]
-                _add_and_round(numbers.numpy(), targets, [stds[part.tensor] for part in piece.parts], scale)
+                _add_and_round(drawn, targets, [stds[part.tensor] for part in piece.parts], scale)
 
         self._on_all_lanes(serve)
         return whole
@@ -151,26 +150,19 @@ class GaussianNoise:
             raise
 
 
-def _add_and_round(
-    numbers: npt.NDArray[np.float64],
-    targets: Sequence[Tensor],
-    stds: Sequence[float],
-    scale: float,
-) -> None:
-    """The release of one piece: `numbers` are its standard normal ones, `targets` what it serves, one after the other."""
-    ends = list(itertools.accumulate(target.numel() for target in targets))
-    own = [numbers[end - target.numel() : end] for end, target in zip(ends, targets, strict=True)]
-    blocks = [(numbers, stds[0])] if len(set(stds)) == 1 else list(zip(own, stds, strict=True))
+def _add_and_round(drawn: Tensor, targets: Sequence[Tensor], stds: Sequence[float], scale: float) -> None:
+    """The release of one piece: `drawn` are its normal numbers, `targets` what they serve, one after the other."""
+    joined = targets[0] if len(targets) == 1 else torch.cat(tuple(targets))
+    here = joined.cpu()  # itself, unless the parameters are elsewhere
+    numbers, sums, end = drawn.numpy(), here.numpy(), 0
     with np.errstate(all="ignore"):  # a sum that is not finite stays so
-        for block, std in blocks:
-            np.multiply(block, std, out=block)
-        for block, target in zip(own, targets, strict=True):
-            np.add(block, target.cpu().numpy(), out=block)
-        for block, std in blocks:
-            np.multiply(block, scale / grid_of(std * scale), out=block)
-            np.rint(block, out=block)
-        for block, target, std in zip(own, targets, stds, strict=True):
-            if target.device.type == "cpu":
-                np.multiply(block, grid_of(std * scale), out=target.numpy(), casting="same_kind")
-            else:
-                target.copy_(torch.from_numpy(block * grid_of(std * scale)).to(target.dtype))
+        for std, together in itertools.groupby(zip(stds, targets, strict=True), key=lambda pair: pair[0]):
+            start, end = end, end + sum(target.numel() for _, target in together)
+            z, total, grid = numbers[start:end], sums[start:end], grid_of(std * scale)
+            np.multiply(z, std, out=z)
+            np.add(z, total, out=z)
+            np.multiply(z, scale / grid, out=z)
+            np.rint(z, out=z)
+            np.multiply(z, grid, out=total, casting="same_kind")
+    if here is not targets[0]:
+        torch._foreach_copy_(list(targets), list(here.split([target.numel() for target in targets])))
