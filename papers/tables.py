@@ -16,6 +16,8 @@ from clipwise.report import Arm, Estimate, Run
 from papers.verdicts import BINS, PERCENT, Claim, Finding, mce
 from papers.work import write_text
 
+FLOAT32 = "float32 numbers of torch, which end at 5.8 deviations (replaced since: decision 0012)"
+"""What runs were made with that do not name their noise."""
 TITLES = {"accuracy": "accuracy", "nll": "NLL", "ece": "ECE", "mce": "MCE", "brier": "Brier", "mse": "MSE"}
 HEADLINES = {"classification": ("accuracy", "nll", "ece", "mce"), "regression": ("mse",)}
 
@@ -102,8 +104,21 @@ def times(arms: Sequence[Arm]) -> str:
     minutes = [run.provenance["seconds"] / 60 for arm in arms for run in arm.runs]
     return (
         f"{len(minutes)} runs in `runs/`: {sum(minutes):.0f} minutes of training in all, one core for each run; the "
-        f"median run took {median(minutes):.1f} minutes."
+        f"median run took {median(minutes):.1f} minutes. {noises(arms)}"
     )
+
+
+def noise(arm: Arm) -> str | None:
+    """Which noise made the runs of an arm; None when it has none."""
+    if not arm.first.plan.get("noise_multiplier"):
+        return None
+    return " and ".join(sorted({str(run.provenance.get("noise", FLOAT32)) for run in arm.runs}))
+
+
+def noises(arms: Sequence[Arm]) -> str:
+    """Which noise made the runs, in a sentence."""
+    found = sorted(filter(None, {noise(arm) for arm in arms}))
+    return f"Their noise: {' and '.join(found)}." if found else "They have no noise."
 
 
 def save(folder: Path, name: str, drawn: Any) -> None:
@@ -122,7 +137,10 @@ def figure(folder: Path, name: str, drawn: Any, caption: str) -> str:
 
 def save_results(folder: Path, arms: Sequence[Arm]) -> None:
     """Every metric of every arm as `results.json`."""
-    values = {arm.name: {name: value.to_dict() for name, value in arm.estimates.items()} for arm in arms}
+    values = {
+        arm.name: {"noise": noise(arm), **{name: value.to_dict() for name, value in arm.estimates.items()}}
+        for arm in arms
+    }
     write_text(folder / "results.json", json.dumps(values, indent=1) + "\n")
 
 

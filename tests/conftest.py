@@ -19,3 +19,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """Warnings are errors, but for these."""
     for line in NOT_OURS:
         config.addinivalue_line("filterwarnings", line)
+
+
+@pytest.fixture
+def fine_grid(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Releases are rounded, but hardly: for tests that compare a step with a formula, which has no grid."""
+    monkeypatch.setattr("clipwise.noise.release.GRID_POINTS", 1 << 46)

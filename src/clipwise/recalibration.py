@@ -112,7 +112,7 @@ class PrivateTemperatureScaling:
         z_BK = matrix("logits", logits).to("cpu", torch.float64)
         hit_B = z_BK.argmax(dim=1) == checked_labels(labels, *z_BK.shape)
         entropy = Entropy(self.seed).child("calibration")
-        noise = GaussianNoise([torch.zeros(1)], [torch.float64], entropy, self.noise)
+        noise = GaussianNoise([torch.zeros(1)], entropy, self.noise)
         # Another number for every release of this ledger: a seed must not repeat the noise of an earlier fit.
         first = sum(event.count for event in ledger.events if isinstance(event, PrivateCalibration))
         ledger.record(self.event)
@@ -120,7 +120,7 @@ class PrivateTemperatureScaling:
         for query in range(QUERIES):
             point, _ = self._next(asked)
             total = statistic(z_BK, hit_B, math.exp(point)).reshape(1)
-            (noisy,) = noise.scaled([total], [self.event.noise_multiplier], 1.0, first + query)
+            (noisy,) = noise.release([total], [self.event.noise_multiplier], 1.0, first + query)
             asked.append((point, float(noisy)))
         point, crossed = self._next(asked)
         return PrivateTemperature(

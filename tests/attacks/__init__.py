@@ -1,0 +1,1 @@
+"""Programs that once broke a promise; each must stay refused."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
+import time
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -11,36 +14,37 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-import clipwise.noise as noise
+import clipwise as cw
 from clipwise.errors import ClipwiseError, InvalidPlan, MissingExtra
-from clipwise.noise import Entropy, GaussianNoise, SecureNormals, TorchNormals
+from clipwise.noise import Entropy, GaussianNoise, Normals, SecureNormals, ZigguratNormals, grid_of, normals, pieces
 
 LEVEL = 1e-4
 SHAPES = [(64, 8), (64,), (), (5, 1, 3), (0, 4), (3000,)]
 
 
-@pytest.fixture(params=["torch", "secure"])
-def source(request: pytest.FixtureRequest) -> noise.Normals:
-    if request.param == "torch":
-        return TorchNormals()
+@pytest.fixture(params=["ziggurat", "secure"])
+def source(request: pytest.FixtureRequest) -> Normals:
+    if request.param == "ziggurat":
+        return ZigguratNormals()
     pytest.importorskip("cryptography")
     return SecureNormals()
 
 
-def draw(source: noise.Normals, n: int, seed: int | None = 0, step: int = 0, piece: int = 0) -> Tensor:
-    numbers = torch.empty(n)
+def draw(source: Normals, n: int, seed: int | None = 0, step: int = 0, piece: int = 0) -> Tensor:
+    numbers = torch.empty(n, dtype=torch.float64)
     source.fill_(numbers, Entropy(seed), step, piece)
     return numbers
 
 
-def test_the_numbers_are_standard_normal(source: noise.Normals) -> None:
-    numbers = draw(source, 50_001).double().numpy()
+def test_the_numbers_are_standard_normal(source: Normals) -> None:
+    numbers = draw(source, 50_001, seed=0 if isinstance(source, ZigguratNormals) else None).numpy()
     assert stats.kstest(numbers, "norm").pvalue > LEVEL
     assert stats.chi2(len(numbers)).sf((numbers**2).sum()) > LEVEL
     assert abs(np.corrcoef(numbers[:-1], numbers[1:])[0, 1]) < 4 / np.sqrt(len(numbers))
 
 
-def test_a_stream_is_a_function_of_seed_and_step(source: noise.Normals) -> None:
+def test_a_stream_is_a_function_of_seed_and_step() -> None:
+    source = ZigguratNormals()
     first = draw(source, 1000, seed=5, step=2)
     assert torch.equal(first, draw(source, 1000, seed=5, step=2))
     others = [dict(seed=5, step=3), dict(seed=6, step=2), dict(seed=5, step=2, piece=1)]
@@ -48,45 +52,55 @@ def test_a_stream_is_a_function_of_seed_and_step(source: noise.Normals) -> None:
         assert abs(torch.corrcoef(torch.stack([first, other]))[0, 1]) < 0.15
 
 
-def test_without_a_seed_nothing_repeats(source: noise.Normals) -> None:
+def test_without_a_seed_nothing_repeats(source: Normals) -> None:
     one, two = draw(source, 1000, seed=None), draw(source, 1000, seed=None)
     assert abs(torch.corrcoef(torch.stack([one, two]))[0, 1]) < 0.15
 
 
 def test_seeds_that_agree_in_32_bits_give_other_noise() -> None:
-    # torch.Generator().manual_seed keeps 32 bits on CPU, so these two would be the same stream.
-    plain = [torch.randn(4, generator=torch.Generator().manual_seed(s)) for s in (1, 1 + 2**32)]
-    assert torch.equal(*plain)
-    assert not torch.equal(draw(TorchNormals(), 4, seed=1), draw(TorchNormals(), 4, seed=1 + 2**32))
+    assert not torch.equal(draw(ZigguratNormals(), 4, seed=1), draw(ZigguratNormals(), 4, seed=1 + 2**32))
 
 
 def test_the_global_generators_are_neither_read_nor_moved() -> None:
     torch.manual_seed(0)
     before = torch.get_rng_state()
-    numbers = draw(TorchNormals(), 100, seed=None)
+    numbers = draw(ZigguratNormals(), 100, seed=None)
     assert torch.equal(before, torch.get_rng_state())
     torch.manual_seed(0)
-    assert not torch.equal(numbers, draw(TorchNormals(), 100, seed=None))
+    assert not torch.equal(numbers, draw(ZigguratNormals(), 100, seed=None))
 
 
-def test_the_whole_state_is_filled_from_the_operating_system(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_piece_has_a_key_of_192_bits_from_the_operating_system(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     real = os.urandom
     monkeypatch.setattr(os, "urandom", lambda n: asked.append(n) or real(n))  # type: ignore[func-returns-value]
-    source = TorchNormals()
+    source = ZigguratNormals()
     for step in range(3):
-        source.fill_(torch.empty(4), Entropy(None), step, 0)
-    assert asked == [4 * 624] * 3
+        source.fill_(torch.empty(4, dtype=torch.float64), Entropy(None), step, 0)
+    assert asked == [24] * 3
 
 
-def test_an_unknown_generator_layout_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    noise._check_mt_layout.cache_clear()
-    monkeypatch.setattr(noise, "_MT_HEADER", np.array([0, (1 << 32) | 7, 0], dtype=np.uint64))
+def test_the_bits_are_those_of_sfc64_and_the_key_is_not_kept() -> None:
+    stream = normals._Stream()
+    a, b, c = (int.from_bytes(bytes(range(8 * i, 8 * i + 8)), "little") for i in range(3))
+    drawn = stream.start(bytes(range(24))).bit_generator.random_raw(50)
+    mask, w = (1 << 64) - 1, 1
+    for got in drawn.tolist():
+        out = (a + b + w) & mask
+        a, b, c, w = b ^ (b >> 11), (c + (c << 3)) & mask, (((c << 24) | (c >> 40)) + out) & mask, w + 1
+        assert got == out
+    assert not stream._words.any()
+
+
+def test_a_numpy_that_draws_in_another_way_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    normals._check_numpy.cache_clear()
+    key, known = normals._KNOWN
+    monkeypatch.setattr(normals, "_KNOWN", (key, {**known, 9: -4.4332}))
     try:
-        with pytest.raises(ClipwiseError, match="layout"):
-            TorchNormals()
+        with pytest.raises(ClipwiseError, match="numpy"):
+            ZigguratNormals()
     finally:
-        noise._check_mt_layout.cache_clear()
+        normals._check_numpy.cache_clear()
 
 
 def test_secure_noise_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,34 +109,43 @@ def test_secure_noise_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> N
         SecureNormals()
 
 
-def test_secure_noise_has_no_infinite_radius(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secure_noise_takes_no_seed() -> None:
     pytest.importorskip("cryptography")
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    plan = cw.Plan(cw.Poisson(10, 2), steps=1, clip=cw.Abadi(1.0), noise_multiplier=1.0)
+    cw.Private(plan, model, optimizer, noise=SecureNormals())
+    with pytest.raises(InvalidPlan, match="no seed"):
+        cw.Private(plan, model, optimizer, noise=SecureNormals(), seed=1)
+    ledger = cw.Ledger()
+    with pytest.raises(InvalidPlan, match="no seed"):
+        cw.calibration.PrivateTemperatureScaling(1.0, seed=1, noise=SecureNormals()).fit([[0.0, 1.0]], [1], ledger)
+    assert not ledger.events
+    rounds = cw.federated.FederatedPlan(cw.FullBatch(2), rounds=1, clip=cw.Abadi(1.0), noise_multiplier=1.0)
+    with pytest.raises(InvalidPlan, match="no seed"):
+        cw.federated.Server(rounds, model, seed=1, noise=SecureNormals())
+    with pytest.raises(InvalidPlan, match="no seed"):
+        draw(SecureNormals(), 3, seed=1)
 
-    source = SecureNormals()
-    monkeypatch.setattr(source, "_keystream", lambda key, size: bytes(size))
-    numbers = torch.empty(4, dtype=torch.float64)
-    source.fill_(numbers, Entropy(0), 0, 0)
-    assert torch.isfinite(numbers).all() and 8.5 < numbers.max() < 8.6
 
-
-def adder_for(sums: list[Tensor]) -> GaussianNoise:
-    return GaussianNoise(sums, [s.dtype for s in sums], Entropy(0))
+def adder_for(sums: list[Tensor], source: Normals | None = None) -> GaussianNoise:
+    return GaussianNoise(sums, Entropy(0), source)
 
 
 @pytest.fixture(params=[1 << 21, 1000, 16])
-def buffer_elements(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(noise, "BUFFER_ELEMENTS", request.param)
+def piece_elements(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr(pieces, "PIECE_ELEMENTS", request.param)
     return int(request.param)
 
 
-def test_every_tensor_gets_its_own_standard_deviation(buffer_elements: int) -> None:
+def test_every_tensor_gets_its_own_standard_deviation(piece_elements: int) -> None:
     stds = [1.0, 2.0, 3.0, 4.0, 5.0, 0.5]
     totals = [torch.zeros(shape) for shape in SHAPES]
     adder = adder_for(totals)
     chi2 = [0.0] * len(SHAPES)
     for step in range(40):
         sums = [torch.full(shape, 7.0) for shape in SHAPES]
-        sums = adder.scaled(sums, stds, 1.0, step)
+        sums = adder.release(sums, stds, 1.0, step)
         for i, (s, std) in enumerate(zip(sums, stds, strict=True)):
             chi2[i] += float(((s - 7.0).double() / std).square().sum())
     for value, shape in zip(chi2, SHAPES, strict=True):
@@ -132,60 +155,140 @@ def test_every_tensor_gets_its_own_standard_deviation(buffer_elements: int) -> N
 
 
 @pytest.mark.parametrize("stds", [[2.0] * 6, [1.0, 2.0, 3.0, 4.0, 5.0, 0.5]], ids=["one std", "several"])
-def test_the_scaled_sum_is_the_sum_with_noise_times_the_scale(stds: list[float], buffer_elements: int) -> None:
+def test_the_scaled_sum_is_the_sum_with_noise_times_the_scale(stds: list[float], piece_elements: int) -> None:
     shapes = [shape if 0 not in shape else (2, 2) for shape in SHAPES]
     plain = [torch.full(shape, 7.0) for shape in shapes]
     adder = adder_for(plain)
-    plain = adder.scaled(plain, stds, 1.0, step=3)
-    fused = adder.scaled([torch.full(shape, 7.0) for shape in shapes], stds, 0.25, step=3)
-    again = adder.scaled([torch.full(shape, 7.0) for shape in shapes], stds, 0.25, step=4)
+    plain = adder_for(plain).release(plain, stds, 1.0, step=3)
+    fused = adder.release([torch.full(shape, 7.0) for shape in shapes], stds, 0.25, step=3)
+    again = adder.release([torch.full(shape, 7.0) for shape in shapes], stds, 0.25, step=4)
     for a, b, c in zip(plain, fused, again, strict=True):
-        torch.testing.assert_close(a * 0.25, b)
+        assert torch.equal(a * 0.25, b)  # the grid is scaled by the same power of two
         assert not torch.equal(b, c) and b.data_ptr() != c.data_ptr()
 
 
-def test_no_number_is_used_twice(buffer_elements: int) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("std", "scale"), [(1.0, 1.0), (1.3, 0.01), (35.0, 1 / 256), (0.4, 1 / 3), (1e-30, 1e-6)])
+def test_what_is_released_is_the_exact_sum_on_the_grid(std: float, scale: float, dtype: torch.dtype) -> None:
+    """Recomputed with fractions: sum + noise in float64, times the scale, to the nearest point of the grid."""
+    sums = torch.linspace(-20 * std, 20 * std, 400, dtype=torch.float64).to(dtype)
+    drawn = draw(ZigguratNormals(), 400, seed=0, step=2)
+    (got,) = adder_for([sums]).release([sums.clone()], [std], scale, 2)
+    grid = grid_of(std * scale)
+    assert math.frexp(grid)[0] == 0.5 and std * scale / 2048 < grid <= std * scale / 1024
+    exact = [
+        Fraction(float(s) + std * float(z)) * Fraction(scale) / Fraction(grid) for s, z in zip(sums, drawn, strict=True)
+    ]
+    points = [Fraction(float(value)) / Fraction(grid) for value in got]
+    assert all(point.denominator == 1 for point in points)
+    assert all(abs(point - e) <= Fraction(1, 2) + Fraction(1, 10**9) for point, e in zip(points, exact, strict=True))
+
+
+def test_a_large_sum_is_cast_after_it_was_rounded() -> None:
+    sums = [torch.full((1000,), 2.0**30, dtype=dtype) for dtype in (torch.float32, torch.float64)]
+    single, double = (adder_for([total]).release([total.clone()], [1.0], 1.0, 0)[0] for total in sums)
+    assert torch.equal(double * 1024, (double * 1024).round()) and 0.9 < float(double.std()) < 1.1
+    assert torch.equal(single, double.float())
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_an_error_leaves_no_noise_behind_and_stops_every_thread(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pieces, "PIECE_ELEMENTS", 16)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+
+    class Failing(ZigguratNormals):
+        def fill_(self, buffer: Tensor, entropy: Entropy, step: int, piece: int) -> None:
+            super().fill_(buffer, entropy, step, piece)
+            if piece == 3:
+                raise OSError("no entropy")
+
+    sums = [torch.zeros(300)]
+    adder = adder_for(sums, Failing())
+    with pytest.raises(OSError, match="no entropy"):
+        adder.release(sums, [1.0], 1.0, 5)
+    assert all(not lane.buffer.any() for lane in adder._lanes)
+    before = sums[0].clone()
+    time.sleep(0.05)
+    assert torch.equal(before, sums[0])
+    with pytest.raises(ClipwiseError, match="used already"):
+        adder.release(sums, [1.0], 1.0, 5)
+
+
+def test_the_noise_of_a_step_serves_one_release() -> None:
+    sums = [torch.zeros(3)]
+    adder = adder_for(sums)
+    adder.release([torch.zeros(3)], [1.0], 1.0, 4)
+    for step in (4, 3):
+        with pytest.raises(ClipwiseError, match="used already"):
+            adder.release([torch.zeros(3)], [1.0], 1.0, step)
+    adder.release([torch.zeros(3)], [1.0], 1.0, 5)
+
+
+def test_sources_fill_float64_on_the_cpu_whatever_is_released() -> None:
+    class Looking(ZigguratNormals):
+        def fill_(self, buffer: Tensor, entropy: Entropy, step: int, piece: int) -> None:
+            assert buffer.dtype == torch.float64 and buffer.device.type == "cpu" and buffer.dim() == 1
+            super().fill_(buffer, entropy, step, piece)
+
+    sums = [torch.zeros(3), torch.zeros(2, 2, dtype=torch.float64)]
+    assert [s.dtype for s in adder_for(sums, Looking()).release(sums, [1.0, 1.0], 1.0, 0)] == [s.dtype for s in sums]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.complex64, torch.int64])
+def test_sums_of_another_kind_are_refused(dtype: torch.dtype) -> None:
+    sums = [torch.zeros(3, dtype=dtype)]
+    with pytest.raises(InvalidPlan, match="float32 or float64"):
+        adder_for(sums).release(sums, [1.0], 1.0, 0)
+
+
+def test_directions_are_normal_and_on_no_grid() -> None:
+    like = [torch.zeros(20_000, dtype=torch.float64), torch.zeros(3, 2)]
+    first, second = adder_for(like).directions(like, 1)
+    assert stats.kstest(first.numpy(), "norm").pvalue > LEVEL and second.shape == (3, 2)
+    assert (first * 2**20 != (first * 2**20).round()).all()
+    assert torch.equal(first, adder_for(like).directions(like, 1)[0])
+
+
+def test_no_number_is_used_twice(piece_elements: int) -> None:
     sums = [torch.zeros(shape, dtype=torch.float64) for shape in SHAPES]
     adder = adder_for(sums)
     for step in range(3):
-        sums = adder.scaled(sums, [1.0] * len(sums), 1.0, step)
-        for s in sums:
-            assert s.numel() == 0 or (s != 0).all()
-    values = torch.cat([s.reshape(-1) for s in sums])
-    assert len(values.unique()) == len(values)
+        values = torch.cat([s.reshape(-1) for s in adder.directions(sums, step)])
+        assert len(values.unique()) == len(values)
 
 
 def test_noise_reaches_tensors_of_any_layout_and_precision() -> None:
     sums = [torch.zeros(40, 30).t(), torch.zeros(20, 20, dtype=torch.float64), torch.zeros(4, 3, 5, 5)]
     sums[2] = sums[2].to(memory_format=torch.channels_last)
-    for s in adder_for(sums).scaled(sums, [2.0, 2.0, 2.0], 1.0, 0):
-        assert (s != 0).all() and 1.5 < float(s.std()) < 2.5
+    for s in adder_for(sums).release(sums, [2.0, 2.0, 2.0], 1.0, 0):
+        assert (s != 0).float().mean() > 0.98 and 1.5 < float(s.std()) < 2.5
 
 
-def test_the_numbers_do_not_depend_on_the_threads(buffer_elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_numbers_do_not_depend_on_the_threads(piece_elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     for threads in (1, 2, 7):
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
         sums = [torch.zeros(shape) for shape in SHAPES]
-        found.append(adder_for(sums).scaled(sums, [1.0, 2.0, 3.0, 4.0, 5.0, 0.5], 0.5, 9))
+        found.append(adder_for(sums).release(sums, [1.0, 2.0, 3.0, 4.0, 5.0, 0.5], 0.5, 9))
     for other in found[1:]:
         assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
 
 
 def test_an_error_in_a_thread_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(noise, "BUFFER_ELEMENTS", 16)
+    monkeypatch.setattr(pieces, "PIECE_ELEMENTS", 16)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     sums = [torch.zeros(100, 3)]
     adder = adder_for(sums)
-    monkeypatch.setattr(TorchNormals, "fill_", lambda *a: (_ for _ in ()).throw(OSError("no entropy")))
+    monkeypatch.setattr(ZigguratNormals, "fill_", lambda *a: (_ for _ in ()).throw(OSError("no entropy")))
     with pytest.raises(OSError, match="no entropy"):
-        adder.scaled(sums, [1.0], 1.0, 0)
+        adder.release(sums, [1.0], 1.0, 0)
 
 
 def test_standard_deviations_must_be_positive() -> None:
     sums = [torch.zeros(3)]
-    with pytest.raises(InvalidPlan):
-        adder_for(sums).scaled(sums, [0.0], 1.0, 0)
+    for std in (0.0, -1.0, math.inf, math.nan):
+        with pytest.raises(InvalidPlan):
+            adder_for(sums).release(sums, [std], 1.0, 0)
     assert (sums[0] == 0).all()
 
 

@@ -70,6 +70,7 @@ class Ramp:
         return cw.Flat(cw.Abadi(0.01 * (step + 1)))
 
 
+@pytest.mark.usefixtures("fine_grid")
 @pytest.mark.parametrize(
     "clip", [cw.MixUp(cw.Abadi(0.01), cw.Abadi(2.0), switch_at=0.5), Ramp()], ids=["mixup", "ramp"]
 )
@@ -91,6 +92,7 @@ def test_noise_and_clipping_agree_at_every_step_of_a_schedule(clip: Any) -> None
             torch.testing.assert_close(t - s, torch.full_like(s, 1.5 * bound), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.usefixtures("fine_grid")
 @pytest.mark.parametrize("noise", ["joint", "per_layer"])
 def test_layerwise_noise_keeps_the_noise_multiplier_of_the_whole_vector(noise: Any) -> None:
     model = mlp()
@@ -108,6 +110,7 @@ def test_layerwise_noise_keeps_the_noise_multiplier_of_the_whole_vector(noise: A
     assert ratio == pytest.approx(2.0)
 
 
+@pytest.mark.usefixtures("fine_grid")
 def test_groupwise_noise_goes_to_the_groups_of_the_names() -> None:
     model = mlp()
     optimizer = Recorder(model.parameters())
@@ -166,6 +169,7 @@ def test_one_bad_sample_contributes_nothing_and_is_counted(poison: float) -> Non
         torch.testing.assert_close(a, b)
 
 
+@pytest.mark.usefixtures("fine_grid")
 def test_an_empty_batch_is_noise_alone_and_is_charged() -> None:
     model = mlp()
     optimizer = Recorder(model.parameters())
@@ -283,7 +287,9 @@ def test_an_error_after_the_charge_leaves_the_step_charged(where: str, monkeypat
     old = torch.ones(4, 3)
     model[0].weight.grad = old  # type: ignore[index, union-attr]
     with monkeypatch.context() as patch:
-        patch.setattr(private._noise if where == "noise" else optimizer, "scaled" if where == "noise" else "step", fail)
+        patch.setattr(
+            private._noise if where == "noise" else optimizer, "release" if where == "noise" else "step", fail
+        )
         with pytest.raises(RuntimeError, match="out of memory"):
             private.step(losses_of(model, X, Y))
     assert private.ledger.steps == private.steps_done == 1
@@ -358,6 +364,7 @@ def test_seeded_runs_repeat_and_others_do_not() -> None:
     assert not same(run(None), run(None))
 
 
+@pytest.mark.usefixtures("fine_grid")
 def test_the_same_noise_never_comes_back() -> None:
     model = mlp()
     for seed in (None, 0):

@@ -76,6 +76,7 @@ class Recorded:
         self.drawn.append(buffer.clone())
 
 
+@pytest.mark.usefixtures("fine_grid")
 @pytest.mark.parametrize("momentum", [0.0, 0.8])
 def test_private_training_makes_these_updates(momentum: float) -> None:
     """The steps of `Private` with torch's SGD and a large R, from the noise that it drew."""

@@ -60,6 +60,7 @@ def joined(tensors: list[Tensor]) -> Tensor:
     return torch.cat([t.reshape(-1) for t in tensors])
 
 
+@pytest.mark.usefixtures("fine_grid")
 @pytest.mark.parametrize("size", [None, 3])
 @pytest.mark.parametrize("rule", [cw.Abadi(0.5), cw.GlobalScaled(0.5, 4.0), cw.Global(3.0), cw.Normalize(0.5)], ids=str)
 def test_steps_equal_the_printed_algorithm_in_a_plain_loop(rule: Any, size: int | None) -> None:

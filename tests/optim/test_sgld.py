@@ -43,6 +43,7 @@ RULES = [cw.Abadi(0.5), cw.GlobalScaled(0.5, 2.0), cw.Automatic(0.5), cw.Global(
 PRIORS = [FlatPrior(), GaussianPrior(0.7), LaplacePrior(2.0)]
 
 
+@pytest.mark.usefixtures("fine_grid")
 @pytest.mark.parametrize("momentum", [0.0, 0.8])
 @pytest.mark.parametrize(("rule", "prior"), list(zip(RULES, [*PRIORS, PRIORS[1]], strict=True)), ids=str)
 def test_steps_equal_the_printed_formula_in_a_plain_loop(rule: Any, prior: Any, momentum: float) -> None:
@@ -134,6 +135,7 @@ def test_temperature_scales_the_covariance() -> None:
     torch.testing.assert_close(hot / 20, covariance, rtol=0.2, atol=0.1 * float(covariance.norm()))
 
 
+@pytest.mark.usefixtures("fine_grid")
 @pytest.mark.parametrize("clip", [cw.Abadi(0.3), cw.Layerwise(cw.Abadi(0.3)), cw.Groupwise({"*": cw.Abadi(0.3)})])
 def test_every_style_gives_every_weight_the_same_noise(clip: Any) -> None:
     model, source = network(), Remembered()

@@ -128,7 +128,7 @@ class Server:
         self._adaptive = plan.clip if isinstance(plan.clip, AdaptiveClip) else None
         self._bound = None if self._adaptive is None else self._adaptive.R
         released = [*self._like.values(), *([] if self._adaptive is None else [torch.zeros(1, dtype=torch.float64)])]
-        self._noise = GaussianNoise(released, [t.dtype for t in released], self._entropy, noise)
+        self._noise = GaussianNoise(released, self._entropy, noise)
         self._done = 0
         self._opened: Round | None = None
         self._last: RoundReport | None = None
@@ -253,7 +253,7 @@ class Server:
         return False
 
     def _noised(self, style: Style, sums: list[Tensor], multiplier: float, stds: list[float]) -> list[Tensor]:
-        """(sums + noise) / (q W); `stds` are the standard deviations of what comes after the parameters."""
+        """(sums + noise) / (q W), on the grid; `stds` are the deviations of what comes after the parameters."""
         scale = 1.0 / self._plan.denominator
         if not multiplier:
             return [total * scale for total in sums]
@@ -261,7 +261,7 @@ class Server:
         scales = style.noise_scales(list(groups))
         unit = multiplier * self._plan.weight_cap
         std_of = {name: unit * scales[group] for group, names in groups.items() for name in names}
-        return self._noise.scaled(sums, [*(std_of[name] for name in self._like), *stds], scale, self._done)
+        return self._noise.release(sums, [*(std_of[name] for name in self._like), *stds], scale, self._done)
 
     def state_dict(self) -> dict[str, Any]:
         """Rounds made, ledger, adaptive norm and, for a seeded run only, the seed. Never a sum or a key of noise."""

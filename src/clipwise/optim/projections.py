@@ -59,7 +59,7 @@ class Projections:
         self._params = dict(params)
         self._losses = Substitute(model, loss_fn)
         tensors = list(self._params.values())
-        self._normals = GaussianNoise(tensors, [p.dtype for p in tensors], entropy.child("projections"), source)
+        self._normals = GaussianNoise(tensors, entropy.child("projections"), source)
 
     def norms(self, batch: Any, count: int, first: int, replay: Replay) -> tuple[Tensor, Tensor]:
         """(norms, losses), both of shape (B,): estimates from the `count` directions numbered from `first` on."""
@@ -77,8 +77,7 @@ class Projections:
         return (total / count).sqrt(), losses
 
     def _direction(self, number: int) -> dict[str, Tensor]:
-        zeros = [torch.zeros_like(p, requires_grad=False) for p in self._params.values()]
-        normals = self._normals.scaled(zeros, [1.0] * len(zeros), 1.0, number)
+        normals = self._normals.directions([p.detach() for p in self._params.values()], number)
         return dict(zip(self._params, normals, strict=True))
 
     def _slopes(self, batch: Any, direction: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:

@@ -124,7 +124,7 @@ class Private:
         self._position = {id(p): place for place, p in enumerate(self._fit.tensors)}
         self._wide = [_sum_dtype(p) for p in self._fit.tensors]
         self._narrow = any(p.dtype != d for p, d in zip(self._fit.tensors, self._wide, strict=True))
-        self._noise = GaussianNoise(self._fit.tensors, self._wide, self._entropy, self._source)
+        self._noise = GaussianNoise(self._fit.tensors, self._entropy, self._source)
         self._scaled = None
 
     # What can be asked
@@ -317,11 +317,11 @@ class Private:
         self._optimizer.zero_grad()
 
     def _noised_mean(self, sums: list[Tensor], step: int) -> list[Tensor]:
-        """(sums + noise) / expected batch size, a public number."""
+        """(sums + noise) / expected batch size, a public number, on the public grid."""
         scale = 1.0 / self._plan.batch_size
         if self._plan.noise_multiplier:
             assert self._scaled is not None
-            return self._noise.scaled(sums, self._scaled[1], scale, step)
+            return self._noise.release(sums, self._scaled[1], scale, step)
         torch._foreach_mul_(sums, scale)
         return sums
 

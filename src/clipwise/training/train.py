@@ -20,6 +20,7 @@ from clipwise.accounting import Event
 from clipwise.accounting.panel import panel_of
 from clipwise.data import DataSet
 from clipwise.errors import ClipwiseError, MissingExtra
+from clipwise.noise import DESCRIPTION
 from clipwise.report import Run
 from clipwise.training import dp_sgd, dp_sgd_jl, dp_sgld, fedavg
 from clipwise.training.config import Config
@@ -161,6 +162,7 @@ def _provenance(job: Job, folder: Folder) -> dict[str, Any]:
         },
         "model": repr(job.config.model),
         "parameters": sum(p.numel() for p in job.parameters.values()),
+        "noise": DESCRIPTION,
         "versions": _versions(),
     }
 

@@ -1,0 +1,7 @@
+"""Gaussian noise: where its bits come from, how they become normal numbers, and how these meet what is released."""
+
+from clipwise.noise.entropy import Entropy
+from clipwise.noise.normals import Normals, SecureNormals, ZigguratNormals
+from clipwise.noise.release import DESCRIPTION, GaussianNoise, grid_of
+
+__all__ = ["DESCRIPTION", "Entropy", "GaussianNoise", "Normals", "SecureNormals", "ZigguratNormals", "grid_of"]

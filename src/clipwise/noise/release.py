@@ -1,0 +1,168 @@
+"""The one function through which anything computed from private data leaves with Gaussian noise.
+
+Sum and noise meet in float64, the scale is applied, the result is rounded to a public grid, and only then it is cast:
+
+    released = grid * round((sum + std * z) * scale / grid),    grid = 2^floor(log2(std * scale)) / 1024
+
+The grid is a power of two that depends on the plan alone, and all after the addition is a function of its exact result.
+So this is post-processing of the Gaussian mechanism on real numbers, and what is written has no bits below the grid
+in which a record could leave a trace. A float32 gradient that needs more than 24 bits of the grid is rounded again,
+which is post-processing as well.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from clipwise.errors import ClipwiseError, InvalidPlan
+from clipwise.noise.entropy import Entropy
+from clipwise.noise.normals import Normals, ZigguratNormals, check_source
+from clipwise.noise.pieces import Piece, cut
+
+__all__ = ["DESCRIPTION", "GRID_POINTS", "GaussianNoise", "grid_of"]
+
+GRID_POINTS = 1024
+"""Points of the grid in one standard deviation, rounded down to a power of two."""
+
+DESCRIPTION = "float64 ziggurat, rounded to a grid of about std/1024 (decision 0012)"
+"""How a run's record names the noise."""
+
+_MOST_LANES = 16
+_SMALLEST, _LARGEST = 2.0**-900, 2.0**900
+
+
+def grid_of(std: float) -> float:
+    """The grid of a release with this standard deviation: 2^floor(log2(std)) / 1024.
+
+    >>> grid_of(1.0) == grid_of(1.99) == 1 / 1024, grid_of(2.0) == 2 / 1024
+    (True, True)
+    """
+    return math.ldexp(1.0, math.frexp(std)[1] - 1) / GRID_POINTS
+
+
+class _Lane:
+    """A buffer and the pieces that one thread serves through it."""
+
+    def __init__(self, pieces: Sequence[Piece]) -> None:
+        self.buffer = torch.zeros(max(piece.size for piece in pieces), dtype=torch.float64)
+        self.pieces = pieces
+
+
+class GaussianNoise:
+    """Adds N(0, std_r^2) to a list of tensors and releases them on a grid, on as many threads as torch uses.
+
+    Guarantees: the numbers are a function of entropy, step and the tensors' sizes, not of the threads; every element
+    of every tensor has a number of its own; the noise of a step serves one release, and after an error none.
+
+    >>> sums = [torch.zeros(1000), torch.zeros(1000)]
+    >>> noise = GaussianNoise(sums, Entropy(seed=0))
+    >>> released = noise.release(sums, stds=[1.0, 5.0], scale=0.5, step=0)
+    >>> [0.9 < float(part.std()) / std < 1.1 for part, std in zip(released, (0.5, 2.5))]
+    [True, True]
+    >>> bool((released[0] * 2048 == (released[0] * 2048).round()).all())
+    True
+    """
+
+    def __init__(self, like: Sequence[Tensor], entropy: Entropy, source: Normals | None = None) -> None:
+        self._source = ZigguratNormals() if source is None else source
+        check_source(self._source, entropy)
+        self._entropy = entropy
+        self._sizes = [tensor.numel() for tensor in like]
+        pieces = cut(self._sizes, [(tensor.device, tensor.dtype) for tensor in like])
+        lanes = min(torch.get_num_threads(), _MOST_LANES, len(pieces))
+        self._lanes = [_Lane(pieces[first::lanes]) for first in range(lanes)]
+        self._pool = ThreadPoolExecutor(lanes, "noise") if lanes > 1 else None
+        self._served = -1
+
+    def release(self, sums: Sequence[Tensor], stds: Sequence[float], scale: float, step: int) -> list[Tensor]:
+        """(sums + noise) * scale on the grid, with the noise of step `step` and one standard deviation per tensor.
+
+        `sums` are used up. Steps must grow: the noise of one serves once.
+        """
+        self._check(sums, stds, scale, step)
+        self._served = step
+        whole = [total.detach().contiguous() for total in sums]
+        flat = [total.view(-1) for total in whole]
+
+        def serve(lane: _Lane) -> None:
+            for piece in lane.pieces:
+                drawn = self._normals(lane, piece, step)
+                targets = [flat[part.tensor][part.start : part.stop] for part in piece.parts]
+                _add_and_round(drawn, targets, [stds[part.tensor] for part in piece.parts], scale)
+
+        self._on_all_lanes(serve)
+        return whole
+
+    def directions(self, like: Sequence[Tensor], number: int) -> list[Tensor]:
+        """Standard normal tensors, not a release: neither on a grid nor served only once."""
+        made = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in like]
+
+        def serve(lane: _Lane) -> None:
+            for piece in lane.pieces:
+                numbers = self._normals(lane, piece, number)
+                for part, own in zip(piece.parts, numbers.split([part.size for part in piece.parts]), strict=True):
+                    target = made[part.tensor].view(-1)[part.start : part.stop]
+                    target.copy_(own.to(target.dtype))
+
+        self._on_all_lanes(serve)
+        return made
+
+    def _normals(self, lane: _Lane, piece: Piece, step: int) -> Tensor:
+        numbers = lane.buffer[: piece.size]
+        self._source.fill_(numbers, self._entropy, step, piece.number)
+        return numbers
+
+    def _check(self, sums: Sequence[Tensor], stds: Sequence[float], scale: float, step: int) -> None:
+        for total, std in zip(sums, stds, strict=True):
+            if not _SMALLEST < std * scale < _LARGEST or not _SMALLEST < std < _LARGEST:
+                raise InvalidPlan(f"noise needs positive finite standard deviations, got {std!r} times {scale!r}.")
+            if total.dtype not in (torch.float32, torch.float64):
+                raise InvalidPlan(f"noise is added to float32 or float64, got {total.dtype}.")
+        if [total.numel() for total in sums] != self._sizes:
+            raise InvalidPlan("the tensors differ in size from those that the noise was made for.")
+        if step <= self._served:
+            raise ClipwiseError(f"the noise of step {step} was used already: it serves one release only.")
+
+    def _on_all_lanes(self, serve: Callable[[_Lane], None]) -> None:
+        """Run `serve` on every lane, wait for all of them whatever happens, and leave no noise behind on an error."""
+        try:
+            if self._pool is None:
+                for lane in self._lanes:
+                    serve(lane)
+                return
+            running = [self._pool.submit(serve, lane) for lane in self._lanes]
+            try:
+                wait(running)
+            finally:
+                wait(running)  # also when interrupted: no thread may write on
+            for done in running:
+                done.result()
+        except BaseException:
+            for lane in self._lanes:
+                lane.buffer.zero_()
+            raise
+
+
+def _add_and_round(drawn: Tensor, targets: Sequence[Tensor], stds: Sequence[float], scale: float) -> None:
+    """The release of one piece: `drawn` are its normal numbers, `targets` what they serve, one after the other."""
+    joined = targets[0] if len(targets) == 1 else torch.cat(tuple(targets))
+    here = joined.cpu()  # itself, unless the parameters are elsewhere
+    numbers, sums, end = drawn.numpy(), here.numpy(), 0
+    with np.errstate(all="ignore"):  # a sum that is not finite stays so
+        for std, together in itertools.groupby(zip(stds, targets, strict=True), key=lambda pair: pair[0]):
+            start, end = end, end + sum(target.numel() for _, target in together)
+            z, total, grid = numbers[start:end], sums[start:end], grid_of(std * scale)
+            np.multiply(z, std, out=z)
+            np.add(z, total, out=z)
+            np.multiply(z, scale / grid, out=z)
+            np.rint(z, out=z)
+            np.multiply(z, grid, out=total, casting="same_kind")
+    if here is not targets[0]:
+        torch._foreach_copy_(list(targets), list(here.split([target.numel() for target in targets])))
