@@ -20,7 +20,15 @@ from clipwise.accounting.accountant import Accountant, Relation
 from clipwise.clipping import Style, is_private
 from clipwise.engine import Clipped, Clipper, Constants
 from clipwise.engine.origin import Evidence
-from clipwise.errors import BudgetSpent, CheckpointError, InvalidLosses, InvalidPlan, InvalidSampling
+from clipwise.errors import (
+    BudgetSpent,
+    CheckpointError,
+    InvalidLosses,
+    InvalidPlan,
+    InvalidSampling,
+    NotSeparable,
+    UnsupportedNode,
+)
 from clipwise.noise import Entropy, GaussianNoise, Normals
 from clipwise.plan import Plan
 from clipwise.private import checkpoint, state
@@ -172,7 +180,7 @@ class Private:
         with none_watching():  # of another run in the same loop
             try:
                 self._backward(losses)
-            except BaseException:
+            except (NotSeparable, UnsupportedNode):
                 self._checks.block()
                 raise
 

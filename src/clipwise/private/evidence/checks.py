@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from clipwise.engine.graph import LEAF, Graph, walk
-from clipwise.engine.origin import Origin
+from clipwise.engine.origin import Origin, memory_of
 from clipwise.errors import NotSeparable
 from clipwise.noise import Entropy
 from clipwise.private.evidence.collate import Collate, check_collate
@@ -75,6 +75,7 @@ class Checks:
         self._watch: Watch | None = None
         self._again = False
         self._blocked = False  # a pass was refused: nothing that was not watched is accepted until one was clean
+        self._forgiven = False
         self._last = -1  # the last step that was watched
         self._next = 0
         self._number = 0
@@ -180,15 +181,13 @@ class Checks:
         watch = self._watch
         if watch is None:
             if self._blocked:
-                raise NotSeparable(
-                    "the losses of this batch were refused, and these were computed in a forward pass that was not "
-                    "watched. Continue with the next batch of the loader, or compute them in "
-                    "`with private.watch(batch):`."
-                )
+                raise NotSeparable(f"the losses of this batch were refused, and {_UNWATCHED}")
             return Seen(self, None)
         watch.stop()
         if losses.grad_fn is None or losses.dim() != 1:
             return Seen(self, watch)  # refused by the engine
+        if not watch.knows(memory_of(losses)):
+            return self._not_seen()
         graph = walk(losses, position, parameters)
         self._findings = judge(watch, losses, graph)
         self._look_at_numbers(watch)
@@ -196,6 +195,15 @@ class Checks:
         self._carried.update(watch.traffic.values)
         self._learn(graph, watch)
         return Seen(self, watch)
+
+    def _not_seen(self) -> Seen:
+        """Losses from outside the watched pass, such as after an error was mended: once in a run, not every time."""
+        self._watch = None
+        if self._forgiven:
+            raise NotSeparable(f"this step is checked, and {_UNWATCHED}")
+        self._forgiven = self._again = True
+        self.not_checked("losses of one step that were computed after an error")
+        return Seen(self, None)
 
     def accept(self, step: int) -> None:
         """The engine has accepted the losses as well."""
@@ -230,6 +238,12 @@ class Checks:
         """The origins of nodes whose structure was seen in a watched pass. A new plan has the next pass watched."""
         self._again = True
         return [self._origins.get(structure, Origin.UNSEEN) for structure in _structures(graph)]
+
+
+_UNWATCHED = (
+    "these losses were computed in a forward pass that was not watched. Compute them between the batch and step, on "
+    "the same thread; continue with the next batch of the loader, or compute them in `with private.watch(batch):`."
+)
 
 
 def _structures(graph: Graph) -> list[int]:

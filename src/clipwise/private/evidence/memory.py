@@ -191,7 +191,7 @@ def _count(tensor: Tensor) -> int | None:
     """The value of a whole number without axes: a counter, perhaps."""
     if tensor.dim() or tensor.is_complex():
         return None
-    value = float(tensor)
+    value = float(tensor.detach())
     return int(value) if value.is_integer() else None
 
 
