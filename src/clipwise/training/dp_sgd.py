@@ -30,7 +30,7 @@ def train(job: Job, folder: Folder, watch: Watch, resume: bool) -> Trained:
     optimizer = job.optimizer.build(job.parameters.values())
     private = begin(Private, job, optimizer, folder, resume)
     carry_on(job, folder, watch, resume, private, optimizer, by_losses(job, private))
-    return Trained(private.ledger)
+    return Trained(private.ledger, private.checked)
 
 
 def by_losses(job: Job, private: Private) -> Callable[[Any], tuple[bool, float]]:

@@ -16,6 +16,7 @@ from clipwise.data import DataSet
 from clipwise.errors import InvalidConfig
 from clipwise.optim import ProjectedPlan
 from clipwise.plan import Plan
+from clipwise.private import Checked
 from clipwise.recalibration import PrivateTemperatureScaling
 from clipwise.training.config import Config, default_delta
 from clipwise.training.datasets import Records
@@ -101,6 +102,8 @@ class Trained:
     """What an algorithm leaves behind, beside the weights: what it released, and what else it can predict with."""
 
     ledger: Ledger
+    checked: Checked | None = None
+    """What the run's own checks for samples that mix have shown; None where samples are not clipped one by one."""
     further: Mapping[str, CalibrationResult] = field(default_factory=dict)
     """On the held-out records, under names for the report."""
 

@@ -121,10 +121,21 @@ def _run(job: Job, folder: Folder, trained: Trained, origin: Mapping[str, Any]) 
         ledger=ledger if private else None,
         delta=job.delta,
         guarantees={} if job.delta is None else _guarantees(ledger.events, job.delta),
-        provenance={**origin, **_provenance(job, folder)},
-        warnings=(*job.warnings, *problems),
+        provenance={**origin, **_provenance(job, folder), **_other_samples(trained)},
+        warnings=(*job.warnings, *problems, *_unchecked(trained)),
         config=job.config.text,
     )
+
+
+def _other_samples(trained: Trained) -> dict[str, Any]:
+    """Whether a sample's gradient was seen to depend on that sample alone."""
+    return {} if trained.checked is None else {"other_samples": str(trained.checked)}
+
+
+def _unchecked(trained: Trained) -> tuple[str, ...]:
+    if trained.checked is None or trained.checked.steps:
+        return ()
+    return (f"Whether a sample's loss depends on other samples was {trained.checked}. See docs/soundness.md.",)
 
 
 @lru_cache(maxsize=16)
