@@ -328,7 +328,7 @@ class Planner:
     def _data_axes(self, k: int) -> list[int]:
         """The output axes of a product or a look-up that come from the operand that is not differentiated."""
         if self.graph.names[k] in _LOOKED_UP:
-            return list(range(_index_rank(self.graph.nodes[k])))
+            return [0] if _index_rank(self.graph.nodes[k]) == 1 else []  # a matrix of indices is a table of positions
         if self.graph.names[k] not in DATA_OPERANDS:
             return []
         first, second = DATA_OPERANDS[self.graph.names[k]]

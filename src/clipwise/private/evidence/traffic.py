@@ -143,6 +143,7 @@ class Traffic:
         name, found = str(func.name()).removeprefix("aten::"), 0
         if name.startswith(_COUNTING):
             return 0
+        real = any(tensor.is_floating_point() for tensor in tensors_in(args))  # integers are places, not losses
         for argument, value in _given(func, args, kwargs):
             if (
                 isinstance(value, bool)
@@ -150,7 +151,7 @@ class Traffic:
                 or str(argument.type) not in _COMPUTED_WITH
             ):
                 continue
-            if marks:
+            if marks and real:
                 self.numbers[self._watch.count, name, argument.name] = float(value)
                 if self._size_read and value == self._watch.records.size:
                     self.size_used.add(name)
