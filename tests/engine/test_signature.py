@@ -32,6 +32,12 @@ def shifted(out: Tensor, step: int) -> Tensor:
     return F.pad(out, (0, 0, 1, 1) if step > 2 else (1, 1))[: len(out)].square().sum(1) * torch.arange(1, 5)
 
 
+def folded(out: Tensor, step: int) -> Tensor:
+    """The same shapes by padding the features, then by padding the batch: a loss is then computed from two rows."""
+    batch, width = out.shape
+    return F.pad(out, (0, 0, 0, batch) if step > 2 else (0, width)).view(batch, 2 * width).tanh().sum(1)
+
+
 def normalized_over_all(out: Tensor, step: int) -> Tensor:
     """Over the features, then over the whole batch: samples mix."""
     return F.layer_norm(out, out.shape if step > 2 else out.shape[1:]).tanh().flatten(1).sum(1)
@@ -54,6 +60,7 @@ PROGRAMS: dict[str, tuple[Callable[[Tensor, int], Tensor], tuple[int, ...]]] = {
     "padding": (padded, (4, 3)),
     "normalized_shape": (normalized, (4, 5, 3)),
     "padding_of_the_batch": (shifted, (4, 3)),
+    "padding_folds_the_batch": (folded, (4, 3)),
     "normalized_batch": (normalized_over_all, (4, 5, 3)),
     "pooling": (pooled, (4, 5, 3)),
     "p_norm": (p_norm, (4, 5, 3)),
@@ -122,3 +129,11 @@ def test_a_hook_on_a_parameter_is_noticed_at_the_next_step() -> None:
     handle.remove()
     clipper(model(x).square().sum(1), Abadi(1.0))
     assert clipper.planning.plans == 2
+
+
+def test_which_ends_are_padded_is_structure_and_how_much_is_not() -> None:
+    model = mlp()
+    clipper = Clipper(named(model))
+    for pad in ((1, 0, 0, 0), (3, 0, 0, 0), (0, 1, 0, 0), (0, 2, 0, 0), (0, 0, 1, 1), (0, 0, 4, 2)):
+        clipper(F.pad(model(torch.randn(4, 6, 4)), pad).flatten(1).square().sum(1), Abadi(1.0))
+    assert clipper.planning.plans == 3

@@ -42,9 +42,14 @@ def unrecorded(function: Callable[Arguments, Result]) -> Callable[Arguments, Res
     return run
 
 
-def _which(values: Sequence[int] | None) -> tuple[bool, ...]:
-    """Which axes are padded or repeated; how much is a size."""
-    return tuple(value not in (0, 1) for value in values or ())
+def _padded(values: Sequence[int]) -> tuple[bool, ...]:
+    """Which ends of which axes are padded; by how much is a size."""
+    return tuple(value != 0 for value in values)
+
+
+def _repeated(values: Sequence[int]) -> tuple[bool, ...]:
+    """Which axes are repeated; how often is a size."""
+    return tuple(value != 1 for value in values)
 
 
 def _number(value: object) -> object:
@@ -63,7 +68,7 @@ _SCALES = frozenset({
     "scalars", "scale", "scales", "scales_d", "scales_h", "scales_w", "self", "threshold", "upper", "value", "weight",
 })  # fmt: skip
 _READERS: dict[str, Callable[[Any], object]] = {
-    "exponent": _number, "normalized_shape": len, "pad": _which, "repeats": _which,
+    "exponent": _number, "normalized_shape": len, "pad": _padded, "repeats": _repeated,
 }  # fmt: skip
 
 
