@@ -12,7 +12,7 @@ THIRD_STAMP := $(THIRD)/.setup
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo examples recipes-quick test test-slow check format bench bench-quick third-party docs clean
+.PHONY: help setup demo examples recipes-quick test attacks test-slow check format bench bench-quick third-party docs clean
 
 help:  ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,7 +48,10 @@ recipes-quick: $(STAMP)  ## Run every recipe of papers/ in its scaled-down form;
 	done
 
 test: $(STAMP)  ## Run the tests
-	@$(PYTEST) -q -n 2 -m 'not slow'
+	@$(PYTEST) -q -n 2 -m 'not slow' --ignore tests/attacks
+
+attacks: $(STAMP)  ## Run the programs that once broke a promise, and their honest relatives
+	@$(PYTEST) -q -n 2 -m 'not slow' tests/attacks
 
 test-slow: $(STAMP)  ## Run the tests that take minutes
 	@$(PYTEST) -q -m slow || { code=$$?; test $$code -eq 5 && echo "no slow tests" || exit $$code; }
