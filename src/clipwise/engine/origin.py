@@ -12,6 +12,7 @@ from enum import Enum
 from functools import cache
 from typing import Protocol
 
+import torch
 from torch import Tensor, nn
 
 from clipwise.engine.graph import Graph, Node
@@ -84,10 +85,17 @@ def constant_tensors(constants: Iterable[Tensor | nn.Module] | Tensor | nn.Modul
             raise InvalidLosses(f"constants= takes tensors and modules, got {type(item).__name__}.")
 
 
+def backing(tensor: Tensor) -> Tensor:
+    """The tensor that holds the numbers: of a sparse one its values."""
+    if tensor.layout is torch.strided:
+        return tensor
+    return tensor._values() if tensor.layout is torch.sparse_coo else tensor.values()
+
+
 def memory_of(tensor: Tensor) -> int:
-    """The identity of a tensor's memory, which its views share; of the tensor where it has none (sparse)."""
+    """The identity of a tensor's memory, which its views share; of the tensor where it has none."""
     try:
-        return int(tensor.untyped_storage()._cdata)
+        return int(backing(tensor).untyped_storage()._cdata)
     except (NotImplementedError, RuntimeError):
         return id(tensor)
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.data import Dataset
 
-from clipwise.engine.origin import memory_of
+from clipwise.engine.origin import backing, memory_of
 from clipwise.errors import NotSeparable
 from clipwise.private.evidence.traffic import BATCH
 from clipwise.private.evidence.watch import Watch
@@ -138,7 +138,7 @@ class Memory:
 
     def _learn(self, tensor: Tensor, name: str) -> None:
         try:
-            storage = StorageWeakRef(tensor.untyped_storage())
+            storage = StorageWeakRef(backing(tensor).untyped_storage())
         except (NotImplementedError, RuntimeError):
             return
         self._held[memory_of(tensor)] = _Held(storage, _sum(tensor), name, _count(tensor), self._step)
@@ -197,7 +197,7 @@ def _count(tensor: Tensor) -> int | None:
 
 def _sum(tensor: Tensor) -> int:
     try:
-        return checksum(tensor)
+        return checksum(backing(tensor))
     except (NotImplementedError, RuntimeError):
         return tensor._version
 

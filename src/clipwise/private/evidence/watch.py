@@ -19,7 +19,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from clipwise.engine.chains import VIEWS
 from clipwise.engine.graph import Graph
-from clipwise.engine.origin import Origin, memory_of
+from clipwise.engine.origin import Origin, backing, memory_of
 from clipwise.private.evidence.modes import Modes
 from clipwise.private.evidence.records import Records
 from clipwise.private.evidence.traffic import BATCH, CARRIED, Traffic, tensors_in
@@ -113,7 +113,7 @@ class Watch:
             self._known.add(memory)
             self.made_by[memory] = self.count
             try:
-                self._alive.append(StorageWeakRef(tensor.untyped_storage()))
+                self._alive.append(StorageWeakRef(backing(tensor).untyped_storage()))
             except (NotImplementedError, RuntimeError):
                 self._alive.append(tensor)  # type: ignore[arg-type]
 
