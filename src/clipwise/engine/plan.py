@@ -17,13 +17,14 @@ from typing import Any, Protocol
 
 import torch
 
-from clipwise.engine.chains import VIEWS, WHOLE_VIEWS, Chain, chain_of, is_simple
+from clipwise.engine.chains import VIEWS, Chain, chain_of, is_simple
 from clipwise.engine.graph import LEAF, Edge, Graph, Node
 from clipwise.engine.layout import Layout, Probe, Scattered, all_finite
 from clipwise.engine.origin import Evidence, Origin
 from clipwise.engine.probing import layouts_of, pass_dead_ends
 from clipwise.engine.routing import Routing, is_index, layouts_needed, routing
 from clipwise.engine.rules import DATA_OPERANDS, is_live, rule_of
+from clipwise.engine.suspects import ROWWISE, Suspects
 from clipwise.errors import NotSeparable, UnsupportedNode
 
 
@@ -44,15 +45,7 @@ _INDEXING = {
     "CatBackward0", "EmbeddingBackward0", "EmbeddingBagBackward0", "GatherBackward0", "IndexBackward0",
     "IndexSelectBackward0", "StackBackward0", "TakeBackward0",
 }  # fmt: skip
-_LOOKED_UP = ("EmbeddingBackward0", "IndexBackward0", "IndexSelectBackward0")
-_ROWWISE = {
-    "AddBackward0", "DivBackward0", "EluBackward0", "ExpBackward0", "ExpandBackward0", "GeluBackward0",
-    "HardswishBackward0", "LeakyReluBackward0", "LogBackward0", "MishBackward0", "MulBackward0",
-    "NativeLayerNormBackward0", "NegBackward0",
-    "PowBackward0", "ReluBackward0", "RsqrtBackward0", "SigmoidBackward0", "SiluBackward0", "SoftplusBackward0",
-    "SqrtBackward0", "SubBackward0", "TanhBackward0", "WhereBackward0",
-}  # fmt: skip
-_ELEMENTWISE = _ROWWISE | {"MaskedFillBackward0", "MaskedFillBackward1", "RsubBackward0", "RsubBackward1"}
+_ELEMENTWISE = ROWWISE | {"MaskedFillBackward0", "MaskedFillBackward1", "RsubBackward0", "RsubBackward1"}
 _SMALL = 1 << 20  # elements: gradients that may all be held at once, which saves the calls of hooks
 _FUSED_RECURRENT = ("MkldnnRnnLayer", "CudnnRnn", "MiopenRnn")
 
@@ -295,60 +288,15 @@ class Planner:
                 )
 
     def _refuse_hidden_batch(self, states: Sequence[_State]) -> None:
-        """Data met parameters in a shape that could hold the batch, but shows no layout: samples may mix after it.
+        """Data met parameters in a shape that could hold the batch, but shows no layout: samples may mix after it."""
+        suspects = Suspects(self.graph, self.reaches, self.batch_size)
+        doubtful = (k for k in self.entries if states[k] is _State.SHARED and self.origins[k] is Origin.UNSEEN)
+        mixed = suspects.mixed({k for k in doubtful if self.entries[k] is not _Entry.NO}, self._is_shared(states))
+        if mixed is not None:
+            raise self._mixing(mixed)
 
-        A table of positions looks the same as long as it is only broadcast; a reduction or a product of it does not.
-        """
-        suspects = {
-            k
-            for k, entry in self.entries.items()
-            if entry is not _Entry.NO
-            and states[k] is _State.SHARED
-            and self.origins[k] is Origin.UNSEEN
-            and not (entry is _Entry.STRONG and self._keeps_its_shape(k))
-            and any(self.graph.shape((k, 0))[axis] % self.batch_size == 0 for axis in self._data_axes(k))
-        }
-        for k in self.graph.leaves_first:
-            below = [child for child, _ in self.graph.edges[k]]
-            if not suspects.intersection(below):
-                continue
-            if not self._keeps_rows(k, suspects):
-                raise self._mixing(next(child for child in below if child in suspects))
-            if states[k] is _State.SHARED:
-                suspects.add(k)
-
-    def _keeps_its_shape(self, k: int) -> bool:
-        """Whether a product only turns a parameter, as orthogonal parametrizations do: its rows are not the batch's."""
-        first, second = DATA_OPERANDS[self.graph.names[k]]
-        own = [edge for edge in (self.graph.edges[k][first], self.graph.edges[k][second]) if edge[0] >= 0]
-        shape = self.graph.shape((k, 0))
-        turned = any(self.reaches[edge[0]] and self.graph.shape(edge) == shape for edge in own)
-        return turned and self.batch_size not in shape
-
-    def _data_axes(self, k: int) -> list[int]:
-        """The output axes of a product or a look-up that come from the operand that is not differentiated."""
-        if self.graph.names[k] in _LOOKED_UP:
-            return [0] if _index_rank(self.graph.nodes[k]) == 1 else []  # a matrix of indices is a table of positions
-        if self.graph.names[k] not in DATA_OPERANDS:
-            return []
-        first, second = DATA_OPERANDS[self.graph.names[k]]
-        rank = len(self.graph.shape((k, 0)))
-        if self.graph.names[k].startswith(("Mv", "Addmv")):
-            return [] if self.graph.edges[k][second][0] < 0 else [0]
-        if self.graph.names[k].startswith("Convolution"):
-            return [0]
-        child = self.graph.edges[k][first][0]
-        left_is_data = child < 0 or not self.reaches[child]
-        return [*range(rank - 2), rank - 2 if left_is_data else rank - 1]
-
-    def _keeps_rows(self, k: int, suspects: set[int]) -> bool:
-        """Whether a node treats each row of its suspicious operand alike: no reduction, no product over rows."""
-        name = self.graph.names[k]
-        if name in DATA_OPERANDS:
-            left = self.graph.edges[k][DATA_OPERANDS[name][0]][0]
-            others = [child for i, (child, _) in enumerate(self.graph.edges[k]) if i != DATA_OPERANDS[name][0]]
-            return left in suspects and not suspects.intersection(others)
-        return name in WHOLE_VIEWS or name in _ROWWISE or name == "RepeatBackward0"
+    def _is_shared(self, states: Sequence[_State]) -> Callable[[int], bool]:
+        return lambda k: states[k] is _State.SHARED
 
     def _mixing(self, k: int) -> NotSeparable:
         reached = ", ".join(self.describe(p) for p in sorted(self.reaches[k])[:3])
@@ -461,15 +409,6 @@ class Planner:
                 if entry is not _Entry.NO or self.graph.names[k] in _ORDERED
             ),
         )
-
-
-def _index_rank(node: Node) -> int:
-    """The leading axes of a look-up's output that are its index's."""
-    index = getattr(node, "_saved_indices", None)
-    if isinstance(index, (tuple, list)):
-        given = [i for i in index if i is not None]
-        return max((i.dim() for i in given if i.dtype != torch.bool), default=0) if index[:1] == given[:1] else 0
-    return index.dim() if isinstance(index, torch.Tensor) else 1
 
 
 def _read_each_step(layout: Layout | Scattered) -> bool:

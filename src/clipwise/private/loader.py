@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from clipwise.errors import DataError, InvalidSampling
+from clipwise.errors import DataError, InvalidLosses, InvalidSampling
 from clipwise.noise import Entropy
 from clipwise.private.evidence.collate import unchanged_generators
 from clipwise.private.evidence.records import Again, magnitude, scaled
@@ -120,7 +120,10 @@ class _Again:
         indices = _PartIndices(self._part.indices)
         indices.step, indices.part = self._part.step, self._part.part
         many = getattr(self._dataloader.dataset, "__getitems__", None)
-        return [self._dataset[i] for i in indices] if many is None else list(many(indices))
+        items = [self._dataset[i] for i in indices] if many is None else many(indices)
+        if not isinstance(items, list) or len(items) != len(indices):
+            raise DataError("the data set gives whole batches, whose records cannot be exchanged one by one.")
+        return items
 
     def scaled(self, kept: list[bool], scale: float) -> Any:
         with unchanged_generators():
@@ -216,6 +219,25 @@ def check_dataset(dataset: Dataset[Any], sample_size: int) -> None:
         raise InvalidSampling(
             f"the plan samples from {sample_size} records, the data set has {length}. Make the plan with "
             f"sample_size={length}."
+        )
+
+
+def check_part(part: Part | None, position: tuple[int, int], size: int) -> None:
+    """Refuse losses that are not those of the batch that comes next: step and part of `position`."""
+    if part is None:
+        raise InvalidSampling(
+            "these losses do not belong to a new batch of the loader: each batch is given once, since a sample "
+            "that counts twice has twice the sensitivity."
+        )
+    if (part.step, part.part) != position:
+        raise InvalidSampling(
+            "batches of the loader were skipped, so this is not the sampling that is accounted for. Give every "
+            "batch to step, or start iterating anew."
+        )
+    if size != part.size:
+        raise InvalidLosses(
+            f"the batch has {part.size} samples but there are {size} losses. Give one loss per sample: sum or "
+            "average the terms of a sample first."
         )
 
 

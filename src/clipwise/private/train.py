@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, NoReturn
 
 import torch
@@ -31,13 +29,13 @@ from clipwise.errors import (
 )
 from clipwise.noise import Entropy, GaussianNoise, Normals
 from clipwise.plan import Plan
-from clipwise.private import checkpoint, state
+from clipwise.private import checkpoint, saving, state
 from clipwise.private.evidence import Checked, Checks
 from clipwise.private.evidence.closure import batch_size, check_losses
 from clipwise.private.evidence.modes import none_watching
 from clipwise.private.evidence.records import Again
 from clipwise.private.fit import Fit
-from clipwise.private.loader import Loader, Part, fingerprint
+from clipwise.private.loader import Loader, Part, check_part, fingerprint
 from clipwise.private.statistics import Part as PartStatistics
 from clipwise.private.statistics import StepStatistics
 from clipwise.sampling import Draws, Poisson
@@ -252,21 +250,7 @@ class Private:
         if not self._iteration:
             self._check_own_batch(size)
             return None
-        if part is None:
-            raise InvalidSampling(
-                "these losses do not belong to a new batch of the loader: each batch is given once, since a sample "
-                "that counts twice has twice the sensitivity."
-            )
-        if (part.step, part.part) != (self._done, self._parts):
-            raise InvalidSampling(
-                "batches of the loader were skipped, so this is not the sampling that is accounted for. Give every "
-                "batch to step, or start iterating anew."
-            )
-        if size != part.size:
-            raise InvalidLosses(
-                f"the batch has {part.size} samples but there are {size} losses. Give one loss per sample: sum or "
-                "average the terms of a sample first."
-            )
+        check_part(part, (self._done, self._parts), size)
         return part
 
     def _check_own_batch(self, size: int) -> None:
@@ -398,8 +382,7 @@ class Private:
         if iteration == self._iteration:
             self._checks.abandon()
 
-    @contextmanager
-    def watch(self, batch: Any) -> Iterator[None]:
+    def watch(self, batch: Any) -> AbstractContextManager[None]:
         """Watch the forward pass on a batch of one's own, as the loader does by itself.
 
         >>> import clipwise as cw
@@ -412,15 +395,7 @@ class Private:
         >>> private.step(losses)
         True
         """
-        size = batch_size(batch)
-        if size >= _SAMPLES_TO_WATCH:
-            self._open_watch(batch, size, None)
-        try:
-            yield
-        except BaseException:
-            self._checks.abandon()
-            raise
-        self._checks.pause()
+        return self._checks.watching(batch, batch_size(batch), self._done)
 
     def _empty_step(self, iteration: int, part: Part) -> None:
         """For the loader: the noise-only step of an empty batch (left out when batches are only looked at)."""
@@ -453,21 +428,7 @@ class Private:
         From then on every step is counted in that file before it is made (unseeded runs). `extra` holds whatever the
         loop needs besides, such as `{"scheduler": scheduler.state_dict()}`.
         """
-        record = {
-            "run": state.capture(self, with_weights=False),
-            "model": dict(self._model.state_dict()),
-            "optimizer": {"class": type(self._optimizer).__name__, "state": self._optimizer.state_dict()},
-            "extra": extra,
-        }
-        journal = checkpoint.write(path, record, self._done)
-        if self._entropy.seed is not None:  # a replay after a crash is the same release, charged once
-            journal.close()
-            return
-        old, self._journal = self._journal, journal
-        if old is not None and old.path != journal.path:
-            old.retire(self._done)
-        elif old is not None:
-            old.close()
+        saving.save(self, path, extra)
 
     @classmethod
     def resume(
@@ -487,30 +448,8 @@ class Private:
         repeats the steps after the last save bit for bit. An unseeded one draws fresh noise, and the steps begun
         since stay charged.
         """
-        record, _, live = checkpoint.read(path)
-        run = state.section(record, "run", path)
-        seed = run.get("seed")
-        if seed is None and not live:
-            raise CheckpointError(
-                f"{Path(path)} was replaced by a later checkpoint elsewhere, and the steps made since are counted "
-                "there. Resume from the latest one."
-            )
-        options: dict[str, Any] = dict(seed=seed, loss_fn=loss_fn, noise=noise, constants=constants)
-        private = cls(plan or state.saved_plan(run), model, optimizer, **options)
-        state.check(private, run)
-        state.load_model_and_optimizer(record, path, model, optimizer)
-        state.restore(private, run)
-        private.extra = record.get("extra")
-        if seed is None:
-            private._journal = checkpoint.Journal(Path(path))
-            private._charge_interrupted(private._journal.begun())
-        return private
-
-    def _charge_interrupted(self, begun: int) -> None:
-        lost = begun - self._done
-        if lost > 0:
-            self._ledger.record(replace(self._event.repeated(lost), reason="interrupted"))
-            self._done = begun
+        options = dict(loss_fn=loss_fn, noise=noise, constants=constants)
+        return saving.resume(cls, path, model, optimizer, plan, options)
 
     def __getstate__(self) -> NoReturn:
         raise TypeError("Private cannot be pickled or copied: a run has one ledger. Use save(path) and resume.")

@@ -286,7 +286,7 @@ def mixup_after_the_first_step(model: nn.Module, batch: Batch, kept: SimpleNames
     return cross_entropy(model(x), y)
 
 
-@mixing(state=memory(step=int), refused_by=3)
+@mixing(state=memory(step=int), refused_by=3, batch_size=24)
 def hard_examples_after_the_first_step(model: nn.Module, batch: Batch, kept: SimpleNamespace) -> Tensor:
     losses = plain(model, batch)
     kept.step += 1

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ from clipwise.errors import NotSeparable
 from clipwise.noise import Entropy
 from clipwise.private.evidence.collate import Collate, check_collate
 from clipwise.private.evidence.memory import Memory
-from clipwise.private.evidence.records import Again, Change, Records
+from clipwise.private.evidence.records import Again, Change, Records, reads_the_same
 from clipwise.private.evidence.sizes import refuse_sizes
 from clipwise.private.evidence.twin import Twin
 from clipwise.private.evidence.verdict import Findings, judge
@@ -142,11 +143,7 @@ class Checks:
     def _changes(self, records: Records, again: Again | None) -> list[Change]:
         draw = self._draw("halves")
         if records.ragged:
-            try:
-                same = again is not None and records.reads_as(again.scaled([True] * records.size, 1.0))
-            except Exception:  # whatever a data set and its collate function do not do twice
-                same = False
-            if again is None or not same:
+            if again is None or not reads_the_same(again, records):
                 self.not_checked(
                     "the batch is not in rows of one per sample, and its records do not read the same twice"
                 )
@@ -157,6 +154,17 @@ class Checks:
         if not changes:
             self.not_checked("the batch has no rows of different samples")
         return changes
+
+    @contextmanager
+    def watching(self, batch: Any, size: int, step: int) -> Iterator[None]:
+        """Watch what is done inside."""
+        self.open(batch, size, step)
+        try:
+            yield
+        except BaseException:
+            self.abandon()
+            raise
+        self.pause()
 
     def pause(self) -> None:
         """Leave the modes; what was seen stays for `close`."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from clipwise.engine.graph import walk
 from clipwise.errors import InvalidLosses, NotSeparable
 from clipwise.private.evidence.memory import Memory
-from clipwise.private.evidence.records import Again, Records
+from clipwise.private.evidence.records import Again, Records, reads_the_same
 from clipwise.private.evidence.twin import Twin
 from clipwise.private.evidence.verdict import judge
 from clipwise.private.evidence.watch import Watch
@@ -50,16 +50,9 @@ def check_losses(model: nn.Module, loss_fn: LossFn, batch: Batch, size: int, aga
     with _unchanged(model) as run:
         _watched(model, loss_fn, batch, size, run)
         repeat = _Repeated(model, loss_fn, batch, size, run)
-        if again is not None:
+        if again is not None and reads_the_same(again, Records.of(batch, size)):
             for sample in (size // 2, 0):
-                kept, itself = [i == sample for i in range(size)], torch.tensor([sample])
-                others = (
-                    again.replaced(kept, longest=True),
-                    again.replaced(kept, longest=False),
-                    again.scaled(kept, 4.0),
-                )
-                for how, other in zip(("longer", "shorter", "larger"), others, strict=True):
-                    repeat.demand(f"putting {how} records in place of all samples but {sample}", other, itself, itself)
+                repeat.demand_with_others(again, sample)
         if len(Records.of(batch, size).tensors) and _in_rows(batch, size):
             repeat.demand_without(model)
 
@@ -144,6 +137,17 @@ class _Repeated:
                 "not show it. Typical causes: BatchNorm in training mode (affine or not), statistics of the batch, a "
                 "loss divided by the batch size, padding that is not masked."
             )
+
+    def demand_with_others(self, again: Again, sample: int) -> None:
+        """Put longer, shorter and larger records in place of all samples but one."""
+        kept, itself = [i == sample for i in range(self._size)], torch.tensor([sample])
+        others = {
+            "longer": again.replaced(kept, longest=True),
+            "shorter": again.replaced(kept, longest=False),
+            "larger": again.scaled(kept, 4.0),
+        }
+        for how, other in others.items():
+            self.demand(f"putting {how} records in place of all samples but {sample}", other, itself, itself)
 
     def moved(self, losses: Tensor, base: Tensor) -> Tensor:
         """By how much losses differ, where it is more than rounding."""

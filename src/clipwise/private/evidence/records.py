@@ -207,6 +207,14 @@ def some(samples: Sequence[int]) -> str:
     return f"sample{'s' if len(samples) != 1 else ''} {few}{' and others' if len(samples) > 4 else ''}"
 
 
+def reads_the_same(again: Again | None, records: Records) -> bool:
+    """Whether the records of a batch can be read a second time, and are the same then."""
+    try:
+        return again is not None and records.reads_as(again.scaled([True] * records.size, 1.0))
+    except Exception:  # whatever a data set and its collate function do not do twice
+        return False
+
+
 def scaled(value: Any, scale: float) -> Any:
     """A record with its floating point numbers scaled: another record of the same structure."""
     if isinstance(value, Tensor):

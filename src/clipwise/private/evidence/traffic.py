@@ -25,6 +25,7 @@ _SIZES = {"__len__", "numel", "nelement", "size"}
 _SHAPE = torch.Tensor.shape
 _COMPUTED_WITH = ("number", "Optional[number]", "float", "Optional[float]", "Tensor", "Optional[Tensor]")
 _COUNTING = ("arange", "linspace", "eye", "range")  # their numbers are sizes
+_SCALING = ("mul.", "mul_.", "div.", "div_.")
 _NUMBER_LEFT = "a number was taken out of a tensor of the batch"
 
 
@@ -143,7 +144,7 @@ class Traffic:
         name, found = str(func.name()).removeprefix("aten::"), 0
         if name.startswith(_COUNTING):
             return 0
-        real = any(tensor.is_floating_point() for tensor in tensors_in(args))  # integers are places, not losses
+        scales = name.startswith(_SCALING) and any(t.is_floating_point() for t in tensors_in(args))  # not places
         for argument, value in _given(func, args, kwargs):
             if (
                 isinstance(value, bool)
@@ -151,7 +152,7 @@ class Traffic:
                 or str(argument.type) not in _COMPUTED_WITH
             ):
                 continue
-            if marks and real:
+            if marks and scales:
                 self.numbers[self._watch.count, name, argument.name] = float(value)
                 if self._size_read and value == self._watch.records.size:
                     self.size_used.add(name)
