@@ -43,13 +43,17 @@ def _through(operand: Operand, gradient: Tensor) -> Tensor | None:
     node = operand.node
     others = [None] * (len(node._input_metadata) - 1)
     call = node.apply if isinstance(node, torch.autograd.function.BackwardCFunction) else node
-    found = call(gradient, *others)
-    found = found if isinstance(found, tuple) else (found,)
     edges = operand.graph.edges[operand.k]
-    rows = [row for row, edge in zip(found, edges, strict=False) if row is not None and edge == edges[operand.position]]
-    if not rows:
-        return None
-    total: Tensor = sum(rows[1:], rows[0]).sum_to_size(operand.shape)  # as autograd does between nodes
+    try:
+        found = call(gradient, *others)
+        found = found if isinstance(found, tuple) else (found,)
+        mine = (row for row, edge in zip(found, edges, strict=False) if edge == edges[operand.position])
+        rows = [row for row in mine if row is not None]
+        if not rows:
+            return None
+        total: Tensor = sum(rows[1:], rows[0]).sum_to_size(operand.shape)  # as autograd does between nodes
+    except RuntimeError as error:
+        raise unsupported(operand, f"its own backward does not take one sample at a time ({error})") from error
     return total.real if total.is_complex() and not operand.is_complex else total
 
 

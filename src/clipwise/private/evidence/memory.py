@@ -117,6 +117,9 @@ class Memory:
         if (self._first and not known and not self._hidden) or (made is not None and not made.expired()):
             self._learn(tensor, f"a tensor of shape {tuple(tensor.shape)} from outside the model")
             return True
+        if not tensor.dim() and not tensor.is_floating_point():  # TorchScript makes such out of sight
+            self.notes.append("a whole number of unknown origin")
+            return True
         if not self._consecutive:
             self.look_again = True
             name = held.name if held is not None else f"a tensor of shape {tuple(tensor.shape)}"
