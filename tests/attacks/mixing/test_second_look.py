@@ -191,7 +191,7 @@ def test_shifts_along_the_batch_are_seen_at_any_distance(shift: int) -> None:
 
 
 def test_watched_steps_are_drawn_at_random() -> None:
-    private = [private_of(mlp(), steps=40, seed=seed) for seed in range(6)]
+    private = [private_of(mlp(), steps=110, seed=seed) for seed in range(6)]
     seen = set()
     for run in private:
         for batch in run.loader(points()):
@@ -327,7 +327,7 @@ def test_expanded_masks_and_rare_types_are_honest() -> None:
         return x, y, torch.ones(1, 6).expand(len(x), 6), (100 * x.abs()).to(torch.uint16)
 
     private = train(lambda m, b, k: losses_of(m, (b[0] * b[2] + b[3].float(), b[1])), collate_fn=collate)
-    assert private.checked.steps == (0, 1, 2)
+    assert private.checked.steps[:2] == (0, 1)
 
 
 # What is left behind

@@ -23,7 +23,7 @@ from clipwise.private.evidence.verdict import Findings, judge
 from clipwise.private.evidence.watch import Watch
 
 _EARLY = 3  # the first steps are all watched
-_GAPS = (8, 64, 512)  # then about so many steps apart, at random; the last one on and on
+_GAPS = (64, 512)  # then about so many steps apart, at random; the last one on and on
 
 
 @dataclass(frozen=True)

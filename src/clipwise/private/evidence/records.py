@@ -95,12 +95,12 @@ class Records:
         forms = [
             Change.of(~half, high, some, scale=_LARGER),
             Change.of(half, low, rest, flat=True),
-            Change.of(torch.arange(self.size) != high, low, f"sample {high} was another record"),
+            Change.of(torch.arange(self.size) != high, low, f"sample {high} was another record", losses_only=True),
             Change.of(~half, high, some, scale=_LARGER, rigid=True),
             Change.of(half, low, rest, flat=True, rigid=True),
         ]
-        second = forms[(number + 1) % 3]
-        chosen = forms[:3] if number == 0 else [forms[number % 3], replace(second, losses_only=True)]
+        first, second = forms[number % 2], replace(forms[1 + number % 2], losses_only=True)
+        chosen = forms[:3] if number == 0 else [first, second]
         if rigid:
             chosen = [*chosen, forms[3 + number % 2]]
         return [change for change in chosen if any(not _same(change.applied(t), t) for t in self.rows)]
