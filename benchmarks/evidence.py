@@ -24,7 +24,7 @@ from benchmarks.workloads import WORKLOADS, Workload
 HERE = Path(__file__).parent
 STEPS = 500
 WATCHED = (1, 2, 64)  # beside the first
-NAMES = ("mlp", "mnist_cnn", "vit_tiny", "vit_wide", "bert_last")
+NAMES = ("mlp", "mnist_cnn", "vit_tiny", "vit_wide")
 
 
 def _private(workload: Workload, model: nn.Module) -> cw.Private:
