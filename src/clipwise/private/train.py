@@ -102,8 +102,8 @@ class Private:
         self._ledger = Ledger()
         self._done = 0
         self._bind()
-        self._constants = (constants,) if isinstance(constants, (Tensor, nn.Module)) else tuple(constants)
-        self._checks = Checks(model, self._constants, isinstance(plan.sampling, Poisson), self._entropy)
+        declared = (constants,) if isinstance(constants, (Tensor, nn.Module)) else tuple(constants)
+        self._checks = Checks(model, declared, isinstance(plan.sampling, Poisson), self._entropy)
 
         self._style: Style | None = None  # of the logical batch being gathered
         self._scaled: tuple[Style, list[float]] | None = None

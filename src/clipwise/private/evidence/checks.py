@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +17,7 @@ from clipwise.noise import Entropy
 from clipwise.private.evidence.collate import Collate, check_collate
 from clipwise.private.evidence.memory import Memory
 from clipwise.private.evidence.records import Again, Change, Records, reads_the_same
-from clipwise.private.evidence.sizes import refuse_sizes
+from clipwise.private.evidence.sizes import Pass, refuse_sizes
 from clipwise.private.evidence.twin import Twin
 from clipwise.private.evidence.verdict import Findings, judge
 from clipwise.private.evidence.watch import Watch
@@ -85,7 +85,7 @@ class Checks:
         self._rigid = False  # shapes follow the records
         self._findings: Findings | None = None  # of the pass that was just judged
         self._carried: set[float] = set()
-        self._numbers: list[tuple[int, Mapping[tuple[int, str, str], float], frozenset[str]]] = []
+        self._numbers: list[Pass] = []
         self._origins: dict[int, Origin] = {}  # of structures, by hash
 
     @property

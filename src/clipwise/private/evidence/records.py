@@ -103,7 +103,7 @@ class Records:
         chosen = forms[:3] if number == 0 else [first, second]
         if rigid:
             chosen = [*chosen, forms[3 + number % 2]]
-        return [change for change in chosen if any(not _same(change.applied(t), t) for t in self.rows)]
+        return [change for change in chosen if any(not same(change.applied(t), t) for t in self.rows)]
 
     def ragged_changes(self, draw: int, again: Again) -> list[Change]:
         """The same for values that are not in rows: the records' own numbers are scaled, and collated once more."""
@@ -114,7 +114,7 @@ class Records:
             if [t.shape for t in tensors] != [t.shape for t in self.tensors]:
                 continue
             others = {id(ours): theirs for ours, theirs in zip(self.tensors, tensors, strict=True)}
-            if any(not _same(others[id(t)], t) for t in self.tensors):
+            if any(not same(others[id(t)], t) for t in self.tensors):
                 what = f"{self.size - int(kept.sum())} of {self.size} samples were other records"
                 change = Change.of(kept, 0, what, rigid=rigid)
                 found.append(replace(change, others=others))
@@ -123,11 +123,13 @@ class Records:
     def reads_as(self, batch: Any) -> bool:
         """Whether another batch holds the same tensors."""
         others = Records.of(batch, self.size).tensors
-        same = len(others) == len(self.tensors)
-        return same and all(a.shape == b.shape and _same(a, b) for a, b in zip(self.tensors, others, strict=True))
+        if len(others) != len(self.tensors):
+            return False
+        return all(a.shape == b.shape and same(a, b) for a, b in zip(self.tensors, others, strict=True))
 
 
-def _same(a: Tensor, b: Tensor) -> bool:
+def same(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors of one shape hold the same numbers, NaN where NaN is."""
     if a is b or a.layout is not torch.strided:
         return True
     return bool(((a == b) | ((a != a) & (b != b))).all())

@@ -21,7 +21,7 @@ from clipwise.engine.chains import VIEWS
 from clipwise.engine.graph import Graph
 from clipwise.engine.origin import Origin, backing, memory_of
 from clipwise.private.evidence.modes import Modes
-from clipwise.private.evidence.records import Records
+from clipwise.private.evidence.records import Records, same
 from clipwise.private.evidence.traffic import BATCH, CARRIED, Traffic, tensors_in
 from clipwise.private.evidence.twin import Twin
 
@@ -124,9 +124,7 @@ class Watch:
         if marks is not None:
             return marks
         if memory not in self._known:
-            script = (
-                not self.traffic.depth and not tensor.dim()
-            )  # no call of torch around it: a number inside TorchScript
+            script = not self.traffic.depth and not tensor.dim()  # a number inside TorchScript, not a call of torch
             if script or self._familiar(tensor):
                 self.remember(tensor, memory)
                 self._from_before.add(memory)
@@ -276,8 +274,7 @@ class Watch:
     def _look(self, twin: Twin, func: Any, tensor: Tensor, other: Tensor) -> None:
         """Remember the first operation that moved a kept sample's row: where to look, if samples turn out to mix."""
         kept = twin.change.kept.to(tensor.device)
-        a, b = tensor.detach()[kept], other.detach()[kept]
-        if not bool(((a == b) | ((a != a) & (b != b))).all()):
+        if not same(tensor.detach()[kept], other.detach()[kept]):
             twin.moved = _short(func), _where()
 
     def call(self, func: Any, args: Any, kwargs: Any) -> Any:
