@@ -32,7 +32,7 @@ class Feeding:
     def open(self) -> int:
         """Begin an iteration; what was gathered of an unfinished logical batch is dropped."""
         private = self._private
-        private._check_accounted()
+        private._check_open()
         private._forget()
         private._bind()  # layers may have been replaced since the last one
         private._offered = None
@@ -45,7 +45,7 @@ class Feeding:
         """The next losses belong to this part."""
         private = self._private
         self._check_iteration(iteration)
-        private._check_accounted()
+        private._check_open()
         private._guard.begun = True
         if private._loss_fn is not None and part.size >= _SAMPLES_TO_CHECK:
             check_losses(private._model, private._loss_fn, batch, part.size, again)

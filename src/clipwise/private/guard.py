@@ -189,7 +189,7 @@ def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
             f"{type(optimizer).__name__}.step() was called on parameters of a private run, and stopped before it "
             "changed them: no epsilon covers that update. private.step(losses) steps the optimizer itself, so leave "
             "out optimizer.step() and loss.backward(). To step it yourself, call private.release() and then step once. "
-            "For training that does not belong to this run, call private.close() first."
+            "Before training that does not belong to this run, clear the gradients and call private.close()."
         )
 
 

@@ -160,6 +160,12 @@ class Private:
         self._guard.look(self._ledger, self._plan.sampling)
         self._guard.check()
 
+    def _check_open(self) -> None:
+        if self._closed:
+            raise BudgetSpent("the run was closed by private.close(). Begin another one to train further.")
+        check_one_process()
+        self._check_accounted()
+
     @property
     def steps_done(self) -> int:
         """Steps of the plan that are used up."""
@@ -277,10 +283,7 @@ class Private:
                 f"all {self._plan.steps} steps of the plan are made. More would spend privacy that was not planned: "
                 "make a plan with more steps before training."
             )
-        if self._closed:
-            raise BudgetSpent("the run was closed by private.close(). Begin another one to train further.")
-        check_one_process()
-        self._check_accounted()
+        self._check_open()
         if not self._own_batches and not self._iteration:
             raise not_declared(self._plan.sampling)
         if not self._fit.holds(self._optimizer):
