@@ -74,7 +74,8 @@ class Feeding:
         if part.step == private.steps_done and not private._parts:
             private._check_ready()
             private._offered = None
-            private._step()
+            with private._guard.restoring():
+                private._step()
 
     def _check_iteration(self, iteration: int) -> None:
         if iteration != self._private._iteration:

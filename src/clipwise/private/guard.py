@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -44,7 +44,7 @@ class Guard:
         self._names: Sequence[str] = ()
         self._tensors: Sequence[Tensor] = ()
         self._identities: frozenset[int] = frozenset()
-        self._known: list[tuple[weakref.ref[Tensor], int] | None] = []
+        self._known: dict[int, tuple[Callable[[], Tensor | None], int]] = {}
         self._due = False  # a gradient was released, and the caller steps the optimizer
         self._stepping: weakref.ref[Optimizer] | None = None
         self.begun = False
@@ -70,8 +70,7 @@ class Guard:
 
     def accept(self) -> None:
         """What is in `p.grad` now is known."""
-        gradients = [p.grad for p in self._tensors]
-        self._known = [None if g is None else (weakref.ref(g), g._version) for g in gradients]
+        self._known = {id(p): (weakref.ref(g), g._version) for p in self._tensors if (g := p.grad) is not None}
 
     def look(self, ledger: Ledger, sampling: Sampling) -> None:
         """Look for gradients from elsewhere; the first one found is a step without noise on the ledger."""
@@ -89,17 +88,16 @@ class Guard:
 
     def _foreign(self) -> int | None:
         """The place of a parameter whose gradient is not known."""
-        for place, (p, known) in enumerate(zip(self._tensors, self._known, strict=True)):
+        for place, p in enumerate(self._tensors):
             g = p.grad
-            if g is None or _is_known(g, known) or any(other._knows(p, g) for other in list(_OPEN)):
-                continue
-            return place
+            if g is not None and not any(guard._knows(p, g) for guard in (self, *_OPEN)):
+                return place
         return None
 
     def _knows(self, p: Tensor, g: Tensor) -> bool:
-        """Whether this run, another one of the same parameters, wrote the gradient."""
-        places = [place for place, mine in enumerate(self._tensors) if mine is p]
-        return any(_is_known(g, self._known[place]) for place in places)
+        """Whether the gradient is the very one that this run knows, as it was or zeroed since."""
+        gradient, version = self._known.get(id(p), _NOTHING)
+        return gradient() is g and (version == g._version or not bool(g.any()))
 
     # Steps
 
@@ -170,11 +168,7 @@ def check_one_process() -> None:
         )
 
 
-def _is_known(g: Tensor, known: tuple[weakref.ref[Tensor], int] | None) -> bool:
-    """The very gradient, as it was or zeroed since."""
-    return known is not None and known[0]() is g and (known[1] == g._version or not bool(g.any()))
-
-
+_NOTHING = (lambda: None), 0
 _OPEN: weakref.WeakSet[Guard] = weakref.WeakSet()
 _OURS = threading.local()
 
@@ -194,6 +188,8 @@ def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
 
 
 def _after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    if not _OPEN or getattr(_OURS, "active", False):
+        return
     for guard in list(_OPEN):
         guard.stepped(optimizer)
 

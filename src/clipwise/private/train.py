@@ -263,7 +263,7 @@ class Private:
         """Make the release if the logical batch is complete."""
         if not self._own_batches and not self._complete:
             return False
-        with none_watching():
+        with none_watching(), self._guard.restoring():
             end()
         return True
 
@@ -320,10 +320,9 @@ class Private:
 
     def _step(self) -> None:
         """Release, and step the optimizer with what was released."""
-        with self._guard.restoring():
-            self._release()
-            with self._guard.stepping():
-                self._optimizer.step()
+        self._release()
+        with self._guard.stepping():
+            self._optimizer.step()
         self._optimizer.zero_grad()
         self._guard.expect_none()
 
@@ -338,11 +337,10 @@ class Private:
         self._done += 1
         self._last = (step, self._batch.parts)
         self._forget()
-        with self._guard.restoring():
-            if self._journal is not None:
-                self._journal.charge(self._done)
-            for p, g in zip(fit.tensors, self._noised_mean(sums, step), strict=True):
-                p.grad = g.to(p.dtype)
+        if self._journal is not None:
+            self._journal.charge(self._done)
+        for p, g in zip(fit.tensors, self._noised_mean(sums, step), strict=True):
+            p.grad = g.to(p.dtype)
         self._guard.expect_step()
         self._close_if_done()
 
