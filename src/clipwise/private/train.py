@@ -454,8 +454,8 @@ class Private:
     ) -> Private:
         """Go on from `save`: model and optimizer are filled, and `private.loader(dataset)` gives the next batch.
 
-        `plan` is only needed when it holds a clipping rule of your own, and must equal the saved one. A seeded run
-        repeats the steps after the last save bit for bit. An unseeded one draws fresh noise, and the steps begun
+        `plan` is only needed when it holds a clipping rule of your own, and must equal the saved one. `own_batches`
+        is as it was saved. A seeded run repeats the steps after the last save bit for bit. An unseeded one draws fresh noise, and the steps begun
         since stay charged.
         """
         options = dict(loss_fn=loss_fn, noise=noise, constants=constants)
