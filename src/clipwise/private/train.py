@@ -367,7 +367,7 @@ class Private:
         """For the loader: the next losses belong to this part."""
         self._check_iteration(iteration)
         if self._loss_fn is not None and part.size >= _SAMPLES_TO_CHECK:
-            check_losses(self._model, self._loss_fn, batch, part.size, again)
+            self._checks.losses_checked(check_losses(self._model, self._loss_fn, batch, part.size, again))
             self._loss_fn = None
         self._offered = part
         if part.size >= _SAMPLES_TO_WATCH and self._checks.is_due(part.step):
