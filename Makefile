@@ -53,8 +53,8 @@ test: $(STAMP)  ## Run the tests
 attacks: $(STAMP)  ## Run the programs that once broke a promise, and their honest relatives
 	@$(PYTEST) -q -n 2 -m 'not slow' tests/attacks
 
-test-slow: $(STAMP)  ## Run the tests that take minutes
-	@$(PYTEST) -q -m slow || { code=$$?; test $$code -eq 5 && echo "no slow tests" || exit $$code; }
+test-slow: $(STAMP)  ## Run the tests that take more than a few seconds
+	@$(PYTEST) -q -n 2 -m slow || { code=$$?; test $$code -eq 5 && echo "no slow tests" || exit $$code; }
 
 check: $(STAMP)  ## Lint, format, types, layers, doctests
 	@$(BIN)/ruff check --quiet .

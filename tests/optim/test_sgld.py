@@ -115,6 +115,7 @@ def run_chains(R: float, momentum: float, temperature: float = 1.0) -> Tensor:
     return torch.stack([sample["w"] for sample in optimizer.posterior]).reshape(-1, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("momentum", [0.0, 0.8])
 def test_the_posterior_of_a_linear_gaussian_model_is_recovered_as_r_grows(momentum: float) -> None:
     _, mean, covariance = linear_gaussian()

@@ -215,6 +215,7 @@ def test_a_run_with_little_in_it_still_makes_a_page(tmp_path: Path) -> None:
     assert "Nothing on this page is private." in page and "bare: accuracy" in page
 
 
+@pytest.mark.slow
 def test_other_numbers_of_bins_are_drawn_as_they_are(tmp_path: Path) -> None:
     from clipwise.calibration import evaluate
     from tests.report.samples import scores
@@ -226,6 +227,7 @@ def test_other_numbers_of_bins_are_drawn_as_they_are(tmp_path: Path) -> None:
     assert f"ECE {100 * seven.test.ece:.1f} %" in page
 
 
+@pytest.mark.slow
 def test_recalibration_is_shown_beside_the_model_as_trained(tmp_path: Path) -> None:
     after = judged(0, 1.0, resamples=100)
     page = report.write(made_run(recalibrated={"temperature": after}), tmp_path).read_text(encoding="utf-8")
@@ -234,6 +236,7 @@ def test_recalibration_is_shown_beside_the_model_as_trained(tmp_path: Path) -> N
     assert " – ".join(f"{100 * end:.2f}" for end in after.intervals["ece"]) in page
 
 
+@pytest.mark.slow
 def test_a_grid_has_a_heat_map(tmp_path: Path) -> None:
     grid = [made_run(f"{r:g} {lr:g}", r, 1.2, learning_rate=lr, curves=()) for r in (1.0, 10.0) for lr in (0.1, 1.0)]
     report.write(grid, tmp_path)
@@ -245,6 +248,7 @@ def test_regression_has_its_own_page(tmp_path: Path) -> None:
     assert "Do the intervals hold the truth?" in page and "Coverage of 90 %" in page and "RMSE" in page
 
 
+@pytest.mark.slow
 def test_infinite_numbers_are_strict_json(tmp_path: Path) -> None:
     run = made_run()
     report.write(replace(run, test=replace(run.test, nll=float("inf"))), tmp_path)

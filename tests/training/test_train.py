@@ -69,6 +69,7 @@ def test_the_loop_is_the_one_that_a_user_would_write(tmp_path: Path) -> None:
     assert run.guarantees["exact"]["epsilon"] == pytest.approx(cw.epsilon(1.0, cw.Poisson(1_297, 64), 12, 1e-4))
 
 
+@pytest.mark.slow
 def test_the_learning_rate_follows_r_at_the_switch_and_on_empty_batches(tmp_path: Path) -> None:
     clip = "clip={schedule='MixUp', switch_at=0.5, small={rule='Abadi', R=0.5}, large={rule='Abadi', R=4}}"
     trained(tmp_path, clip, "batch_size=1", "steps=30", "optimizer.learning_rate=0.1 / R")
