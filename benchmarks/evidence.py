@@ -32,7 +32,7 @@ NAMES = ("mlp", "mnist_cnn", "vit_tiny", "vit_wide")
 def _private(workload: Workload, model: nn.Module) -> cw.Private:
     plan = cw.Plan(cw.FullBatch(workload.batch_size), STEPS, cw.Abadi(1.0), noise_multiplier=1.0)
     trained = [p for p in model.parameters() if p.requires_grad]
-    return cw.Private(plan, model, torch.optim.SGD(trained, lr=1e-3))
+    return cw.Private(plan, model, torch.optim.SGD(trained, lr=1e-3), own_batches=True)
 
 
 def _timed(private: cw.Private, workload: Workload, model: nn.Module, seed: int, watched: bool) -> float:

@@ -46,7 +46,9 @@ class Projected(Method):
         super().__init__(workload)
         sampling = cw.Poisson(sample_size=1_000 * workload.batch_size, batch_size=workload.batch_size)
         plan = cw.optim.ProjectedPlan(sampling, 1_000, cw.Abadi(CLIP), noise_multiplier=1e6, projections=count)
-        self.private = cw.optim.ProjectedPrivate(plan, self.model, self.optimizer, loss_fn=workload.losses)
+        self.private = cw.optim.ProjectedPrivate(
+            plan, self.model, self.optimizer, loss_fn=workload.losses, own_batches=True
+        )
 
     def step(self, batch: Batch) -> None:
         self.private.step(batch)

@@ -80,7 +80,7 @@ class Clipwise(Method):
             clip=cw.Abadi(CLIP),
             noise_multiplier=NOISE,
         )
-        self.private = cw.Private(plan, self.model, self.optimizer)
+        self.private = cw.Private(plan, self.model, self.optimizer, own_batches=True)
 
     def step(self, batch: Batch) -> None:
         self.private.step(self.losses(batch))

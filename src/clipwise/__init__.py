@@ -53,6 +53,7 @@ if TYPE_CHECKING:
         MissingExtra,
         NotConverged,
         NotSeparable,
+        UnaccountedUpdate,
         UnsupportedNode,
     )
     from clipwise.noise import SecureNormals
@@ -72,7 +73,7 @@ _HOME = {
     "errors": (
         *("AccountingError", "BudgetSpent", "CheckFailed", "CheckpointError", "ClipwiseError", "DataError"),
         *("InvalidConfig", "InvalidLosses", "InvalidPlan", "InvalidSampling", "LedgerError", "MissingExtra"),
-        *("NotConverged", "NotSeparable", "UnsupportedNode"),
+        *("NotConverged", "NotSeparable", "UnaccountedUpdate", "UnsupportedNode"),
     ),
     "noise": ("SecureNormals",),
     "plan": ("Plan",),
@@ -121,6 +122,7 @@ __all__ = [
     "SecureNormals",
     "Shuffled",
     "StepStatistics",
+    "UnaccountedUpdate",
     "UnsupportedNode",
     "check",
     "check_model",

@@ -14,6 +14,7 @@ ClipwiseError
 ├── DataError (ValueError)         a data set or file that is missing, damaged or of the wrong form
 ├── InvalidConfig (ValueError)     a configuration with an unknown key, a wrong value, or two that contradict
 ├── BudgetSpent (RuntimeError)     a step beyond the plan
+├── UnaccountedUpdate (RuntimeError)   an update of a run's weights that clipwise did not make
 ├── NotConverged (RuntimeError)    an eigenvalue iteration or a gradient flow that did not come to an end
 └── MissingExtra (ImportError)     an optional dependency is not installed
 ```
@@ -70,6 +71,10 @@ class InvalidConfig(ClipwiseError, ValueError):
 
 class BudgetSpent(ClipwiseError, RuntimeError):
     """The plan's steps are used up; one more would spend privacy that was not planned."""
+
+
+class UnaccountedUpdate(ClipwiseError, RuntimeError):
+    """An optimizer step or a gradient of a run's parameters that clipwise did not make, and no epsilon covers."""
 
 
 class NotConverged(ClipwiseError, RuntimeError):

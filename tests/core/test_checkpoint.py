@@ -151,7 +151,7 @@ def test_with_own_batches_the_global_generator_is_restored(tmp_path: Path) -> No
         private.step(losses_of(model, X, Y))
 
     model = mlp(dropout=0.5)
-    private = cw.Private(plan(steps=4), model, sgd(model), seed=4)
+    private = cw.Private(plan(steps=4), model, sgd(model), seed=4, own_batches=True)
     step(private, model)
     private.save(tmp_path / "run.ckpt")
     step(private, model)
@@ -166,7 +166,7 @@ def test_an_unseeded_resume_charges_the_steps_begun_since_and_draws_fresh_noise(
     path = tmp_path / "run.ckpt"
     model = mlp()
     optimizer = Recorder(model.parameters())
-    private = cw.Private(plan(steps=10), model, optimizer)
+    private = cw.Private(plan(steps=10), model, optimizer, own_batches=True)
     for step in range(5):
         private.step(torch.zeros(0))
         if step == 1:
@@ -211,7 +211,7 @@ def test_the_charge_is_on_disk_before_the_noise_is_drawn(tmp_path: Path) -> None
             buffer.zero_()
 
     model = mlp()
-    private = cw.Private(plan(), model, sgd(model), noise=Watching())
+    private = cw.Private(plan(), model, sgd(model), noise=Watching(), own_batches=True)
     private.save(path)
     for _ in range(3):
         private.step(torch.zeros(0))
@@ -222,7 +222,7 @@ def test_a_step_that_cannot_be_charged_on_disk_is_not_released(tmp_path: Path) -
     path = tmp_path / "run.ckpt"
     model = mlp()
     optimizer = Recorder(model.parameters())
-    private = cw.Private(plan(), model, optimizer)
+    private = cw.Private(plan(), model, optimizer, own_batches=True)
     private.save(path)
     assert private._journal is not None
     private._journal.close()
@@ -258,7 +258,7 @@ def test_a_checkpoint_that_was_replaced_elsewhere_cannot_be_resumed_without_a_se
     first, second = tmp_path / "first", tmp_path / "second"
     for seed in (None, 0):
         model = mlp()
-        private = cw.Private(plan(), model, sgd(model), seed=seed)
+        private = cw.Private(plan(), model, sgd(model), seed=seed, own_batches=True)
         private.save(first)
         private.step(losses_of(model, X, Y))
         private.save(second)
@@ -275,7 +275,7 @@ def test_a_checkpoint_that_was_replaced_elsewhere_cannot_be_resumed_without_a_se
 def test_a_failed_save_leaves_the_old_file(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "run.ckpt"
     model = mlp()
-    private = cw.Private(plan(), model, sgd(model), seed=0)
+    private = cw.Private(plan(), model, sgd(model), seed=0, own_batches=True)
     private.step(losses_of(model, X, Y))
     private.save(path)
     old = path.read_bytes()
@@ -371,7 +371,7 @@ class Own:
 def test_a_rule_of_ones_own_is_resumed_with_its_plan(tmp_path: Path) -> None:
     p = plan(clip=Own(2.0))
     model = mlp()
-    private = cw.Private(p, model, sgd(model), seed=0)
+    private = cw.Private(p, model, sgd(model), seed=0, own_batches=True)
     private.step(losses_of(model, X, Y))
     private.save(tmp_path / "run.ckpt")
     with pytest.raises(cw.InvalidPlan, match="give the plan itself"):
@@ -385,7 +385,7 @@ def test_the_loops_own_state_goes_along(tmp_path: Path) -> None:
     model = mlp()
     optimizer = sgd(model)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
-    private = cw.Private(plan(), model, optimizer, seed=0)
+    private = cw.Private(plan(), model, optimizer, seed=0, own_batches=True)
     private.step(losses_of(model, X, Y))
     scheduler.step()
     private.save(tmp_path / "run.ckpt", extra={"scheduler": scheduler.state_dict()})
@@ -433,11 +433,11 @@ def test_a_state_dict_survives_json_and_goes_on(tmp_path: Path) -> None:
 
 def test_a_seeded_replay_from_other_weights_is_refused() -> None:
     model = mlp()
-    private = cw.Private(plan(), model, sgd(model), seed=0)
+    private = cw.Private(plan(), model, sgd(model), seed=0, own_batches=True)
     private.step(losses_of(model, X, Y))
     state = private.state_dict()
     other = mlp(seed=8)
-    again = cw.Private(plan(), other, sgd(other), seed=0)
+    again = cw.Private(plan(), other, sgd(other), seed=0, own_batches=True)
     again.load_state_dict(state)
     with pytest.raises(cw.CheckpointError, match="same noise"):
         again.step(losses_of(other, X, Y))
@@ -448,13 +448,13 @@ def test_a_seeded_replay_from_other_weights_is_refused() -> None:
 
 def test_states_that_do_not_fit_are_refused() -> None:
     model = mlp()
-    private = cw.Private(plan(), model, sgd(model), seed=0)
+    private = cw.Private(plan(), model, sgd(model), seed=0, own_batches=True)
     private.step(losses_of(model, X, Y))
     state = private.state_dict()
 
     def fresh(p: cw.Plan | None = None, seed: int | None = 0, model: nn.Module | None = None) -> cw.Private:
         model = model or mlp()
-        return cw.Private(p or plan(), model, sgd(model), seed=seed)
+        return cw.Private(p or plan(), model, sgd(model), seed=seed, own_batches=True)
 
     cases = [
         (private, state, "cannot be forgotten"),

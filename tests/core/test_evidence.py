@@ -54,7 +54,7 @@ def test_a_watched_run_equals_an_unwatched_one_bit_for_bit(monkeypatch: pytest.M
 def test_own_batches_are_checked_when_they_are_watched() -> None:
     x, y = points().tensors
     model = mlp()
-    private = private_of(model, cw.FullBatch(N))
+    private = private_of(model, cw.FullBatch(N), own_batches=True)
     private.step(losses_of(model, x, y))
     assert str(private.checked) == "not checked"
     with private.watch((x, y)):

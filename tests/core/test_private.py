@@ -54,7 +54,7 @@ def test_the_noise_has_the_planned_standard_deviation() -> None:
     model = mlp()
     optimizer = Recorder(model.parameters())
     p = plan(steps=400, noise_multiplier=1.3, clip=cw.Abadi(0.5), sampling=cw.FullBatch(N))
-    private = cw.Private(p, model, optimizer, seed=0)
+    private = cw.Private(p, model, optimizer, seed=0, own_batches=True)
     for _ in range(400):
         private.step(losses_of(model, X, Y) * 0)
     noise = torch.cat([g.reshape(-1) for seen in optimizer.seen for g in seen]).double() * N / (1.3 * 0.5)
@@ -78,8 +78,10 @@ def test_noise_and_clipping_agree_at_every_step_of_a_schedule(clip: Any) -> None
     model = mlp()
     optimizer = Recorder(model.parameters())
     p = plan(steps=8, clip=clip, noise_multiplier=1.5, sampling=cw.FullBatch(1))
-    quiet = cw.Private(plan(steps=8, clip=clip, noise_multiplier=0.0, sampling=cw.FullBatch(1)), model, optimizer)
-    noisy = cw.Private(p, model, optimizer, noise=Constant(1.0))
+    quiet = cw.Private(
+        plan(steps=8, clip=clip, noise_multiplier=0.0, sampling=cw.FullBatch(1)), model, optimizer, own_batches=True
+    )
+    noisy = cw.Private(p, model, optimizer, noise=Constant(1.0), own_batches=True)
     x, y = X[:1], Y[:1] + 1000  # one sample, huge loss: the gradient is clipped for sure
     for step in range(8):
         bound = p.style(step).rule.sensitivity  # type: ignore[union-attr]
@@ -99,7 +101,7 @@ def test_layerwise_noise_keeps_the_noise_multiplier_of_the_whole_vector(noise: A
     optimizer = Recorder(model.parameters())
     rules = {"0": cw.Abadi(3.0), "3": cw.Abadi(4.0)}
     p = plan(clip=cw.Layerwise(rules, noise=noise), noise_multiplier=2.0)
-    cw.Private(p, model, optimizer, noise=Constant(1.0)).step(torch.zeros(0))
+    cw.Private(p, model, optimizer, noise=Constant(1.0), own_batches=True).step(torch.zeros(0))
     stds = [float(g.reshape(-1)[0]) * 10 for g in optimizer.seen[0]]
     assert stds[0] == stds[1] and stds[2] == stds[3]
     if noise == "joint":
@@ -115,7 +117,7 @@ def test_groupwise_noise_goes_to_the_groups_of_the_names() -> None:
     model = mlp()
     optimizer = Recorder(model.parameters())
     clip = cw.Groupwise({"*.bias": cw.Abadi(1.0), "*": cw.Abadi(2.0)}, noise="per_layer")
-    cw.Private(plan(clip=clip), model, optimizer, noise=Constant(1.0)).step(torch.zeros(0))
+    cw.Private(plan(clip=clip), model, optimizer, noise=Constant(1.0), own_batches=True).step(torch.zeros(0))
     stds = [float(g.reshape(-1)[0]) * 10 / math.sqrt(2) for g in optimizer.seen[0]]
     assert stds == pytest.approx([2.0, 1.0, 2.0, 1.0])
 
@@ -125,7 +127,7 @@ def test_groupwise_noise_goes_to_the_groups_of_the_names() -> None:
 def test_no_loss_scale_gets_past_the_bound(rule: Any, scale: float) -> None:
     model = mlp()
     optimizer = Recorder(model.parameters())
-    private = cw.Private(plan(noise_multiplier=0.0, clip=rule), model, optimizer)
+    private = cw.Private(plan(noise_multiplier=0.0, clip=rule), model, optimizer, own_batches=True)
     for i in range(5):
         private.step(losses_of(model, X[i : i + 1], Y[i : i + 1]) * scale)
         norm = math.sqrt(sum(float(g.double().square().sum()) for g in optimizer.seen[-1]))
@@ -135,7 +137,7 @@ def test_no_loss_scale_gets_past_the_bound(rule: Any, scale: float) -> None:
 def test_normalised_gradients_do_not_know_the_loss_scale() -> None:
     model = mlp()
     optimizer = Recorder(model.parameters())
-    private = cw.Private(plan(noise_multiplier=0.0, clip=cw.Normalize()), model, optimizer)
+    private = cw.Private(plan(noise_multiplier=0.0, clip=cw.Normalize()), model, optimizer, own_batches=True)
     private.step(losses_of(model, X, Y))
     private.step(losses_of(model, X, Y) * 2.0**16)
     for a, b in zip(*optimizer.seen, strict=True):
@@ -146,7 +148,7 @@ def test_neighbouring_data_sets_have_the_same_denominator() -> None:
     model = mlp()
     optimizer = Recorder(model.parameters())
     rule = cw.Abadi(0.1)
-    private = cw.Private(plan(noise_multiplier=0.0, clip=rule), model, optimizer)
+    private = cw.Private(plan(noise_multiplier=0.0, clip=rule), model, optimizer, own_batches=True)
     private.step(losses_of(model, X, Y))
     private.step(losses_of(model, X[:-1], Y[:-1]))
     moved = math.sqrt(sum(float((a - b).double().square().sum()) for a, b in zip(*optimizer.seen, strict=True)))
@@ -157,7 +159,7 @@ def test_neighbouring_data_sets_have_the_same_denominator() -> None:
 def test_one_bad_sample_contributes_nothing_and_is_counted(poison: float) -> None:
     model = mlp()
     optimizer = Recorder(model.parameters())
-    private = cw.Private(plan(noise_multiplier=0.0), model, optimizer)
+    private = cw.Private(plan(noise_multiplier=0.0), model, optimizer, own_batches=True)
     x = X.clone()
     x[7] = poison
     good = torch.arange(N) != 7
@@ -173,7 +175,7 @@ def test_one_bad_sample_contributes_nothing_and_is_counted(poison: float) -> Non
 def test_an_empty_batch_is_noise_alone_and_is_charged() -> None:
     model = mlp()
     optimizer = Recorder(model.parameters())
-    private = cw.Private(plan(), model, optimizer, noise=Constant(1.0))
+    private = cw.Private(plan(), model, optimizer, noise=Constant(1.0), own_batches=True)
     assert private.step(torch.zeros(0)) and private.ledger.steps == 1
     for g in optimizer.seen[0]:
         torch.testing.assert_close(g, torch.full_like(g, 0.1))
@@ -183,7 +185,7 @@ def test_an_empty_batch_is_noise_alone_and_is_charged() -> None:
 @pytest.mark.parametrize("sampling", [cw.Shuffled(N, 10), cw.FixedSize(N, 10), cw.Poisson(N, 5, max_batch_size=10)])
 def test_an_own_batch_larger_than_the_plan_says_is_refused(sampling: Any) -> None:
     model = mlp()
-    private = cw.Private(plan(sampling=sampling), model, sgd(model))
+    private = cw.Private(plan(sampling=sampling), model, sgd(model), own_batches=True)
     assert private.step(losses_of(model, X[:10], Y[:10]))
     private.backward(losses_of(model, X[:6], Y[:6]))
     with pytest.raises(cw.InvalidSampling, match="11 samples"):
@@ -194,7 +196,7 @@ def test_an_own_batch_larger_than_the_plan_says_is_refused(sampling: Any) -> Non
 def test_a_model_that_changes_its_precision_goes_on() -> None:
     model = mlp()
     optimizer = Recorder(model.parameters())
-    private = cw.Private(plan(), model, optimizer, seed=0)
+    private = cw.Private(plan(), model, optimizer, seed=0, own_batches=True)
     private.step(losses_of(model, X, Y))
     model.double()
     private.step(losses_of(model, X.double(), Y.double()))
@@ -213,7 +215,7 @@ def test_a_parameter_that_grows_gets_independent_noise_in_every_row() -> None:
             return x @ self.rows.sum(0)
 
     model = Summed()
-    private = cw.Private(plan(), model, sgd(model), seed=0)
+    private = cw.Private(plan(), model, sgd(model), seed=0, own_batches=True)
     x = torch.randn(4, 3)
     private.step(model(x))
     model.rows.data = torch.zeros(5, 3)
@@ -229,7 +231,7 @@ def test_a_parameter_that_grows_gets_independent_noise_in_every_row() -> None:
 def test_backward_gathers_and_step_ends_an_own_logical_batch() -> None:
     model = mlp()
     optimizer = Recorder(model.parameters())
-    private = cw.Private(plan(noise_multiplier=0.0), model, optimizer)
+    private = cw.Private(plan(noise_multiplier=0.0), model, optimizer, own_batches=True)
     private.backward(losses_of(model, X[:5], Y[:5]))
     assert not optimizer.seen and private.ledger.steps == 0 and all(p.grad is None for p in model.parameters())
     private.step(losses_of(model, X[5:9], Y[5:9]))
@@ -243,8 +245,7 @@ def test_backward_gathers_and_step_ends_an_own_logical_batch() -> None:
 def test_the_budget_ends_and_a_further_step_changes_nothing() -> None:
     model = mlp()
     private = cw.Private(plan(steps=2), model, sgd(model), seed=0)
-    for _ in range(2):
-        assert private.step(losses_of(model, X, Y))
+    train(private, model, data())
     before, ledger = weights(model), private.ledger.to_json()
     for spend in (lambda: private.step(losses_of(model, X, Y)), lambda: private.step(), lambda: private.backward(X)):
         with pytest.raises(cw.BudgetSpent, match="all 2 steps"):
@@ -256,10 +257,10 @@ def test_the_budget_ends_and_a_further_step_changes_nothing() -> None:
 def test_an_error_in_the_engine_changes_nothing_and_can_be_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     model = mlp()
     optimizer = Recorder(model.parameters())
-    private = cw.Private(plan(noise_multiplier=0.0), model, optimizer)
-    private.backward(losses_of(model, X[:5], Y[:5]))
     old = torch.ones(4, 3)
     model[0].weight.grad = old  # type: ignore[index, union-attr]
+    private = cw.Private(plan(noise_multiplier=0.0), model, optimizer, own_batches=True)
+    private.backward(losses_of(model, X[:5], Y[:5]))
     losses = losses_of(model, X[5:], Y[5:])
     for bad in (losses.mean(), losses.detach(), model(X), "losses"):
         with pytest.raises(cw.InvalidLosses):
@@ -282,10 +283,10 @@ def fail(*args: object, **kwargs: object) -> Any:
 def test_an_error_after_the_charge_leaves_the_step_charged(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = mlp()
     optimizer = sgd(model)
-    private = cw.Private(plan(), model, optimizer, seed=0)
-    before = weights(model)
     old = torch.ones(4, 3)
     model[0].weight.grad = old  # type: ignore[index, union-attr]
+    private = cw.Private(plan(), model, optimizer, seed=0, own_batches=True)
+    before = weights(model)
     with monkeypatch.context() as patch:
         patch.setattr(
             private._noise if where == "noise" else optimizer, "release" if where == "noise" else "step", fail
@@ -295,7 +296,7 @@ def test_an_error_after_the_charge_leaves_the_step_charged(where: str, monkeypat
     assert private.ledger.steps == private.steps_done == 1
     assert same(before, weights(model)) and model[0].weight.grad is old  # type: ignore[index, union-attr]
     # The sum that was charged is gone: the next step holds its own samples only.
-    assert private._sums is None
+    assert private._batch.sums is None
     private.step(losses_of(model, X, Y))
     assert private.ledger.steps == 2
 
@@ -309,7 +310,7 @@ def test_the_ledger_is_charged_before_the_noise_is_drawn() -> None:
             charged.append(private.ledger.steps)
             super().fill_(buffer, entropy, step, piece)
 
-    private = cw.Private(plan(), model, sgd(model), noise=Watching())
+    private = cw.Private(plan(), model, sgd(model), noise=Watching(), own_batches=True)
     for _ in range(3):
         private.step(losses_of(model, X, Y))
     assert charged == [1, 2, 3]
@@ -317,7 +318,7 @@ def test_the_ledger_is_charged_before_the_noise_is_drawn() -> None:
 
 def test_the_same_losses_cannot_count_twice() -> None:
     model = mlp()
-    private = cw.Private(plan(), model, sgd(model))
+    private = cw.Private(plan(), model, sgd(model), own_batches=True)
     losses = losses_of(model, X[:3], Y[:3])
     private.backward(losses)
     with pytest.raises(cw.InvalidLosses, match="twice"):
@@ -327,11 +328,11 @@ def test_the_same_losses_cannot_count_twice() -> None:
     assert private.last is not None and private.last.batch_size == 5
 
 
-def test_a_gradient_left_by_the_user_is_replaced_not_added_to() -> None:
+def test_a_gradient_from_before_the_run_is_replaced_not_added_to() -> None:
     model = mlp()
     optimizer = Recorder(model.parameters())
-    private = cw.Private(plan(noise_multiplier=0.0), model, optimizer)
     losses_of(model, X, Y).sum().backward()
+    private = cw.Private(plan(noise_multiplier=0.0), model, optimizer, own_batches=True)
     private.step(losses_of(model, X[:3], Y[:3]))
     for got, want in zip(optimizer.seen[0], loop_sum(model, X[:3], Y[:3], cw.Abadi(1.0)), strict=True):
         torch.testing.assert_close(got, want / 10)
@@ -339,7 +340,7 @@ def test_a_gradient_left_by_the_user_is_replaced_not_added_to() -> None:
 
 def test_nothing_is_left_on_the_model() -> None:
     model = mlp()
-    private = cw.Private(plan(), model, sgd(model))
+    private = cw.Private(plan(), model, sgd(model), own_batches=True)
     before = {name: set(vars(m)) for name, m in model.named_modules()}, list(model.state_dict())
     private.step(losses_of(model, X, Y))
     with pytest.raises(cw.InvalidLosses):
@@ -369,7 +370,7 @@ def test_the_same_noise_never_comes_back() -> None:
     model = mlp()
     for seed in (None, 0):
         optimizer = Recorder(model.parameters())
-        private = cw.Private(plan(steps=20), model, optimizer, seed=seed)
+        private = cw.Private(plan(steps=20), model, optimizer, seed=seed, own_batches=True)
         for _ in range(20):
             private.step(torch.zeros(0))
         noise = torch.stack([torch.cat([g.reshape(-1) for g in seen]) for seen in optimizer.seen])
@@ -389,7 +390,7 @@ def test_two_parameters_with_one_gradient_get_independent_noise() -> None:
 
     model = TwoBiases()
     optimizer = Recorder(model.parameters())
-    private = cw.Private(plan(), model, optimizer, seed=0)
+    private = cw.Private(plan(), model, optimizer, seed=0, own_batches=True)
     private.step(model(torch.randn(5, 50)))
     a, b = optimizer.seen[0]
     assert abs(float(torch.corrcoef(torch.stack([a, b]))[0, 1])) < 0.6
@@ -406,7 +407,7 @@ def test_aliased_gradients_of_an_engine_are_kept_apart(monkeypatch: pytest.Monke
         squared = dict.fromkeys(gradients, losses.detach().square())
         return cw.Clipped(gradients, losses.detach(), losses.detach(), losses.detach().bool(), squared)
 
-    private = cw.Private(plan(clip=cw.Abadi(1.0)), model, optimizer, seed=0)
+    private = cw.Private(plan(clip=cw.Abadi(1.0)), model, optimizer, seed=0, own_batches=True)
     monkeypatch.setattr(private, "_clip", aliasing)
     private.step(model(X).sum(1))
     values = torch.cat([g.reshape(-1) for g in optimizer.seen[0]])
@@ -416,9 +417,9 @@ def test_aliased_gradients_of_an_engine_are_kept_apart(monkeypatch: pytest.Monke
 def test_half_precision_sums_and_noise_are_made_in_float32() -> None:
     model = mlp().to(torch.bfloat16)
     optimizer = Recorder(model.parameters())
-    private = cw.Private(plan(clip=cw.Abadi(1e-3)), model, optimizer, noise=Constant(1.0))
+    private = cw.Private(plan(clip=cw.Abadi(1e-3)), model, optimizer, noise=Constant(1.0), own_batches=True)
     private.backward(losses_of(model, X.bfloat16(), Y.bfloat16()))
-    assert private._sums is not None and all(s.dtype == torch.float32 for s in private._sums)
+    assert private._batch.sums is not None and all(s.dtype == torch.float32 for s in private._batch.sums)
     private.step()
     assert all(g.dtype == torch.bfloat16 for g in optimizer.seen[0])
 
@@ -440,7 +441,7 @@ OPTIMIZERS: dict[str, Any] = {
 def test_every_optimizer_sees_the_private_gradient(name: str) -> None:
     ours, theirs = mlp(), mlp()
     optimizer, reference = OPTIMIZERS[name](ours.parameters()), OPTIMIZERS[name](theirs.parameters())
-    private = cw.Private(plan(noise_multiplier=0.0), ours, optimizer)
+    private = cw.Private(plan(noise_multiplier=0.0), ours, optimizer, own_batches=True)
     for _ in range(3):
         private.step(losses_of(ours, X, Y))
         for p, g in zip(theirs.parameters(), loop_sum(theirs, X, Y, cw.Abadi(1.0)), strict=True):
@@ -486,7 +487,7 @@ def test_parameter_groups_and_tied_weights() -> None:
 
     model = Tied()
     groups = [{"params": [model.a.weight], "lr": 0.5}, {"params": [model.a.bias, model.b.bias]}]
-    private = cw.Private(plan(noise_multiplier=0.0), model, torch.optim.SGD(groups, lr=0.1))
+    private = cw.Private(plan(noise_multiplier=0.0), model, torch.optim.SGD(groups, lr=0.1), own_batches=True)
     before = weights(model)
     private.step(model(X))
     assert all(not torch.equal(before[k], v) for k, v in weights(model).items())
@@ -496,7 +497,7 @@ def test_parameter_groups_and_tied_weights() -> None:
 def test_frozen_parameters_stay_and_can_be_unfrozen_between_steps() -> None:
     model = mlp()
     model[0].requires_grad_(False)  # type: ignore[index]
-    private = cw.Private(plan(), model, sgd(model))
+    private = cw.Private(plan(), model, sgd(model), own_batches=True)
     before = weights(model)
     private.step(losses_of(model, X, Y))
     after = weights(model)
@@ -514,7 +515,7 @@ def test_parameters_and_gradients_cannot_slip_in_beside_the_step() -> None:
     model = mlp()
     model[0].requires_grad_(False)  # type: ignore[index]
     optimizer = sgd(model)
-    private = cw.Private(plan(), model, optimizer)
+    private = cw.Private(plan(), model, optimizer, own_batches=True)
     model[0].weight.grad = torch.ones(4, 3)  # type: ignore[index, union-attr]
     with pytest.raises(cw.InvalidPlan, match=r"frozen parameter '0\.weight' has a gradient"):
         private.step(losses_of(model, X, Y))
@@ -547,7 +548,7 @@ class Normed(nn.Module):
 )
 def test_layers_that_mix_or_keep_statistics_are_refused_at_every_step(norm: nn.Module) -> None:
     model = Normed(norm)
-    private = cw.Private(plan(), model, sgd(model))
+    private = cw.Private(plan(), model, sgd(model), own_batches=True)
     model.train(norm.training)
     with pytest.raises(cw.NotSeparable, match="norm"):
         private.step(model.conv(X.unsqueeze(1)).sum((1, 2)))
@@ -556,7 +557,7 @@ def test_layers_that_mix_or_keep_statistics_are_refused_at_every_step(norm: nn.M
 
 def test_batch_norm_in_eval_mode_works_until_it_is_switched_on() -> None:
     model = Normed(nn.BatchNorm1d(2))
-    private = cw.Private(plan(), model, sgd(model))
+    private = cw.Private(plan(), model, sgd(model), own_batches=True)
     model.norm.eval()
     assert private.step(model(X))
     model.train()
@@ -579,10 +580,10 @@ def test_a_layer_that_is_replaced_between_loops_is_looked_at_again() -> None:
 def test_a_plan_without_noise_is_refused_and_one_with_zero_noise_says_infinite() -> None:
     model = mlp()
     with pytest.raises(cw.InvalidPlan, match="calibrate"):
-        cw.Private(plan(noise_multiplier=None), model, sgd(model))
+        cw.Private(plan(noise_multiplier=None), model, sgd(model), own_batches=True)
     with pytest.raises(cw.InvalidPlan, match=r"clipwise\.Plan"):
-        cw.Private({"steps": 3}, model, sgd(model))  # type: ignore[arg-type]
-    private = cw.Private(plan(noise_multiplier=0.0, clip=cw.NoClip()), model, sgd(model))
+        cw.Private({"steps": 3}, model, sgd(model), own_batches=True)  # type: ignore[arg-type]
+    private = cw.Private(plan(noise_multiplier=0.0, clip=cw.NoClip()), model, sgd(model), own_batches=True)
     private.step(losses_of(model, X, Y))
     assert private.epsilon(delta=1e-5) == math.inf
 
@@ -594,7 +595,7 @@ def test_a_schedule_that_turns_unbounded_is_stopped_before_the_release() -> None
             return cw.Flat(cw.Abadi(1.0) if step < 1 else cw.NoClip())
 
     model = mlp()
-    private = cw.Private(plan(clip=Late()), model, sgd(model))
+    private = cw.Private(plan(clip=Late()), model, sgd(model), own_batches=True)
     private.step(losses_of(model, X, Y))
     with pytest.raises(cw.InvalidPlan, match="does not bound"):
         private.step(losses_of(model, X, Y))
@@ -603,7 +604,7 @@ def test_a_schedule_that_turns_unbounded_is_stopped_before_the_release() -> None
 
 def test_statistics_of_the_last_step() -> None:
     model = mlp()
-    private = cw.Private(plan(clip=cw.Abadi(0.5)), model, sgd(model, lr=0.0))
+    private = cw.Private(plan(clip=cw.Abadi(0.5)), model, sgd(model, lr=0.0), own_batches=True)
     assert private.last is None
     norms = cw.per_sample_norms(losses_of(model, X, Y), model.parameters())
     private.backward(losses_of(model, X[:10], Y[:10]))
@@ -620,7 +621,7 @@ def test_statistics_of_the_last_step() -> None:
 @pytest.mark.parametrize("clip", [cw.Flat(cw.Abadi(0.5)), cw.Layerwise(cw.Abadi(0.1))], ids=["flat", "layerwise"])
 def test_the_statistics_of_each_layer_are_those_of_its_own_gradients(clip: Any, size: int) -> None:
     model = mlp()
-    private = cw.Private(plan(clip=clip, noise_multiplier=0.0), model, sgd(model))
+    private = cw.Private(plan(clip=clip, noise_multiplier=0.0), model, sgd(model), own_batches=True)
     gradients = cw.per_sample_gradients(losses_of(model, X[:size], Y[:size]), dict(model.named_parameters()))
     private.step(losses_of(model, X[:size], Y[:size]))
     assert private.last is not None
@@ -640,7 +641,7 @@ def test_the_statistics_of_each_layer_are_those_of_its_own_gradients(clip: Any, 
 
 def test_epsilon_is_of_the_steps_made() -> None:
     model = mlp()
-    private = cw.Private(plan(sampling=cw.FullBatch(N), noise_multiplier=5.0), model, sgd(model))
+    private = cw.Private(plan(sampling=cw.FullBatch(N), noise_multiplier=5.0), model, sgd(model), own_batches=True)
     assert private.epsilon(delta=1e-5) == 0
     private.step(losses_of(model, X, Y))
     one = private.epsilon(delta=1e-5)
@@ -659,7 +660,7 @@ def test_a_run_cannot_be_copied_or_pickled() -> None:
 def test_a_schedulers_order_warning_stays_away() -> None:
     model = mlp()
     optimizer = sgd(model)
-    private = cw.Private(plan(), model, optimizer)
+    private = cw.Private(plan(), model, optimizer, own_batches=True)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
     assert private.step(losses_of(model, X, Y))
     scheduler.step()

@@ -41,7 +41,7 @@ CHANGES: dict[str, Change] = {
 @pytest.mark.parametrize("through_loader", [True, False], ids=["loader", "own_batches"])
 def test_a_change_that_the_optimizer_does_not_know_is_refused(change: Change, through_loader: bool) -> None:
     model = mlp()
-    private = cw.Private(plan(), model, sgd(model), seed=0)
+    private = cw.Private(plan(), model, sgd(model), seed=0, own_batches=not through_loader)
     x, y = data().tensors
     batches = private.loader(data()) if through_loader else ((x[:8], y[:8]) for _ in range(6))
     for number, (x, y) in enumerate(batches):
@@ -57,7 +57,7 @@ def test_a_change_that_the_optimizer_does_not_know_is_refused(change: Change, th
 def test_a_change_that_the_optimizer_knows_is_trained() -> None:
     model = mlp()
     optimizer = sgd(model)
-    private = cw.Private(plan(), model, optimizer, seed=0)
+    private = cw.Private(plan(), model, optimizer, seed=0, own_batches=True)
     x, y = data().tensors
     private.step(losses_of(model, x[:8], y[:8]))
     new_weight(model)
@@ -69,7 +69,7 @@ def test_a_change_that_the_optimizer_knows_is_trained() -> None:
 
 def test_a_change_within_a_logical_batch_is_refused() -> None:
     model = mlp()
-    private = cw.Private(plan(), model, sgd(model), seed=0)
+    private = cw.Private(plan(), model, sgd(model), seed=0, own_batches=True)
     x, y = data().tensors
     private.backward(losses_of(model, x[:4], y[:4]))
     new_weight(model)
@@ -99,7 +99,7 @@ def test_a_number_as_a_parameter_and_one_sample() -> None:
     """The gradient of a 0-dim parameter once had shape [1] for a batch of one, found only after the charge."""
     model = mlp()
     model.register_parameter("scale", nn.Parameter(torch.ones(())))
-    private = cw.Private(plan(), model, sgd(model), seed=0)
+    private = cw.Private(plan(), model, sgd(model), seed=0, own_batches=True)
     x, y = data().tensors
     for size in (1, 3, 1):
         private.step(losses_of(model, x[:size], y[:size]) * model.scale)  # type: ignore[operator]

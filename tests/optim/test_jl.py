@@ -133,7 +133,9 @@ def test_tied_weights_are_one_direction() -> None:
 
 def test_no_backward_pass_is_made_for_the_norms(monkeypatch: pytest.MonkeyPatch) -> None:
     model, calls = network(), []
-    private = ProjectedPrivate(plan_of(sampling=cw.FullBatch(N)), model, sgd(model), loss_fn=loss_fn, seed=0)
+    private = ProjectedPrivate(
+        plan_of(sampling=cw.FullBatch(N)), model, sgd(model), loss_fn=loss_fn, seed=0, own_batches=True
+    )
     private.step(data().tensors)  # the first batch is checked
     grad = torch.autograd.grad
     monkeypatch.setattr(torch.autograd, "grad", lambda *args, **kwargs: calls.append(1) or grad(*args, **kwargs))
@@ -145,7 +147,7 @@ def test_the_norm_is_that_of_the_gradient_with_the_same_dropout_mask() -> None:
     model = network(dropout=0.5)
     recorder = Recorder(model.parameters())
     plan = plan_of(sampling=cw.FullBatch(1), clip=cw.Normalize(1.0), noise_multiplier=0.0, projections=400, steps=4)
-    private = ProjectedPrivate(plan, model, recorder, loss_fn=loss_fn, seed=0)
+    private = ProjectedPrivate(plan, model, recorder, loss_fn=loss_fn, seed=0, own_batches=True)
     for i in range(4):
         torch.manual_seed(i)
         private.step([column[:1] for column in data().tensors])
@@ -172,7 +174,7 @@ def test_buffers_move_once_a_step() -> None:
 
     model = Counting()
     plan = plan_of(sampling=cw.FullBatch(N))
-    private = ProjectedPrivate(plan, model, sgd(model), loss_fn=loss_fn)
+    private = ProjectedPrivate(plan, model, sgd(model), loss_fn=loss_fn, own_batches=True)
     private.step(data().tensors)
     assert int(model.calls) == 1
 
@@ -181,7 +183,7 @@ def test_samples_that_are_not_finite_contribute_nothing() -> None:
     model, source = network(), Remembered()
     recorder = Recorder(model.parameters())
     plan = plan_of(sampling=cw.FullBatch(N), noise_multiplier=0.0, steps=3, projections=20)
-    private = ProjectedPrivate(plan, model, recorder, loss_fn=loss_fn, seed=0, noise=source)
+    private = ProjectedPrivate(plan, model, recorder, loss_fn=loss_fn, seed=0, noise=source, own_batches=True)
     x, y = data().tensors
     private.step([x, y])
     broken, others = x.clone(), [i for i in range(N) if i not in (2, 5)]
@@ -201,7 +203,7 @@ def test_the_first_batch_may_hold_samples_that_are_not_finite(broken: int) -> No
     model = network(dropout=0.5)
     recorder = Recorder(model.parameters())
     plan = plan_of(sampling=cw.FullBatch(N), noise_multiplier=0.0, steps=2, projections=300)
-    private = ProjectedPrivate(plan, model, recorder, loss_fn=loss_fn, seed=0)
+    private = ProjectedPrivate(plan, model, recorder, loss_fn=loss_fn, seed=0, own_batches=True)
     x, y = (column.clone() for column in data().tensors)
     x[:broken] = torch.nan
     private.step([x, y])
@@ -216,7 +218,7 @@ def test_losses_that_see_other_samples_are_refused_beside_a_sample_that_is_not_f
 
     model = network()
     plan = plan_of(sampling=cw.FullBatch(N), noise_multiplier=0.0, steps=2, projections=20)
-    private = ProjectedPrivate(plan, model, sgd(model), loss_fn=mixing)
+    private = ProjectedPrivate(plan, model, sgd(model), loss_fn=mixing, own_batches=True)
     x, y = (column.clone() for column in data().tensors)
     x[0] = torch.nan
     with pytest.raises(cw.NotSeparable):
@@ -242,7 +244,7 @@ def test_losses_that_change_from_call_to_call_are_refused() -> None:
         return loss_fn(model, batch) * (1 + torch.rand((), generator=own))
 
     model = network()
-    private = ProjectedPrivate(plan_of(sampling=cw.FullBatch(2)), model, sgd(model), loss_fn=wavering)
+    private = ProjectedPrivate(plan_of(sampling=cw.FullBatch(2)), model, sgd(model), loss_fn=wavering, own_batches=True)
     with pytest.raises(InvalidLosses, match="other losses when it was called again"):
         private.step([column[:2] for column in data().tensors])
     assert private.steps_done == 0 and not private.ledger.events
@@ -260,7 +262,7 @@ def test_losses_that_change_from_call_to_call_are_refused() -> None:
 )
 def test_losses_that_have_no_norms_to_estimate(function: Any, error: type[Exception], message: str) -> None:
     model = network()
-    private = ProjectedPrivate(plan_of(sampling=cw.FullBatch(N)), model, sgd(model), loss_fn=function)
+    private = ProjectedPrivate(plan_of(sampling=cw.FullBatch(N)), model, sgd(model), loss_fn=function, own_batches=True)
     before = flat(model)
     with pytest.raises(error, match=message):
         private.step(data().tensors)
@@ -270,7 +272,7 @@ def test_losses_that_have_no_norms_to_estimate(function: Any, error: type[Except
 
 def test_the_losses_themselves_are_refused() -> None:
     model = network()
-    private = ProjectedPrivate(plan_of(sampling=cw.FullBatch(N)), model, sgd(model), loss_fn=loss_fn)
+    private = ProjectedPrivate(plan_of(sampling=cw.FullBatch(N)), model, sgd(model), loss_fn=loss_fn, own_batches=True)
     with pytest.raises(InvalidLosses, match="takes the batch"):
         private.step(loss_fn(model, data().tensors))
 
@@ -336,12 +338,12 @@ def test_a_seeded_run_resumes_to_the_same_weights(tmp_path: Path) -> None:
 
 def test_interrupted_steps_stay_charged_as_what_they_were(tmp_path: Path) -> None:
     model = network()
-    private = ProjectedPrivate(plan_of(sampling=cw.FullBatch(N)), model, sgd(model), loss_fn=loss_fn)
+    private = ProjectedPrivate(plan_of(sampling=cw.FullBatch(N)), model, sgd(model), loss_fn=loss_fn, own_batches=True)
     private.save(tmp_path / "run.ckpt")
     private.step(data().tensors)
     model = network()
     private = ProjectedPrivate.resume(tmp_path / "run.ckpt", model, sgd(model), loss_fn=loss_fn)
-    assert private.ledger.events == (ProjectedSteps(cw.FullBatch(N), 5.0, 60, 1, "interrupted"),)
+    assert private.ledger.events == (ProjectedSteps(cw.FullBatch(N), 5.0, 60, 1, "interrupted", own_batches=True),)
 
 
 def test_directions_are_fresh_without_a_seed() -> None:

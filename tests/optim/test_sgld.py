@@ -142,7 +142,9 @@ def test_every_style_gives_every_weight_the_same_noise(clip: Any) -> None:
     model, source = network(), Remembered()
     chain = chain_of(clip=clip, sampling=cw.FullBatch(N), temperature=50.0)
     before = flat(model)
-    private = cw.Private(chain.plan(model), model, LangevinOptimizer(model, chain), seed=0, noise=source)
+    private = cw.Private(
+        chain.plan(model), model, LangevinOptimizer(model, chain), seed=0, noise=source, own_batches=True
+    )
     private.step(loss_fn(model, data().tensors) * 0)
     spread = (flat(model) - before) / source.noise(0, 0)
     torch.testing.assert_close(spread, torch.full_like(spread, -math.sqrt(2 * 0.02 * 50.0 / N)))
@@ -281,7 +283,7 @@ def test_layerwise_noise_needs_the_model() -> None:
 def test_a_scheduler_that_would_change_the_temperature_is_noticed() -> None:
     model, chain = network(), chain_of(sampling=cw.FullBatch(N), temperature=100.0)
     optimizer = LangevinOptimizer(model, chain)
-    private = cw.Private(chain.plan(), model, optimizer, seed=0)
+    private = cw.Private(chain.plan(), model, optimizer, seed=0, own_batches=True)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
     private.step(loss_fn(model, data().tensors))
     scheduler.step()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, TypeAlias
 
 from clipwise.errors import AccountingError, ClipwiseError, LedgerError
@@ -48,6 +48,11 @@ def _check_reason(reason: object) -> None:
         raise AccountingError(f"reason must be a text, got {reason!r}.")
 
 
+def _check_flag(name: str, flag: object) -> None:
+    if not isinstance(flag, bool):
+        raise AccountingError(f"{name} must be True or False, got {flag!r}.")
+
+
 def _check_sampling(sampling: object) -> None:
     if not isinstance(sampling, (Poisson, FullBatch, Shuffled, FixedSize)):
         raise AccountingError(
@@ -63,7 +68,8 @@ class GaussianSteps:
     """`steps` optimizer steps, each a noisy clipped sum over a batch drawn by `sampling`.
 
     `noise_multiplier` is the noise's standard deviation over the joint sensitivity of one sample. A schedule (of
-    noise, of rate, of clipping) is a sequence of such events; `reason` says why they happened.
+    noise, of rate, of clipping) is a sequence of such events; `reason` says why they happened. `own_batches`: the
+    caller drew the batches, and declares that they follow `sampling`.
 
     >>> from clipwise.sampling import Poisson
     >>> GaussianSteps(Poisson(60_000, 256), noise_multiplier=1.1, steps=14_040).count
@@ -74,12 +80,14 @@ class GaussianSteps:
     noise_multiplier: float
     steps: int = 1
     reason: str = "training"
+    own_batches: bool = False
 
     def __post_init__(self) -> None:
         _check_sampling(self.sampling)
         _check_noise(self.noise_multiplier)
         _check_count("steps", self.steps)
         _check_reason(self.reason)
+        _check_flag("own_batches", self.own_batches)
 
     @property
     def count(self) -> int:
@@ -93,7 +101,7 @@ class GaussianSteps:
 
     def repeated(self, count: int) -> GaussianSteps:
         """The same steps, `count` of them."""
-        return GaussianSteps(self.sampling, self.noise_multiplier, count, self.reason)
+        return GaussianSteps(self.sampling, self.noise_multiplier, count, self.reason, self.own_batches)
 
     def same_mechanism(self, other: object) -> bool:
         """Whether `other` differs at most in its number of steps."""
@@ -102,6 +110,7 @@ class GaussianSteps:
             and self.noise_multiplier == other.noise_multiplier
             and (self.sampling is other.sampling or self.sampling == other.sampling)
             and self.reason == other.reason
+            and self.own_batches == other.own_batches
         )
 
 
@@ -122,6 +131,7 @@ class ProjectedSteps:
     projections: int
     steps: int = 1
     reason: str = "training"
+    own_batches: bool = False
 
     def __post_init__(self) -> None:
         _check_sampling(self.sampling)
@@ -129,6 +139,7 @@ class ProjectedSteps:
         _check_count("projections", self.projections)
         _check_count("steps", self.steps)
         _check_reason(self.reason)
+        _check_flag("own_batches", self.own_batches)
         if isinstance(self.sampling, Poisson) and self.sampling.max_batch_size is not None:
             raise AccountingError(
                 "estimated norms have no proof for batches that are cut: leave max_batch_size out, or use exact norms."
@@ -146,7 +157,7 @@ class ProjectedSteps:
 
     def repeated(self, count: int) -> ProjectedSteps:
         """The same steps, `count` of them."""
-        return ProjectedSteps(self.sampling, self.noise_multiplier, self.projections, count, self.reason)
+        return replace(self, steps=count)
 
     def same_mechanism(self, other: object) -> bool:
         """Whether `other` differs at most in its number of steps."""
@@ -211,8 +222,7 @@ class PrivateCalibration:
         _check_noise(self.noise_multiplier)
         _check_count("releases", self.releases)
         _check_reason(self.reason)
-        if not isinstance(self.disjoint, bool):
-            raise AccountingError(f"disjoint must be True or False, got {self.disjoint!r}.")
+        _check_flag("disjoint", self.disjoint)
 
     @property
     def count(self) -> int:
@@ -242,6 +252,8 @@ _KINDS: dict[str, type[Any]] = {
     "private_calibration": PrivateCalibration,
 }
 
+_ONLY_IF_TRUE = {"own_batches"}  # left out otherwise, so that a ledger reads as it did before there was the field
+
 
 def _encode_value(value: Any) -> Any:
     for name, kind in _SAMPLINGS.items():
@@ -261,10 +273,10 @@ def _build(kinds: Mapping[str, type[Any]], record: Mapping[str, Any], what: str)
     if kind is None:
         raise LedgerError(f"Unknown {what} {record.get('kind')!r}; known are {', '.join(kinds)}.")
     names = {f.name for f in fields(kind)}
-    if set(record) - {"kind"} != names:
+    if (set(record) - {"kind"}) | (names & _ONLY_IF_TRUE) != names:
         raise LedgerError(f"A {record['kind']} has the fields {sorted(names)}, got {sorted(set(record) - {'kind'})}.")
     try:
-        return kind(**{name: _decode_value(record[name]) for name in names})
+        return kind(**{name: _decode_value(record[name]) for name in names if name in record})
     except LedgerError:
         raise
     except ClipwiseError as error:
@@ -279,7 +291,8 @@ def encode(event: Event) -> dict[str, Any]:
     """
     for name, kind in _KINDS.items():
         if type(event) is kind:
-            return {"kind": name, **{f.name: _encode_value(getattr(event, f.name)) for f in fields(kind)}}
+            values = {f.name: _encode_value(getattr(event, f.name)) for f in fields(kind)}
+            return {"kind": name, **{key: value for key, value in values.items() if value or key not in _ONLY_IF_TRUE}}
     raise LedgerError(f"Only events can go on a ledger ({', '.join(k.__name__ for k in _KINDS.values())}): {event!r}.")
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from clipwise.accounting.events import Event, PrivateCalibration, ProjectedSteps
+from clipwise.accounting.events import Event, GaussianSteps, PrivateCalibration, ProjectedSteps
 from clipwise.accounting.laws import Composition, Law, fixed_size, gaussian, poisson, truncated_poisson
 from clipwise.errors import AccountingError
 from clipwise.sampling import FixedSize, FullBatch, Poisson, Sampling, Shuffled
@@ -31,6 +31,10 @@ _GROUP_LIMIT = 1_000
 LEAST_NOISE = 0.01
 """Below this noise multiplier a run counts as not private: epsilon would be in the tens of thousands."""
 
+OWN_BATCHES = (
+    "The batches were not drawn by private.loader but by the caller (own_batches=True). That they follow the sampling "
+    "that is accounted for, each record at most once in a batch, is declared and not checked."
+)
 
 LEAST_DELTA = 1e-20
 """Below, components of mixtures that are left out as impossible would count."""
@@ -99,6 +103,7 @@ def pose(events: Iterable[Event], relation: Relation = "add_remove", group: int 
         )
     schemes = [_sampling(event) for event in events]
     relation, warnings = _meaningful_relation(schemes, relation)
+    own = any(_own_batches(event) for event in events)
     private = all(event.noise_multiplier >= LEAST_NOISE for event in events)
     sizes = [scheme.sample_size for scheme in schemes if scheme is not None]
     upper, lower = _directions(events, relation, group) if private else ((), None)
@@ -109,11 +114,11 @@ def pose(events: Iterable[Event], relation: Relation = "add_remove", group: int 
         events=events,
         relation=relation,
         unit=units.pop(),
-        sampling=_describe(schemes),
+        sampling=_describe(schemes) + (", in batches that the caller drew" if own else ""),
         group=group,
         private=private,
         sample_size=min(sizes) if sizes else None,
-        warnings=warnings,
+        warnings=(*warnings, OWN_BATCHES) if own else warnings,
     )
 
 
@@ -128,6 +133,10 @@ def _merged(events: Iterable[Event]) -> tuple[Event, ...]:
         else:
             found.append(event)
     return tuple(found)
+
+
+def _own_batches(event: Event) -> bool:
+    return isinstance(event, (GaussianSteps, ProjectedSteps)) and event.own_batches
 
 
 def _sampling(event: Event) -> Sampling | None:

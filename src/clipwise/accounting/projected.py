@@ -112,7 +112,7 @@ def _at_reduced_noise(events: Sequence[Event], failure: float) -> tuple[Event, .
         if isinstance(event, ProjectedSteps):
             noise = event.noise_multiplier * noise_kept(event.projections, failure)
             noise = noise if noise >= _LEAST_NOISE else 0.0
-            found.append(GaussianSteps(event.sampling, noise, event.steps, event.reason))
+            found.append(GaussianSteps(event.sampling, noise, event.steps, event.reason, event.own_batches))
         else:
             found.append(event)
     return tuple(found)

@@ -136,7 +136,7 @@ class ProjectedPrivate(Private):
     ...     done = private.step(batch)
     >>> private.ledger.events
     (ProjectedSteps(sampling=Poisson(sample_size=100, batch_size=10, max_batch_size=None), noise_multiplier=2.0,
-    projections=100, steps=5, reason='training'),)
+    projections=100, steps=5, reason='training', own_batches=False),)
     """
 
     def __init__(
@@ -149,6 +149,7 @@ class ProjectedPrivate(Private):
         seed: int | None = None,
         noise: Normals | None = None,
         constants: Constants = (),
+        own_batches: bool = False,
     ) -> None:
         if not isinstance(plan, ProjectedPlan):
             raise InvalidPlan(
@@ -158,7 +159,7 @@ class ProjectedPrivate(Private):
         if not callable(loss_fn):
             raise InvalidPlan("ProjectedPrivate needs loss_fn=..., a function of (model, batch) to differentiate.")
         self._count, self._function, self._checked = plan.projections, loss_fn, False
-        super().__init__(plan, model, optimizer, seed=seed, noise=noise, constants=constants)
+        super().__init__(plan, model, optimizer, seed=seed, noise=noise, constants=constants, own_batches=own_batches)
         if plan.noise_multiplier:
             refuse_vacuous(
                 plan.events(),
@@ -209,7 +210,7 @@ class ProjectedPrivate(Private):
 
     def _numbered_from(self) -> int:
         """The first direction of this physical batch: no two batches of a run share one."""
-        return (self._done << _PART_BITS | len(self._gathered)) << _PROJECTION_BITS
+        return (self._done << _PART_BITS | len(self._batch.parts)) << _PROJECTION_BITS
 
     def _check_once(self, batch: Any, bad: Tensor) -> None:
         """`check_model`, on the finite samples of the first batch that has enough of them."""

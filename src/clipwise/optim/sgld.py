@@ -202,7 +202,7 @@ class LangevinOptimizer(Optimizer):
     >>> model = nn.Linear(2, 1)
     >>> chain = Langevin(cw.FullBatch(4), 6, cw.Abadi(1.0), learning_rate=0.01, burn_in=2, thin=2)
     >>> optimizer = LangevinOptimizer(model, chain)
-    >>> private = cw.Private(chain.plan(), model, optimizer)
+    >>> private = cw.Private(chain.plan(), model, optimizer, own_batches=True)
     >>> for _ in range(6):
     ...     done = private.step(model(torch.ones(4, 2)).squeeze(1).square())
     >>> len(optimizer.posterior)

@@ -18,6 +18,7 @@ from clipwise.errors import InvalidPlan, NotSeparable, UnsupportedNode
 
 __all__ = ["Fit"]
 
+_WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule")
 _VALUES = methodcaller("values")
 _REFUSED = {
     "LBFGS": "it evaluates the gradient several times within one step, and each time would be one more release",
@@ -46,6 +47,7 @@ class Fit:
             raise InvalidPlan(f"model must be a torch.nn.Module, got {type(model).__name__}.")
         _check_optimizer(optimizer)
         _check_not_compiled(model)
+        _check_not_distributed(model)
         named = list(model.named_parameters())  # tied parameters once, under their first name
         known = {id(p): name for name, p in named}
         _check_embeddings(model)
@@ -119,6 +121,17 @@ def _check_not_compiled(model: nn.Module) -> None:
             raise UnsupportedNode(
                 f"{name or 'the model'} is compiled (torch.compile): a compiled graph hides where its parameters are "
                 "used. Give the model as it was before torch.compile, or build it without module.compile()."
+            )
+
+
+def _check_not_distributed(model: nn.Module) -> None:
+    """Refuse wrappers that spread a model over ranks: what the other ranks add is neither clipped nor known here."""
+    for name, module in model.named_modules():
+        wrapper = next((kind.__name__ for kind in type(module).__mro__ if kind.__name__ in _WRAPPERS), None)
+        if wrapper is not None:
+            raise InvalidPlan(
+                f"{name or 'the model'} is wrapped for several ranks ({wrapper}). Private runs in one process: give it "
+                "the bare model (model.module), and its parameters to the optimizer."
             )
 
 

@@ -18,7 +18,7 @@ from clipwise.errors import DataError, InvalidLosses, InvalidSampling
 from clipwise.noise import Entropy
 from clipwise.private.evidence.collate import unchanged_generators
 from clipwise.private.evidence.records import Again, magnitude, scaled
-from clipwise.sampling import Draws, split
+from clipwise.sampling import Draws, Sampling, split
 
 __all__ = ["Loader", "Part", "fingerprint"]
 
@@ -46,19 +46,23 @@ class Host(Protocol):
         """Steps on the ledger."""
         ...
 
-    def _open_loader(self) -> int:
+    def open(self) -> int:
         """Begin an iteration: drop an unfinished logical batch, end older iterations."""
         ...
 
-    def _offer(self, iteration: int, part: Part, batch: Any, again: Again) -> None:
+    def offer(self, iteration: int, part: Part, batch: Any, again: Again) -> None:
         """The next losses belong to this part. `again` makes its batch once more, of other records."""
         ...
 
-    def _leave_watch(self, iteration: int) -> None:
+    def leave_batch(self, iteration: int) -> None:
         """The loop has done with a batch, whatever it did with it."""
         ...
 
-    def _empty_step(self, iteration: int, part: Part) -> None:
+    def leave(self, iteration: int) -> None:
+        """The loop was left, at its end, by a break or an error."""
+        ...
+
+    def empty_step(self, iteration: int, part: Part) -> None:
         """Make the noise-only step of an empty logical batch."""
         ...
 
@@ -176,16 +180,17 @@ class Loader:
         self._template: Any = None
 
     def __iter__(self) -> Iterator[Any]:
-        iteration = self._host._open_loader()
+        iteration = self._host.open()
         pending = self._feed.restart(self._host.steps_done)
         try:
             for batch in self._dataloader:
                 yield from self._empties(iteration, pending)
                 yield self._hand_out(iteration, pending.popleft(), batch)
-                self._host._leave_watch(iteration)
+                self._host.leave_batch(iteration)
             yield from self._empties(iteration, pending)
+            self._host.leave_batch(iteration)
         finally:
-            self._host._leave_watch(iteration)
+            self._host.leave(iteration)
 
     def _empties(self, iteration: int, pending: deque[Part]) -> Iterator[Any]:
         while pending and pending[0].size == 0:
@@ -193,10 +198,10 @@ class Loader:
             if self._yield_empty:
                 yield self._hand_out(iteration, part, self._empty_batch())
             else:
-                self._host._empty_step(iteration, part)
+                self._host.empty_step(iteration, part)
 
     def _hand_out(self, iteration: int, part: Part, batch: Any) -> Any:
-        self._host._offer(iteration, part, batch, _Again(self._dataset, self._dataloader, part))
+        self._host.offer(iteration, part, batch, _Again(self._dataset, self._dataloader, part))
         self._entropy.seed_globals("model", part.step, part.part)
         return batch
 
@@ -239,6 +244,15 @@ def check_part(part: Part | None, position: tuple[int, int], size: int) -> None:
             f"the batch has {part.size} samples but there are {size} losses. Give one loss per sample: sum or "
             "average the terms of a sample first."
         )
+
+
+def not_declared(sampling: Sampling) -> InvalidSampling:
+    """What to say of batches that are not the loader's, where they were not declared."""
+    return InvalidSampling(
+        f"these batches do not come from private.loader, which draws them as {sampling!r} says: epsilon holds for such "
+        "batches only. Iterate over private.loader(dataset). If your own loader draws them so, declare it with "
+        "Private(..., own_batches=True); ledger and report repeat it."
+    )
 
 
 def check_options(options: Mapping[str, Any]) -> None:

@@ -57,7 +57,8 @@ def resume(
             f"{Path(path)} was replaced by a later checkpoint elsewhere, and the steps made since are counted "
             "there. Resume from the latest one."
         )
-    private = kind(plan or state.saved_plan(run), model, optimizer, seed=seed, **options)
+    own = run.get("own_batches") is True
+    private = kind(plan or state.saved_plan(run), model, optimizer, seed=seed, own_batches=own, **options)
     state.check(private, run)
     state.load_model_and_optimizer(record, path, model, optimizer)
     state.restore(private, run)
@@ -73,3 +74,4 @@ def _charge_interrupted(private: Private, begun: int) -> None:
     if lost > 0:
         private._ledger.record(replace(private._event.repeated(lost), reason="interrupted"))
         private._done = begun
+        private._close_if_done()

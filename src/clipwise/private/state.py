@@ -20,11 +20,24 @@ if TYPE_CHECKING:
     from clipwise.private.train import Private
 
 VERSION = 1
-_KEYS = {"version", "plan", "ledger", "steps", "seed", "order", "parameters", "data", "generator", "weights"}
+_KEYS = {
+    "version",
+    "plan",
+    "ledger",
+    "steps",
+    "seed",
+    "order",
+    "parameters",
+    "data",
+    "generator",
+    "weights",
+    "own_batches",
+}
 
 
 def capture(private: Private, *, with_weights: bool = True) -> dict[str, Any]:
     """The state of a run. Only a seeded one holds anything that its randomness could be rebuilt from."""
+    private._check_accounted()
     seeded = private._entropy.seed is not None
     shuffled = isinstance(private.plan.sampling, Shuffled)
     return {
@@ -33,6 +46,7 @@ def capture(private: Private, *, with_weights: bool = True) -> dict[str, Any]:
         "ledger": private.ledger.to_json(),
         "steps": private.steps_done,
         "seed": private._entropy.seed,
+        "own_batches": private._own_batches,
         "order": private._draws.order_key.hex() if shuffled else None,
         "parameters": _parameters(private._model),
         "data": private._data if seeded else None,
@@ -53,6 +67,8 @@ def check(private: Private, saved: Mapping[str, Any]) -> None:
     if saved["seed"] != private._entropy.seed:
         kind = "no seed" if saved["seed"] is None else "another seed"
         raise CheckpointError(f"the saved run has {kind}; make Private(..., seed=...) with what it was begun with.")
+    if saved["own_batches"] != private._own_batches:
+        raise CheckpointError(f"the saved run has own_batches={saved['own_batches']}; make Private(...) with the same.")
     mine, theirs = _parameters(private._model), saved["parameters"]
     if mine != theirs:
         other = next((str(b or a) for a, b in _longest(mine, theirs) if a != b), "")
@@ -77,6 +93,7 @@ def restore(private: Private, saved: Mapping[str, Any]) -> None:
     private._data = saved["data"]
     if saved["generator"] is not None:
         torch.set_rng_state(saved["generator"])
+    private._close_if_done()
     # The user may load the weights before or after this: they are compared at the next step.
     private._expected_weights = saved["weights"]
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import weakref
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
-from clipwise.accounting import Event, Ledger
+from clipwise.accounting import GaussianSteps, Ledger, ProjectedSteps
 from clipwise.accounting.accountant import Accountant, Relation
 from clipwise.clipping import Style, is_private
 from clipwise.engine import Clipped, Clipper, Constants
@@ -30,12 +30,15 @@ from clipwise.errors import (
 from clipwise.noise import Entropy, GaussianNoise, Normals
 from clipwise.plan import Plan
 from clipwise.private import checkpoint, saving, state
+from clipwise.private.batch import Batch, sum_dtype
 from clipwise.private.evidence import Checked, Checks
-from clipwise.private.evidence.closure import batch_size, check_losses
+from clipwise.private.evidence.closure import batch_size
 from clipwise.private.evidence.modes import none_watching
 from clipwise.private.evidence.records import Again
+from clipwise.private.feeding import Feeding
 from clipwise.private.fit import Fit
-from clipwise.private.loader import Loader, Part, check_part, fingerprint
+from clipwise.private.guard import Guard, check_one_process
+from clipwise.private.loader import Loader, Part, check_part, fingerprint, not_declared
 from clipwise.private.statistics import Part as PartStatistics
 from clipwise.private.statistics import StepStatistics
 from clipwise.sampling import Draws, Poisson
@@ -43,8 +46,6 @@ from clipwise.sampling import Draws, Poisson
 __all__ = ["Private"]
 
 LossFunction = Callable[[nn.Module, Any], Tensor]
-_SAMPLES_TO_CHECK = 3
-_SAMPLES_TO_WATCH = 2
 
 
 class Private:
@@ -65,6 +66,11 @@ class Private:
     loader and `step`, at the first steps and now and then: see `checked` and docs/soundness.md. `constants` are tensors
     or modules outside the model that hold no data of records though they change during training, such as a teacher
     that averages released weights.
+
+    Until its last step, or `close`, the steps of the optimizer are the run's: `loss.backward(); optimizer.step()` is
+    refused before it changes the weights, and a gradient that others wrote ends the run (docs/training.md). Batches
+    come from `loader`. `own_batches=True` takes those of a loader of one's own instead: that they are drawn as the
+    plan's sampling says is then declared, on the ledger and in every report.
 
     >>> import clipwise as cw, torch
     >>> from torch.utils.data import TensorDataset
@@ -89,30 +95,33 @@ class Private:
         loss_fn: LossFunction | None = None,
         noise: Normals | None = None,
         constants: Constants = (),
+        own_batches: bool = False,
     ) -> None:
         if not isinstance(plan, Plan):
             raise InvalidPlan(f"plan must be a clipwise.Plan, got {type(plan).__name__}.")
         if plan.noise_multiplier is None:
             raise InvalidPlan("the plan has no noise yet: plan.calibrate(epsilon=..., delta=...) gives it some.")
+        check_one_process()
         self._plan, self._model, self._optimizer, self._loss_fn = plan, model, optimizer, loss_fn
+        self._own_batches = own_batches
         self._entropy = Entropy(seed)
         self._draws = Draws(plan.sampling, self._entropy)
         self._source = noise
-        self._event: Event = plan.events()[0].repeated(1)
+        planned = plan.events()[0].repeated(1)
+        assert isinstance(planned, (GaussianSteps, ProjectedSteps))
+        self._event = replace(planned, own_batches=own_batches)
         self._ledger = Ledger()
         self._done = 0
+        self._guard = Guard()
         self._bind()
         declared = (constants,) if isinstance(constants, (Tensor, nn.Module)) else tuple(constants)
         self._checks = Checks(model, declared, isinstance(plan.sampling, Poisson), self._entropy)
 
-        self._style: Style | None = None  # of the logical batch being gathered
-        self._scaled: tuple[Style, list[float]] | None = None
-        self._sums: list[Tensor] | None = None
-        self._gathered: list[PartStatistics] = []
-        self._given: list[weakref.ref[Tensor]] = []
+        self._batch = Batch()
         self._last: tuple[int, list[PartStatistics]] | None = None
 
-        self._iteration = 0  # of the loader; 0 when the batches are the user's own
+        self._iteration = 0  # of the loader
+        self._iterating = self._closed = False
         self._offered: Part | None = None
         self._parts = 0
         self._complete = False
@@ -128,10 +137,10 @@ class Private:
         named = dict(zip(self._fit.names, self._fit.tensors, strict=True))
         self._clip: Callable[[Tensor, Style, Evidence], Clipped[Any]] = Clipper(named)
         self._position = {id(p): place for place, p in enumerate(self._fit.tensors)}
-        self._wide = [_sum_dtype(p) for p in self._fit.tensors]
-        self._narrow = any(p.dtype != d for p, d in zip(self._fit.tensors, self._wide, strict=True))
+        self._wide = [sum_dtype(p) for p in self._fit.tensors]
+        self._guard.bind(self._fit.names, self._fit.tensors)
         self._noise = GaussianNoise(self._fit.tensors, self._entropy, self._source)
-        self._scaled = None
+        self._scaled: tuple[Style, list[float]] | None = None
 
     # What can be asked
 
@@ -142,8 +151,20 @@ class Private:
 
     @property
     def ledger(self) -> Ledger:
-        """Everything that was released, as facts."""
+        """Everything that was released, as facts. An update that clipwise did not make stands there without noise."""
+        self._guard.look(self._ledger, self._plan.sampling)
         return self._ledger
+
+    def _check_accounted(self) -> None:
+        """Refuse to go on, or to state anything, after an update that clipwise did not make."""
+        self._guard.look(self._ledger, self._plan.sampling)
+        self._guard.check()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise BudgetSpent("the run was closed by private.close(). Begin another one to train further.")
+        check_one_process()
+        self._check_accounted()
 
     @property
     def steps_done(self) -> int:
@@ -164,7 +185,8 @@ class Private:
         return self._checks.found
 
     def epsilon(self, delta: float, accountant: Accountant = "exact", relation: Relation = "add_remove") -> float:
-        """The epsilon spent so far at this `delta`."""
+        """The epsilon spent so far at this `delta`; refused after an update that clipwise did not make."""
+        self._check_accounted()
         return self._ledger.epsilon(delta, accountant, relation)
 
     # The step
@@ -188,20 +210,12 @@ class Private:
             shape = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
             raise InvalidLosses(f"losses must be a tensor of shape (B,), one per sample, got {shape}.")
         part = self._take_part(losses.shape[0])
-        if any(given() is losses for given in self._given):
-            raise InvalidLosses(
-                "these very losses were given already in this logical batch: a sample that counts twice has twice the "
-                "sensitivity. Give each batch once."
-            )
+        self._batch.check(losses)
         style = self._current_style()
         evidence = self._checks.close(losses, self._position, self._fit.tensors)
         clipped = self._clip(losses, style, evidence)
         self._checks.accept(self._done)
-        self._given.append(weakref.ref(losses))
-        gradients = clipped.gradients
-        self._gather([gradients[name] for name in self._fit.names])
-        self._gathered.append(PartStatistics(clipped.norms, clipped.factors, clipped.bad, clipped.squared, style))
-        self._style = style
+        self._batch.add(losses, clipped, style, self._fit.names, self._wide)
         if part is not None:
             self._offered = None
             self._parts += 1
@@ -210,21 +224,58 @@ class Private:
     def step(self, losses: Tensor | None = None) -> bool:
         """`backward`, and at the end of the logical batch record, add noise, step the optimizer. True if it did so.
 
-        With `private.loader` the loader knows where a logical batch ends. Without it every `step` ends one, and
+        With `private.loader` the loader knows where a logical batch ends. With own batches every `step` ends one, and
         `backward` before it adds further physical batches. `step()` without losses ends what `backward` gathered.
         """
         if losses is not None:
             self.backward(losses)
         else:
-            self._checks.abandon()
-            self._check_ready()
-            if self._offered is not None:
-                raise InvalidSampling("the batch from the loader was not given to backward(losses) or step(losses).")
-        if self._iteration and not self._complete:
+            self._check_gathered()
+        return self._end_batch(self._step)
+
+    def release(self) -> bool:
+        """As `step()`, but the caller steps the optimizer: once, with `p.grad` as it is. True if there is one.
+
+        The batch is charged, noised and written to `p.grad` when this returns True, whether or not a step follows.
+
+        >>> import clipwise as cw
+        >>> from torch.utils.data import TensorDataset
+        >>> model = torch.nn.Linear(3, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> plan = cw.Plan(sampling=cw.FullBatch(10), steps=2, clip=cw.Abadi(1.0), noise_multiplier=1.0)
+        >>> private = cw.Private(plan, model, optimizer)
+        >>> for x, y in private.loader(TensorDataset(torch.randn(10, 3), torch.randn(10)), physical_batch_size=5):
+        ...     private.backward((model(x).squeeze(1) - y).square())
+        ...     if private.release():
+        ...         optimizer.step()
+        ...         optimizer.zero_grad()
+        """
+        self._check_gathered()
+        return self._end_batch(self._release)
+
+    def _check_gathered(self) -> None:
+        self._checks.abandon()
+        self._check_ready()
+        if self._offered is not None:
+            raise InvalidSampling("the batch from the loader was not given to backward(losses) or step(losses).")
+
+    def _end_batch(self, end: Callable[[], None]) -> bool:
+        """Make the release if the logical batch is complete."""
+        if not self._own_batches and not self._complete:
             return False
-        with none_watching():
-            self._release()
+        with none_watching(), self._guard.restoring():
+            end()
         return True
+
+    def close(self) -> None:
+        """End the run before its last step: no step follows, and model and optimizer are the caller's again.
+
+        What was spent stays spent. A run that made all its steps is closed by itself, when its loop ends.
+        """
+        self._check_accounted()
+        self._forget()
+        self._closed = True
+        self._guard.close()
 
     def _check_ready(self) -> None:
         if self._done >= self._plan.steps:
@@ -232,8 +283,11 @@ class Private:
                 f"all {self._plan.steps} steps of the plan are made. More would spend privacy that was not planned: "
                 "make a plan with more steps before training."
             )
+        self._check_open()
+        if not self._own_batches and not self._iteration:
+            raise not_declared(self._plan.sampling)
         if not self._fit.holds(self._optimizer):
-            if self._sums is not None:
+            if self._batch.sums is not None:
                 raise InvalidPlan(
                     "parameters were frozen, unfrozen, added, removed, replaced or resized within a logical batch. Do "
                     "so between batches, and give the optimizer the new ones."
@@ -246,24 +300,16 @@ class Private:
 
     def _take_part(self, size: int) -> Part | None:
         """The part of the logical batch that the next losses belong to; None when the batches are the user's own."""
-        part = self._offered
-        if not self._iteration:
-            self._check_own_batch(size)
+        self._guard.begun = True
+        if self._own_batches:
+            self._batch.check_own(size, self._plan.sampling)
             return None
-        check_part(part, (self._done, self._parts), size)
-        return part
-
-    def _check_own_batch(self, size: int) -> None:
-        gathered = size + sum(part.norms.numel() for part in self._gathered)
-        if gathered > self._plan.sampling.largest_batch:
-            raise InvalidSampling(
-                f"a logical batch of {gathered} samples is more than {self._plan.sampling!r} can give: the plan must "
-                "tell the truth about your loader."
-            )
+        check_part(self._offered, (self._done, self._parts), size)
+        return self._offered
 
     def _current_style(self) -> Style:
         """The style of this step: one object for clipping and for noise."""
-        style = self._plan.style(self._done) if self._style is None else self._style
+        style = self._plan.style(self._done) if self._batch.style is None else self._batch.style
         if (self._scaled is None or self._scaled[0] is not style) and self._plan.noise_multiplier:
             if not is_private(style):
                 raise InvalidPlan(f"{style!r} of step {self._done} does not bound what a sample contributes.")
@@ -272,41 +318,35 @@ class Private:
             self._scaled = (style, [self._plan.noise_multiplier * scales[group] for group in groups])
         return style
 
-    def _gather(self, gradients: list[Tensor]) -> None:
-        if self._narrow:
-            gradients = [g.to(dtype) for g, dtype in zip(gradients, self._wide, strict=True)]
-        if self._sums is not None:
-            torch._foreach_add_(self._sums, gradients)
-            return
-        # Take the engine's own tensors over, but never two that share memory: noise must be independent.
-        memory = {g.data_ptr() for g in gradients}
-        if len(memory) < len(gradients) or not all(g.is_contiguous() for g in gradients):
-            gradients = [g.clone(memory_format=torch.contiguous_format) for g in gradients]
-        self._sums = gradients
+    def _step(self) -> None:
+        """Release, and step the optimizer with what was released."""
+        self._release()
+        with self._guard.stepping():
+            self._optimizer.step()
+        self._optimizer.zero_grad()
+        self._guard.expect_none()
 
     def _release(self) -> None:
-        """Charge first, then noise, average, optimizer. From the charge on the step is spent, whatever happens."""
+        """Charge first, then noise, average, write. From the charge on the step is spent, whatever happens."""
         fit, step = self._fit, self._done
         self._current_style()
-        sums = self._sums
+        sums = self._batch.sums
         if sums is None:
             sums = [torch.zeros_like(p, dtype=d) for p, d in zip(fit.tensors, self._wide, strict=True)]
-        before = [p.grad for p in fit.tensors]
         self._ledger.record(self._event)
         self._done += 1
-        self._last = (step, self._gathered)
+        self._last = (step, self._batch.parts)
         self._forget()
-        try:
-            if self._journal is not None:
-                self._journal.charge(self._done)
-            for p, g in zip(fit.tensors, self._noised_mean(sums, step), strict=True):
-                p.grad = g.to(p.dtype) if self._narrow else g
-            self._optimizer.step()
-        except BaseException:
-            for p, old in zip(fit.tensors, before, strict=True):
-                p.grad = old
-            raise
-        self._optimizer.zero_grad()
+        if self._journal is not None:
+            self._journal.charge(self._done)
+        for p, g in zip(fit.tensors, self._noised_mean(sums, step), strict=True):
+            p.grad = g.to(p.dtype)
+        self._guard.expect_step()
+        self._close_if_done()
+
+    def _close_if_done(self) -> None:
+        if self._done >= self._plan.steps and not self._iterating:
+            self._guard.close()
 
     def _noised_mean(self, sums: list[Tensor], step: int) -> list[Tensor]:
         """(sums + noise) / expected batch size, a public number, on the public grid."""
@@ -319,7 +359,7 @@ class Private:
 
     def _forget(self) -> None:
         """Drop what was gathered of the logical batch."""
-        self._sums, self._style, self._gathered, self._given = None, None, [], []
+        self._batch = Batch()
         self._parts, self._complete = 0, False
 
     # The loader
@@ -337,8 +377,10 @@ class Private:
         `torch.utils.data.DataLoader`, but those that would change the sampling are refused. An empty batch makes its
         noise-only step by itself, or is handed out with length zero under `yield_empty=True`.
         """
+        if self._own_batches:
+            raise InvalidSampling("own_batches=True declares batches of your own: leave it out to use the loader.")
         steps, size = self._plan.steps, physical_batch_size
-        loader = Loader(self, dataset, self._draws, self._entropy, steps, size, yield_empty, options)
+        loader = Loader(Feeding(self), dataset, self._draws, self._entropy, steps, size, yield_empty, options)
         self._checks.add_data(dataset, options.get("collate_fn"))
         if self._entropy.seed is not None:
             self._check_same_data({"fingerprint": fingerprint(dataset), "physical_batch_size": size})
@@ -354,60 +396,28 @@ class Private:
                 )
         self._data = found
 
-    def _open_loader(self) -> int:
-        """For the loader: begin an iteration; what was gathered of an unfinished logical batch is dropped."""
-        self._forget()
-        self._bind()  # layers may have been replaced since the last one
-        self._offered = None
-        self._checks.abandon()
-        self._iteration += 1
-        return self._iteration
-
-    def _offer(self, iteration: int, part: Part, batch: Any, again: Again) -> None:
-        """For the loader: the next losses belong to this part."""
-        self._check_iteration(iteration)
-        if self._loss_fn is not None and part.size >= _SAMPLES_TO_CHECK:
-            self._checks.losses_checked(check_losses(self._model, self._loss_fn, batch, part.size, again))
-            self._loss_fn = None
-        self._offered = part
-        if part.size >= _SAMPLES_TO_WATCH and self._checks.is_due(part.step):
-            self._open_watch(batch, part.size, again)
-
     def _open_watch(self, batch: Any, size: int, again: Again | None) -> None:
         """Watch the forward pass on this batch."""
         self._checks.open(batch, size, self._done, again)
 
-    def _leave_watch(self, iteration: int) -> None:
-        """For the loader: the loop has done with a batch, whether or not it made a step."""
-        if iteration == self._iteration:
-            self._checks.abandon()
-
     def watch(self, batch: Any) -> AbstractContextManager[None]:
-        """Watch the forward pass on a batch of one's own, as the loader does by itself.
+        """Watch the forward pass on a batch of one's own (`own_batches=True`), as the loader does by itself.
+
+        With the loader it serves to compute the losses of its batch again after an error.
 
         >>> import clipwise as cw
         >>> model = torch.nn.Linear(3, 1)
         >>> plan = cw.Plan(sampling=cw.FullBatch(10), steps=5, clip=cw.Abadi(1.0), noise_multiplier=1.0)
-        >>> private = cw.Private(plan, model, torch.optim.SGD(model.parameters(), lr=0.1))
+        >>> private = cw.Private(plan, model, torch.optim.SGD(model.parameters(), lr=0.1), own_batches=True)
         >>> x, y = torch.randn(10, 3), torch.randn(10)
         >>> with private.watch((x, y)):
         ...     losses = (model(x).squeeze(1) - y).square()
         >>> private.step(losses)
         True
         """
+        if not self._own_batches and not self._iteration:
+            raise not_declared(self._plan.sampling)
         return self._checks.watching(batch, batch_size(batch), self._done)
-
-    def _empty_step(self, iteration: int, part: Part) -> None:
-        """For the loader: the noise-only step of an empty batch (left out when batches are only looked at)."""
-        self._check_iteration(iteration)
-        if part.step == self._done and not self._parts:
-            self._check_ready()
-            self._offered = None
-            self._release()
-
-    def _check_iteration(self, iteration: int) -> None:
-        if iteration != self._iteration:
-            raise InvalidSampling("a newer iteration over private.loader(...) has begun; go on with that one.")
 
     # Saving and resuming
 
@@ -453,8 +463,3 @@ class Private:
 
     def __getstate__(self) -> NoReturn:
         raise TypeError("Private cannot be pickled or copied: a run has one ledger. Use save(path) and resume.")
-
-
-def _sum_dtype(p: Tensor) -> torch.dtype:
-    """Sums and noise in at least float32: half precision would round the noise away."""
-    return torch.float32 if p.dtype in (torch.float16, torch.bfloat16) else p.dtype

@@ -11,7 +11,7 @@ from clipwise.report.arms import Arm, arms_of
 from clipwise.report.content import headline
 from clipwise.report.describe import plan_rows
 from clipwise.report.run import Run
-from clipwise.report.warnings import HELD_OUT
+from clipwise.report.warnings import HELD_OUT, without_noise
 from clipwise.report.wording import LABELS, interval_text, value_text
 
 __all__ = ["card"]
@@ -42,7 +42,7 @@ def card(runs: Run | Iterable[Run]) -> str:
 
 def _privacy(run: Run) -> list[str]:
     if not run.is_private:
-        return ["**Not private.** No noise was added, so no epsilon holds for this model."]
+        return [f"**Not private.** {without_noise(run)}: no epsilon holds for this model."]
     rows = ["| accountant | epsilon | kind |", "| --- | ---: | --- |"]
     rows += [f"| {name} | {g['printed']} | {g['kind']} |" for name, g in run.guarantees.items()]
     best: Mapping[str, Any] | None = next(iter(run.guarantees.values()), None)

@@ -92,4 +92,6 @@ def event_row(event: Event) -> tuple[str, str, str, str]:
     drawn = "every record" if sampling is None else describe({"kind": type(sampling).__name__, **vars(sampling)})
     if event.unit == "client":
         drawn = drawn.replace("records", "users")
+    if getattr(event, "own_batches", False):
+        drawn += "; drawn by the caller"
     return event.reason, f"{event.count:,} {what}", f"{event.noise_multiplier:g}", drawn

@@ -9,7 +9,7 @@ from clipwise.accounting import Guarantee, account
 from clipwise.errors import AccountingError
 from clipwise.report.arms import Arm
 from clipwise.report.likeness import same_data
-from clipwise.report.run import SEEDED
+from clipwise.report.run import SEEDED, Run
 
 __all__ = ["Warned", "together", "warnings_of"]
 
@@ -18,12 +18,19 @@ HELD_OUT = (
     "held-out ones: if those are private too, the metrics must not be published."
 )
 
-NOT_PRIVATE = (
-    "Trained without noise: no epsilon holds for it. If its training data are private, nothing of it may be published."
-)
+NOT_PRIVATE = "no epsilon holds for it. If its training data are private, nothing of it may be published."
 OTHER_DATA = (
     "The models were not judged on the same held-out data: the difference of two numbers may be one of the data."
 )
+
+
+def without_noise(run: Run) -> str:
+    """Why a run is not private, as the beginning of a sentence."""
+    events = () if run.ledger is None else run.ledger.events
+    reasons = dict.fromkeys(event.reason for event in events if event.noise_multiplier == 0)
+    if not reasons or all(event.noise_multiplier == 0 and event.reason == "training" for event in events):
+        return "Trained without noise"
+    return f"Not all updates had noise ({', '.join(reasons)})"
 
 
 def together(arms: Sequence[Arm]) -> tuple[int, Guarantee] | None:
@@ -75,7 +82,7 @@ def warnings_of(arms: Sequence[Arm]) -> list[Warned]:
 def _of_arm(arm: Arm) -> list[str]:
     found = []
     if not arm.first.is_private:
-        found.append(NOT_PRIVATE)
+        found.append(f"{without_noise(arm.first)}: {NOT_PRIVATE}")
     elif any(run.seed is not None for run in arm.runs):
         found.append(SEEDED)
     for run in arm.runs:

@@ -36,7 +36,7 @@ def by_private(present: bool, trial: int, dtype: torch.dtype = torch.float32) ->
     nn.init.zeros_(model.weight)
     plan = cw.Plan(cw.FullBatch(BATCH), steps=1, clip=cw.Abadi(R), noise_multiplier=MULTIPLIER)
     assert plan.epsilon(1e-5) < 0.07
-    private = cw.Private(plan, model, torch.optim.SGD(model.parameters(), lr=1.0), seed=trial)
+    private = cw.Private(plan, model, torch.optim.SGD(model.parameters(), lr=1.0), seed=trial, own_batches=True)
     assert private.step(model(data(present).to(dtype)).squeeze(1))
     return -model.weight.detach().flatten()
 

@@ -1,0 +1,201 @@
+"""Updates that clipwise did not make: steps of an optimizer and gradients from elsewhere, noticed while a run is open.
+
+Changed weights are not looked at: averaging, projecting, tying and loading weights are allowed. What reveals an update
+that no epsilon covers is its gradient, or the optimizer's step.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+from torch import Tensor, distributed
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from clipwise.accounting import GaussianSteps, Ledger
+from clipwise.errors import InvalidPlan, UnaccountedUpdate
+from clipwise.sampling import Sampling
+
+__all__ = ["Guard", "check_one_process"]
+
+_REASON = "an update that clipwise did not make"
+_FOREIGN = (
+    "{name!r} has a gradient that clipwise did not write, from loss.backward() or other code. If the weights were "
+    "updated with it, that was without clipping, noise and a charge, so this run cannot state an epsilon any more. "
+    "Begin again, or resume from a checkpoint that was saved before; give the losses to private.step(losses) only. "
+    "Gradients for other purposes: take torch.autograd.grad, freeze the parameters meanwhile, or clear them with "
+    "optimizer.zero_grad() before the next batch."
+)
+
+
+class Guard:
+    """Watches the gradients of a run's parameters, and the optimizers that hold them, until it is closed.
+
+    Guarantees: while it is open, no `torch.optim.Optimizer` steps the parameters except inside `stepping` or once
+    after `expect_step`; and `look` finds every gradient that clipwise did not write.
+    """
+
+    def __init__(self) -> None:
+        self._names: Sequence[str] = ()
+        self._tensors: Sequence[Tensor] = ()
+        self._identities: frozenset[int] = frozenset()
+        self._known: dict[int, tuple[Callable[[], Tensor | None], int]] = {}
+        self._due = False  # a gradient was released, and the caller steps the optimizer
+        self._stepping: weakref.ref[Optimizer] | None = None
+        self.begun = False
+        """Whether the run has had data."""
+        self.seen: str | None = None
+        """What was found that no epsilon covers."""
+        self.is_open = True
+        _OPEN.add(self)
+        _watch_optimizers()
+
+    def bind(self, names: Sequence[str], tensors: Sequence[Tensor]) -> None:
+        """Watch these parameters from here on; gradients that they have already are known."""
+        self._names, self._tensors = names, tensors
+        self._identities = frozenset(map(id, tensors))
+        self.accept()
+
+    def close(self) -> None:
+        """From here on the parameters are the caller's own."""
+        self.is_open = False
+        _OPEN.discard(self)
+
+    # Gradients
+
+    def accept(self) -> None:
+        """What is in `p.grad` now is known."""
+        self._known = {id(p): (weakref.ref(g), g._version) for p in self._tensors if (g := p.grad) is not None}
+
+    def look(self, ledger: Ledger, sampling: Sampling) -> None:
+        """Look for gradients from elsewhere; the first one found is a step without noise on the ledger."""
+        if self.seen is not None or not self.is_open:
+            return
+        found = self._foreign()
+        if found is not None:
+            self.seen = _FOREIGN.format(name=self._names[found])
+            ledger.record(GaussianSteps(sampling, noise_multiplier=0.0, reason=_REASON))
+
+    def check(self) -> None:
+        """Refuse to go on after an update that no epsilon covers."""
+        if self.seen is not None:
+            raise UnaccountedUpdate(self.seen)
+
+    def _foreign(self) -> int | None:
+        """The place of a parameter whose gradient is not known."""
+        for place, p in enumerate(self._tensors):
+            g = p.grad
+            if g is not None and not any(guard._knows(p, g) for guard in (self, *_OPEN)):
+                return place
+        return None
+
+    def _knows(self, p: Tensor, g: Tensor) -> bool:
+        """Whether the gradient is the very one that this run knows, as it was or zeroed since."""
+        gradient, version = self._known.get(id(p), _NOTHING)
+        return gradient() is g and (version == g._version or not bool(g.any()))
+
+    # Steps
+
+    @contextmanager
+    def stepping(self) -> Iterator[None]:
+        """Steps inside are clipwise's own."""
+        before, _OURS.active = getattr(_OURS, "active", False), True
+        try:
+            yield
+        finally:
+            _OURS.active = before
+
+    @contextmanager
+    def restoring(self) -> Iterator[None]:
+        """After an error the gradients are as they were."""
+        before = [p.grad for p in self._tensors]
+        try:
+            yield
+        except BaseException:
+            for p, old in zip(self._tensors, before, strict=True):
+                p.grad = old
+            self.expect_none()
+            raise
+
+    def expect_step(self) -> None:
+        """The gradient in `p.grad` was released: the caller may step once with it."""
+        self.accept()
+        self._due, self._stepping = True, None
+
+    def expect_none(self) -> None:
+        """The step was made, or will not be."""
+        self.accept()
+        self._due, self._stepping = False, None
+
+    def holds(self, optimizer: Optimizer) -> bool:
+        """Whether the optimizer has a parameter of the run."""
+        return any(not self._identities.isdisjoint(map(id, group["params"])) for group in optimizer.param_groups)
+
+    def admits(self, optimizer: Optimizer) -> bool:
+        """Whether the caller may step this optimizer now."""
+        if self._stepping is not None and self._stepping() is optimizer:
+            return True  # a step that calls the one of its base class
+        if self._due:
+            changed = self._foreign()
+            if changed is not None:
+                raise UnaccountedUpdate(
+                    f"the gradient of {self._names[changed]!r} is not what private.release() wrote. The step was "
+                    "stopped before it was made. Step the optimizer with the released gradient as it is, and do not "
+                    "call loss.backward()."
+                )
+            self._due, self._stepping = False, weakref.ref(optimizer)
+            return True
+        return not self.begun and all(p.grad is None or not p.grad.any() for p in self._tensors)
+
+    def stepped(self, optimizer: Optimizer) -> None:
+        """The caller's step is over; some optimizers write on the gradients."""
+        if self._stepping is not None and self._stepping() is optimizer:
+            self.expect_none()
+
+
+def check_one_process() -> None:
+    """Refuse to run on one of several ranks: none of them would know what the others release."""
+    if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
+        raise InvalidPlan(
+            f"torch.distributed has {distributed.get_world_size()} ranks. Each would train on its own and claim the "
+            "whole epsilon, and with one seed their noise would cancel. Private runs in one process: training on "
+            "several ranks (process_group=) is not supported yet. Use one rank, or destroy the process group first."
+        )
+
+
+_NOTHING = (lambda: None), 0
+_OPEN: weakref.WeakSet[Guard] = weakref.WeakSet()
+_OURS = threading.local()
+
+
+def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    """Stop a step on parameters of an open run, unless it is clipwise's own or expected."""
+    if not _OPEN or getattr(_OURS, "active", False):
+        return
+    holding = [guard for guard in list(_OPEN) if guard.holds(optimizer)]
+    if holding and not any(guard.admits(optimizer) for guard in holding):
+        raise UnaccountedUpdate(
+            f"{type(optimizer).__name__}.step() was called on parameters of a private run, and stopped before it "
+            "changed them: no epsilon covers that update. private.step(losses) steps the optimizer itself, so leave "
+            "out optimizer.step() and loss.backward(). To step it yourself, call private.release() and then step once. "
+            "Before training that does not belong to this run, clear the gradients and call private.close()."
+        )
+
+
+def _after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    if not _OPEN or getattr(_OURS, "active", False):
+        return
+    for guard in list(_OPEN):
+        guard.stepped(optimizer)
+
+
+@cache
+def _watch_optimizers() -> None:
+    """From the first run of the process on."""
+    register_optimizer_step_pre_hook(_before_step)
+    register_optimizer_step_post_hook(_after_step)
