@@ -163,7 +163,7 @@ class Private:
         """
         return self._checks.found
 
-    def epsilon(self, delta: float, accountant: Accountant = "exact", relation: Relation = "add_remove") -> float:
+    def epsilon(self, delta: float, accountant: Accountant = "exact", relation: Relation | None = None) -> float:
         """The epsilon spent so far at this `delta`."""
         return self._ledger.epsilon(delta, accountant, relation)
 
@@ -255,7 +255,8 @@ class Private:
 
     def _check_own_batch(self, size: int) -> None:
         gathered = size + sum(part.norms.numel() for part in self._gathered)
-        if gathered > self._plan.sampling.largest_batch:
+        most = self._plan.sampling.largest_batch
+        if most is not None and gathered > most:
             raise InvalidSampling(
                 f"a logical batch of {gathered} samples is more than {self._plan.sampling!r} can give: the plan must "
                 "tell the truth about your loader."
