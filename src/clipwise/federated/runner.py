@@ -45,8 +45,9 @@ def run(
     >>> server.epsilon(delta=0.01) == plan.epsilon(delta=0.01)
     True
     """
-    if len(datasets) != server.plan.users:
-        raise InvalidSampling(f"the plan has {server.plan.users} users, but there are {len(datasets)} data sets.")
+    users = server.plan.users
+    if users is not None and len(datasets) != users:
+        raise InvalidSampling(f"the plan has {users} users, but there are {len(datasets)} data sets.")
     clients = _Clients(datasets, work, copy.deepcopy(model))
     while server.rounds_done < server.plan.rounds:
         opened = server.open(range(len(datasets)))

@@ -164,7 +164,7 @@ class Server:
         """What happened in the last round. **Not covered by epsilon**."""
         return self._last
 
-    def epsilon(self, delta: float, accountant: Accountant = "exact", relation: Relation = "add_remove") -> float:
+    def epsilon(self, delta: float, accountant: Accountant = "exact", relation: Relation | None = None) -> float:
         """The epsilon spent so far at this `delta`, for everything of one user."""
         return self._ledger.epsilon(delta, accountant, relation)
 
@@ -204,8 +204,8 @@ class Server:
             multiplier, count_std = self._adaptive.split(self._multiplier)
             # One release: the count is one more number of the noisy vector.
             *mean, count = self._noised(opened.style, [*gathered.sums, gathered.count], multiplier, [count_std])
-            expected = self._plan.rate * self._plan.users
-            self._bound = self._adaptive.move(self._bound, 0.5 + float(count) * self._plan.denominator / expected)
+            share = 0.5 + float(count) * self._plan.denominator / self._plan.expected
+            self._bound = self._adaptive.move(self._bound, share)
         problems = tuple(gathered.problems)
         self._last = RoundReport(
             opened.number, len(opened.selected), gathered.used, gathered.shortened, problems, self._bound

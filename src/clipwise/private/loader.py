@@ -77,8 +77,8 @@ class _PartIndices(list[int]):
 class _Feed:
     """The batch sampler of the `DataLoader`, which may run ahead of training; `pending` says what it has handed out."""
 
-    def __init__(self, draws: Draws, steps: int, physical_batch_size: int | None) -> None:
-        self._draws, self._steps, self._size = draws, steps, physical_batch_size
+    def __init__(self, draws: Draws, records: int, steps: int, physical_batch_size: int | None) -> None:
+        self._draws, self._records, self._steps, self._size = draws, records, steps, physical_batch_size
         self._start = 0
         self.pending: deque[Part] = deque()
 
@@ -89,7 +89,7 @@ class _Feed:
     def __iter__(self) -> Iterator[list[int]]:
         pending = self.pending
         for step in range(self._start, self._steps):
-            pieces = split(self._draws.batch(step), self._size)
+            pieces = split(self._draws.batch(step, self._records), self._size)
             if not pieces:
                 pending.append(Part(step, 0, 0, last=True))
             for k, piece in enumerate(pieces):
@@ -165,11 +165,11 @@ class Loader:
         size = physical_batch_size
         if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
             raise InvalidSampling(f"physical_batch_size must be a positive integer or None, got {size!r}.")
-        check_dataset(dataset, draws.sampling.sample_size)
+        records = check_dataset(dataset, draws.sampling)
         check_options(options)
         self._host, self._entropy, self._yield_empty = host, entropy, yield_empty
         self._dataset = dataset
-        self._feed = _Feed(draws, steps, size)
+        self._feed = _Feed(draws, records, steps, size)
         options = dict(options)
         source = dataset
         if entropy.seed is not None:
@@ -208,23 +208,32 @@ class Loader:
     def _empty_batch(self) -> Any:
         if self._template is None:
             collate: Callable[[list[Any]], Any] = self._dataloader.collate_fn
+            if not len(self._dataset):  # type: ignore[arg-type]
+                raise DataError("yield_empty=True shows what a batch looks like by a record, and there is none.")
             self._template = _emptied(collate([self._dataset[0]]))
         return self._template
 
 
-def check_dataset(dataset: Dataset[Any], sample_size: int) -> None:
-    """Refuse data that cannot be sampled by index, or of another length than the plan's."""
+def check_dataset(dataset: Dataset[Any], sampling: Sampling) -> int:
+    """The number of records. Refuses data that cannot be sampled by index, or of another length than the plan's.
+
+    Guarantees: where the rate is public, no message has that number.
+    """
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         raise DataError(
             f"sampling needs a data set with a length and indices (map-style), got {type(dataset).__name__}. A stream "
             "cannot be sampled; load it first, or declare your own loader's sampling in the plan."
         )
     length = len(dataset)
-    if length != sample_size:
+    if sampling.sample_size is None:
+        if sampling.largest is not None and length > sampling.largest:
+            raise InvalidSampling(f"the data set has more records than largest={sampling.largest} of the plan.")
+    elif length != sampling.sample_size:
         raise InvalidSampling(
-            f"the plan samples from {sample_size} records, the data set has {length}. Make the plan with "
-            f"sample_size={length}."
+            f"the plan samples from {sampling.sample_size} records, the data set has {length}. Make the plan with "
+            f"sample_size={length}, or with a public rate: Poisson(rate=..., batch_size=...)."
         )
+    return length
 
 
 def check_part(part: Part | None, position: tuple[int, int], size: int) -> None:

@@ -184,7 +184,7 @@ class Private:
         """
         return self._checks.found
 
-    def epsilon(self, delta: float, accountant: Accountant = "exact", relation: Relation = "add_remove") -> float:
+    def epsilon(self, delta: float, accountant: Accountant = "exact", relation: Relation | None = None) -> float:
         """The epsilon spent so far at this `delta`; refused after an update that clipwise did not make."""
         self._check_accounted()
         return self._ledger.epsilon(delta, accountant, relation)

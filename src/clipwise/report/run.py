@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from clipwise.accounting import Ledger
+from clipwise.accounting.relation import restated
 from clipwise.errors import DataError
 from clipwise.files import replacing
 
@@ -138,7 +139,9 @@ class Run:
         if body["guarantees"] and ledger is None:
             raise DataError(f"{path} has no ledger.json, so that nothing can be said of the privacy of its run.")
         config = _read(path / "config.toml") if (path / "config.toml").exists() else None
+        events = () if ledger is None else ledger.events
         try:
+            body["guarantees"] = {name: restated(saved, events) for name, saved in body["guarantees"].items()}
             judged = {name: _result("classification", item) for name, item in body["recalibrated"].items()}
             return cls(
                 **{name: body[name] for name in _IN_RESULT},

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from clipwise.clipping import Style
 from clipwise.private import Private
 from clipwise.private.evidence.closure import LossFn
+from clipwise.sampling import public_size
 from clipwise.training.datasets import Records
 from clipwise.training.folder import Folder
 from clipwise.training.job import Job, Trained
@@ -111,5 +112,5 @@ def _set_rate(optimizer: Optimizer, rate: float) -> None:
 
 def _row(job: Job, private: Private, loss: float) -> dict[str, Any]:
     step = private.steps_done
-    epoch = step * job.plan.batch_size / len(job.train)
+    epoch = step * job.plan.batch_size / public_size(job.plan.sampling)
     return measured_row(job, private, step, epoch, step_statistics(private.last, loss))

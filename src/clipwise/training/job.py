@@ -51,6 +51,11 @@ class Job:
     warnings: tuple[str, ...]
 
     @property
+    def public_records(self) -> int | None:
+        """The number of training records, where it may be told: with a public rate it may not."""
+        return None if self.config.batches.rate is not None else len(self.train)
+
+    @property
     def evaluate_every(self) -> int:
         """Steps between evaluations."""
         return self.config.evaluation.every or max(1, self.plan.steps // 10)
@@ -145,7 +150,7 @@ def prepare(config: Config, data: DataSet | None = None) -> Job:
         plan,
         optimizer,
         delta,
-        tuple(_warnings(data, units, delta)),
+        tuple(_warnings(data, None if config.batches.rate is not None else units, delta)),
     )
 
 
@@ -190,10 +195,10 @@ def _optimizer(config: Config, plan: Plan, model: nn.Module) -> OptimizerChoice:
     return config.sampler.optimizer(config.sampler.chain(plan, model))
 
 
-def _warnings(data: DataSet, units: int, delta: float | None) -> list[str]:
-    """What the report cannot know by itself."""
+def _warnings(data: DataSet, units: int | None, delta: float | None) -> list[str]:
+    """What the report cannot know by itself; `units` only where their number is public."""
     warnings = [data.note] if data.note else []
-    if delta is not None and delta > 1 / units:
+    if delta is not None and units is not None and delta > 1 / units:
         warnings.append(
             f"delta = {delta:g} is over 1/n = {1 / units:.3g}: such a promise allows publishing a whole record. "
             "Use a delta below 1/n."

@@ -163,7 +163,7 @@ def _provenance(job: Job, folder: Folder) -> dict[str, Any]:
         "seeds": [job.config.seed],
         "data": {
             "name": data.name,
-            "records": len(job.train),
+            **({} if job.public_records is None else {"records": job.public_records}),
             "held_out": len(job.test),
             "source": data.source,
             "licence": data.licence,
