@@ -20,25 +20,26 @@ from clipwise.engine import Clipped, Clipper, Constants
 from clipwise.engine.origin import Evidence
 from clipwise.errors import (
     BudgetSpent,
-    CheckpointError,
     InvalidLosses,
     InvalidPlan,
     InvalidSampling,
     NotSeparable,
     UnsupportedNode,
 )
-from clipwise.noise import Entropy, GaussianNoise, Normals
+from clipwise.noise import GaussianNoise, Normals
 from clipwise.plan import Plan
 from clipwise.private import checkpoint, saving, state
+from clipwise.private.digests import Looked
 from clipwise.private.evidence import Checked, Checks
 from clipwise.private.evidence.closure import batch_size, check_losses
 from clipwise.private.evidence.modes import none_watching
 from clipwise.private.evidence.records import Again
 from clipwise.private.fit import Fit
-from clipwise.private.loader import Loader, Part, check_part, fingerprint
+from clipwise.private.loader import Loader, Part, check_dataset, check_options, check_part
+from clipwise.private.seeding import Seeding
 from clipwise.private.statistics import Part as PartStatistics
 from clipwise.private.statistics import StepStatistics
-from clipwise.sampling import Draws, Poisson
+from clipwise.sampling import Poisson
 
 __all__ = ["Private"]
 
@@ -95,15 +96,14 @@ class Private:
         if plan.noise_multiplier is None:
             raise InvalidPlan("the plan has no noise yet: plan.calibrate(epsilon=..., delta=...) gives it some.")
         self._plan, self._model, self._optimizer, self._loss_fn = plan, model, optimizer, loss_fn
-        self._entropy = Entropy(seed)
-        self._draws = Draws(plan.sampling, self._entropy)
+        self._seeding = Seeding(seed, plan, model, optimizer)
         self._source = noise
         self._event: Event = plan.events()[0].repeated(1)
         self._ledger = Ledger()
         self._done = 0
         self._bind()
         declared = (constants,) if isinstance(constants, (Tensor, nn.Module)) else tuple(constants)
-        self._checks = Checks(model, declared, isinstance(plan.sampling, Poisson), self._entropy)
+        self._checks = Checks(model, declared, isinstance(plan.sampling, Poisson), self._seeding.entropy)
 
         self._style: Style | None = None  # of the logical batch being gathered
         self._scaled: tuple[Style, list[float]] | None = None
@@ -117,7 +117,6 @@ class Private:
         self._parts = 0
         self._complete = False
 
-        self._data: dict[str, Any] | None = None  # what a seeded run was begun with
         self._expected_weights: str | None = None
         self._journal: checkpoint.Journal | None = None
         self.extra: Any = None
@@ -130,7 +129,7 @@ class Private:
         self._position = {id(p): place for place, p in enumerate(self._fit.tensors)}
         self._wide = [_sum_dtype(p) for p in self._fit.tensors]
         self._narrow = any(p.dtype != d for p, d in zip(self._fit.tensors, self._wide, strict=True))
-        self._noise = GaussianNoise(self._fit.tensors, self._entropy, self._source)
+        self._noise = GaussianNoise(self._fit.tensors, self._seeding.entropy, self._source)
         self._scaled = None
 
     # What can be asked
@@ -162,6 +161,11 @@ class Private:
         The forward pass is repeated with other records in the batch; a sample whose loss or gradient moves is refused.
         """
         return self._checks.found
+
+    @property
+    def looked(self) -> Looked:
+        """Whether the data of a seeded run stayed the same, as far as they were looked at."""
+        return self._seeding.digests.looked
 
     def epsilon(self, delta: float, accountant: Accountant = "exact", relation: Relation = "add_remove") -> float:
         """The epsilon spent so far at this `delta`."""
@@ -313,7 +317,8 @@ class Private:
         scale = 1.0 / self._plan.batch_size
         if self._plan.noise_multiplier:
             assert self._scaled is not None
-            return self._noise.release(sums, self._scaled[1], scale, step)
+            before = self._seeding.charging(self._ledger, self._event, step)
+            return self._noise.release(sums, self._scaled[1], scale, step, self._seeding.label(), before)
         torch._foreach_mul_(sums, scale)
         return sums
 
@@ -338,21 +343,13 @@ class Private:
         noise-only step by itself, or is handed out with length zero under `yield_empty=True`.
         """
         steps, size = self._plan.steps, physical_batch_size
-        loader = Loader(self, dataset, self._draws, self._entropy, steps, size, yield_empty, options)
+        check_dataset(dataset, self._plan.sampling.sample_size)
+        check_options(size, options)
+        digests = self._seeding.look_at(dataset, size)
+        draws, entropy = self._seeding.draws(), self._seeding.entropy
+        loader = Loader(self, dataset, draws, entropy, steps, size, yield_empty, options, digests)
         self._checks.add_data(dataset, options.get("collate_fn"))
-        if self._entropy.seed is not None:
-            self._check_same_data({"fingerprint": fingerprint(dataset), "physical_batch_size": size})
         return loader
-
-    def _check_same_data(self, found: dict[str, Any]) -> None:
-        before = found if self._data is None else self._data
-        for what, value in found.items():
-            if before[what] != value:
-                raise CheckpointError(
-                    f"the seeded run began with another data set or loader ({what} differs): the same noise on other "
-                    "sums cancels out and reveals the difference. Go on with the same, or start with another seed."
-                )
-        self._data = found
 
     def _open_loader(self) -> int:
         """For the loader: begin an iteration; what was gathered of an unfinished logical batch is dropped."""
