@@ -388,7 +388,7 @@ class Holder:
 def test_digests_see_the_content_of_every_kind_of_record() -> None:
     records: list[Any] = [
         {"a": "text", "b": [1, 2]}, {"a": "text", "b": [1, 3]}, np.ones(2), np.zeros(2), np.ones((2, 1)), None, b"x",
-        ("ab", "c"), ("a", "bc"), ["a", "bc"], {"x", "y"}, {"x", "z"}, torch.ones(2), torch.ones(2, dtype=torch.bfloat16),
+        ("ab", "c"), ("a", "bc"), ["a", "bc"], {"x", "y"}, {"x", "z"}, torch.ones(2), torch.ones(2).bfloat16(),
         torch.ones(2, 1), torch.empty(0), Images(b"1"), Images(b"2"), Holder(torch.ones(1)), Holder(torch.zeros(1)),
         Fields(torch.ones(1), "a"), 1, 1.0, True, "1", np.array(["a", None], dtype=object), Holder(Holder(3)),
     ]  # fmt: skip

@@ -82,7 +82,7 @@ class Entropy:
         return hashlib.shake_256(asked if not self.label else b"/".join([asked, self.label])).digest(size)
 
     def labelled(self, *parts: bytes) -> Entropy:
-        """The same seed for something else: `parts` are added to the label. Without a seed there is nothing to label."""
+        """The same seed for something else: `parts` are added to the label. Without a seed there is none."""
         return self if self.seed is None else replace(self, label=joined([self.label, *parts]))
 
     def child(self, purpose: str) -> Entropy:

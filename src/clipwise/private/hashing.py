@@ -45,7 +45,8 @@ def digest_of(value: Any) -> bytes | None:
 def whole(dataset: Dataset[Any]) -> bytes | None:
     """A digest of all records of a data set that lies in memory as tensors; None for any other, which is read first.
 
-    >>> whole(TensorDataset(torch.ones(3))) == whole(TensorDataset(torch.ones(3))) != whole(TensorDataset(torch.ones(4)))
+    >>> ones, zeros = TensorDataset(torch.ones(3)), TensorDataset(torch.zeros(3))
+    >>> whole(ones) == whole(TensorDataset(torch.ones(3))) != whole(zeros)
     True
     """
     if isinstance(dataset, TensorDataset) and type(dataset).__getitem__ is TensorDataset.__getitem__:

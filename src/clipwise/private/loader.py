@@ -63,7 +63,7 @@ class Host(Protocol):
 
 
 class _PartIndices(list[int]):
-    """Indices that know their step, so that a worker can be seeded for them, and which to look at for the first time."""
+    """Indices that know their step, so that a worker can be seeded for them, and which of them are new."""
 
     step: int = 0
     part: int = 0

@@ -75,7 +75,7 @@ class Seeding:
         return note
 
     def look_at(self, dataset: Dataset[Any], physical_batch_size: int | None) -> Digests | None:
-        """Refuse other data than the seeded run was begun with; its digests, if records are to be looked at when drawn."""
+        """Refuse other data than a seeded run was begun with; gives its digests if records are looked at when drawn."""
         if not self.seeded:
             return None
         found = {"physical_batch_size": physical_batch_size}
