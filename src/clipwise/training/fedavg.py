@@ -27,7 +27,7 @@ def train(job: Job, folder: Folder, watch: Watch, resume: bool) -> Trained:
     federation = job.config.federated
     assert federation is not None  # the configuration has one for these algorithms
     users = federation.records_of_users(job.train)
-    server = Server(federation.plan(job.plan), job.model, seed=job.config.seed)
+    server = Server(federation.plan(job.plan), job.model, seed=job.draw_seed)
     optimizer = None if federation.server is None else federation.server.build(job.parameters.values())
     if resume:
         _resume(job, folder, server, optimizer)
@@ -52,7 +52,7 @@ def train(job: Job, folder: Folder, watch: Watch, resume: bool) -> Trained:
         if last or done % job.checkpoint_every == 0:
             save()
         watch(Progress(done, server.plan.rounds, first, lambda: spent(job, server), row and row["test"]))
-    return Trained(server.ledger)
+    return Trained(server.ledger, looked=server.looked)
 
 
 def _resume(job: Job, folder: Folder, server: Server, optimizer: Optimizer | None) -> None:
