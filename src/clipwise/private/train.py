@@ -58,7 +58,8 @@ class Private:
 
     Without `seed` all randomness is the operating system's and none of it can be saved. With `seed` the run can be
     repeated bit for bit (same machine, same versions; its loader also sets the global generators before every batch),
-    and whoever knows the seed can remove the noise: for tests and experiments. `loss_fn` (as for
+    and whoever knows the seed can remove the noise: for tests and experiments. Any other run of the seed has other
+    noise: docs/training.md says what it is labelled with. `loss_fn` (as for
     `clipwise.check_model`) has the first batch of the loader checked for losses that depend on other samples in ways
     that a graph does not show. `noise` chooses another source of normal numbers.
 
@@ -409,7 +410,7 @@ class Private:
     # Saving and resuming
 
     def state_dict(self) -> dict[str, Any]:
-        """Plan, ledger, position and, for a seeded run only, the seed. Never a sum, a statistic or a key of noise."""
+        """Plan, ledger, position and, for a seeded run only, the seed. Never a sum, a key of noise or a digest of data."""
         return state.capture(self)
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
