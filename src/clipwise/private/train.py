@@ -410,7 +410,7 @@ class Private:
     # Saving and resuming
 
     def state_dict(self) -> dict[str, Any]:
-        """Plan, ledger, position and, for a seeded run only, the seed. Never a sum, a key of noise or a digest of data."""
+        """Plan, ledger, position and, for a seeded run only, the seed. Never a sum, a key or a digest of data."""
         return state.capture(self)
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
