@@ -120,7 +120,7 @@ class PrivateTemperatureScaling:
         for query in range(QUERIES):
             point, _ = self._next(asked)
             total = statistic(z_BK, hit_B, math.exp(point)).reshape(1)
-            (noisy,) = noise.release([total], [self.event.noise_multiplier], 1.0, first + query)
+            (noisy,) = noise.release([total], [self.event.noise_multiplier], 1.0, first + query, repr(self).encode())
             asked.append((point, float(noisy)))
         point, crossed = self._next(asked)
         return PrivateTemperature(

@@ -89,7 +89,7 @@ def test_other_data_than_those_of_the_beginning_are_refused(tmp_path: Path) -> N
     interrupted(tmp_path / "run")
     changed = config().data.load()
     changed.train.tensors[0][0] += 1.0
-    with pytest.raises(CheckpointError, match="another data set"):
+    with pytest.raises(CheckpointError, match="the data changed"):
         train(config(), output=tmp_path / "run", resume=True, data=changed)
 
 

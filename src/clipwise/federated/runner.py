@@ -48,7 +48,13 @@ def run(
     users = server.plan.users
     if users is not None and len(datasets) != users:
         raise InvalidSampling(f"the plan has {users} users, but there are {len(datasets)} data sets.")
-    clients = _Clients(datasets, work, copy.deepcopy(model))
+    server.look_at(datasets)
+    return _rounds(server, model, datasets, _Clients(datasets, work, copy.deepcopy(model)), optimizer)
+
+
+def _rounds(
+    server: Server, model: nn.Module, datasets: Sequence[Dataset[Any]], clients: _Clients, optimizer: Optimizer | None
+) -> Iterator[RoundReport]:
     while server.rounds_done < server.plan.rounds:
         opened = server.open(range(len(datasets)))
         weights = {name: value.detach().clone() for name, value in model.state_dict().items()}
