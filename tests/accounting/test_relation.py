@@ -148,6 +148,12 @@ def test_caps_and_batch_sizes_at_a_public_rate() -> None:
         max_batch_size(2.0, 1e-5, RATE, 100, 1.1)
 
 
+def test_a_rate_beyond_double_precision_is_refused() -> None:
+    assert account(steps(Poisson(rate=1e-12, batch_size=1), count=10), 1e-5).epsilon < 1e-6
+    with pytest.raises(AccountingError, match="rate must be at least 1e-12"):
+        steps(Poisson(rate=9e-13, batch_size=1))
+
+
 def test_delta_is_judged_by_public_numbers() -> None:
     assert any("1/60000" in w for w in account(steps(RATE), 1e-4).warnings)
     assert not account(steps(RATE), 1e-5).warnings

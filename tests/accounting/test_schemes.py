@@ -147,7 +147,7 @@ def test_groups_of_records() -> None:
     assert (1.0 + math.exp(apart)) * 5e-7 < 1e-5
     assert single < pair < 2.0 * apart and pair < triple
     assert account(MNIST, 1e-5, "rdp", group=2).epsilon > pair
-    assert "2 examples" in account(MNIST, 1e-5, group=2).statement()
+    assert "blanking 2 examples (their contributions" in account(MNIST, 1e-5, group=2).statement()
     with pytest.raises(AccountingError, match="Group"):
         account((GaussianSteps(Poisson(1_000, 10, 20), 1.0, 5),), 1e-5, group=2)
 

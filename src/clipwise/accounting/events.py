@@ -61,6 +61,8 @@ def _check_sampling(sampling: object) -> None:
         )
     if max(sampling.sample_size or 0, getattr(sampling, "largest", None) or 0) > MOST:
         raise AccountingError(f"sample_size must be at most {MOST:.0e} for accounting.")
+    if isinstance(sampling, Poisson) and sampling.rate < 1 / MOST:
+        raise AccountingError(f"rate must be at least {1 / MOST:.0e} for accounting, got {sampling.rate!r}.")
 
 
 @dataclass(frozen=True)

@@ -61,6 +61,7 @@ class Guarantee:
         who = _RELATIONS[self.relation].format(unit=self.unit)
         if self.group > 1:
             who = who.replace(f"one {self.unit}", f"{self.group} {self.unit}s")
+            who = who.replace("its contribution becomes", "their contributions become")
         reading = {
             "numerically exact": "the tight value, rounded up",
             "upper bound": "an upper bound",

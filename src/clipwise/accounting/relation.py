@@ -23,7 +23,7 @@ from typing import Any, Literal, get_args
 from clipwise.accounting.events import Event, PrivateCalibration
 from clipwise.accounting.guarantee import Guarantee
 from clipwise.errors import AccountingError
-from clipwise.sampling import FixedSize, Poisson, Sampling, Shuffled
+from clipwise.sampling import FixedSize, FullBatch, Poisson, Sampling, Shuffled
 
 __all__ = ["Relation", "is_tight", "relation_of", "restated", "sampling_of"]
 
@@ -60,7 +60,7 @@ def relation_of(events: Iterable[Event], asked: Relation | None = None) -> tuple
             f"relation='add_remove' does not hold for {scheme!r}: its number of records is public and part of the "
             "mechanism, so a data set with one record more would run another one. Draw with a public rate, "
             "Poisson(rate=..., batch_size=...), or leave relation out: what holds here is "
-            f"{common[0]}{', at the same epsilon' if common[0] == 'zero_out' else ''}."
+            f"{common[0]}{', at the same epsilon' if isinstance(scheme, (Poisson, FullBatch)) else ''}."
         )
     return common[0], (
         "Batches of a fixed size have a meaning only for replacing a record, so the relation is replace_one.",
