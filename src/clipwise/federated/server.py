@@ -284,8 +284,9 @@ class Server:
 
     def _charge_repetition(self, release: bytes) -> None:
         """A resumed seeded run makes rounds again. With other updates that is one more release, and is charged."""
-        if self._digests.repeats(self._done, release):
-            self._ledger.record(replace(self._event, reason="repeated"))
+        others = self._digests.others(self._done, release)
+        if others:
+            self._ledger.record(replace(self._event.repeated(others), reason="repeated"))
 
     def state_dict(self) -> dict[str, Any]:
         """Rounds made, ledger, adaptive norm and, for a seeded run only, the seed. Never a sum or a key of noise."""

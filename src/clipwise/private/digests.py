@@ -108,17 +108,16 @@ class Digests:
 
     # Releases
 
-    def repeats(self, step: int, release: bytes) -> bool:
-        """Note what is about to be released at `step`; True if something else was released there before."""
+    def others(self, step: int, release: bytes) -> int:
+        """Note what is about to be released at `step`; how many other releases were made there since the last save."""
         if self._handle is None:  # nothing was saved that could be resumed
-            return False
-        before = self._released.setdefault(step, set())
-        if release in before:
-            return False
-        if os.write(self._handle, _entry(step, release)) != _ENTRY:
-            raise CheckpointError("the disk is full: the step cannot be counted, so it is not made.")
-        before.add(release)
-        return len(before) > 1
+            return 0
+        known = self._released.setdefault(step, set())
+        if release not in known:
+            if os.write(self._handle, _entry(step, release)) != _ENTRY:
+                raise CheckpointError("the disk is full: the step cannot be counted, so it is not made.")
+            known.add(release)
+        return len(known) - 1
 
     # The file
 

@@ -127,6 +127,8 @@ class _LookedItems(_SeededItems):
 
     def __getitems__(self, indices: _PartIndices) -> Any:
         items = super().__getitems__(indices)
+        if not indices.new:
+            return items, {}
         with unchanged_generators():
             places = {i: k for k, i in enumerate(indices)} if isinstance(items, list) else {}
             drawn = {i: digest_of(items[places[i]]) if i in places else None for i in indices.new}

@@ -69,8 +69,9 @@ class Seeding:
         """
 
         def note(release: bytes) -> None:
-            if self.digests.repeats(step, release):
-                ledger.record(replace(event, reason="repeated"))
+            others = self.digests.others(step, release)
+            if others:  # also those of processes that died before they could save their ledger
+                ledger.record(replace(event.repeated(others), reason="repeated"))
 
         return note
 
