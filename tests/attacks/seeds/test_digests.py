@@ -170,11 +170,8 @@ def test_a_step_that_is_repeated_with_other_sums_is_charged_again(tmp_path: Path
     other = step(private, model, scale=1.001)
     assert float((other - expected).abs().max()) > 1e-4  # not the same noise on another sum
     assert [(e.steps, e.reason) for e in private.ledger.events] == [(2, "training"), (1, "repeated")]  # type: ignore[union-attr]
-    for scale, charged in (
-        (1.001, 3),
-        (1.0, 3),
-        (1.002, 4),
-    ):  # what a process released that died is charged in the next
+    # What a process released that died is charged in the next one.
+    for scale, charged in ((1.001, 3), (1.0, 3), (1.002, 4)):
         private, model = resumed(tmp_path / "run")
         step(private, model, scale)
         assert private.ledger.steps == charged
