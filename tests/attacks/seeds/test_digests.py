@@ -160,7 +160,7 @@ def test_a_step_that_is_repeated_with_other_sums_is_charged_again(tmp_path: Path
 
     plan = cw.Plan(cw.FullBatch(N), STEPS, cw.Abadi(1.0), noise_multiplier=1.0)
     model, optimizer = fresh()
-    private = cw.Private(plan, model, optimizer, seed=0)
+    private = cw.Private(plan, model, optimizer, seed=0, own_batches=True)
     step(private, model)
     private.save(tmp_path / "run")
     expected = step(private, model)
