@@ -12,7 +12,7 @@ THIRD_STAMP := $(THIRD)/.setup
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo examples recipes-quick test attacks test-slow check format bench bench-quick third-party docs clean
+.PHONY: help setup demo examples recipes-quick test attacks test-slow check format bench bench-quick third-party mutants docs clean
 
 help:  ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,8 +53,8 @@ test: $(STAMP)  ## Run the tests
 attacks: $(STAMP)  ## Run the programs that once broke a promise, and their honest relatives
 	@$(PYTEST) -q -n 2 -m 'not slow' tests/attacks
 
-test-slow: $(STAMP)  ## Run the tests that take minutes
-	@$(PYTEST) -q -m slow || { code=$$?; test $$code -eq 5 && echo "no slow tests" || exit $$code; }
+test-slow: $(STAMP)  ## Run the tests that take more than a few seconds
+	@$(PYTEST) -q -n 2 -m slow || { code=$$?; test $$code -eq 5 && echo "no slow tests" || exit $$code; }
 
 check: $(STAMP)  ## Lint, format, types, layers, doctests
 	@$(BIN)/ruff check --quiet .
@@ -82,6 +82,9 @@ $(THIRD_STAMP): pyproject.toml constraints.txt tests/thirdparty/requirements.txt
 
 third-party: $(THIRD_STAMP)  ## Models of other people's packages, in an environment of their own (about 20 minutes)
 	@$(THIRD)/bin/python -m tests.thirdparty
+
+mutants: $(STAMP)  ## Change the source in 300 places, one at a time, and count which changes the tests notice (hours)
+	@$(BIN)/python -m tests.mutants --resume
 
 docs: $(STAMP)  ## Build the documentation; warnings are errors
 	@$(BIN)/sphinx-build -W --keep-going -q -b html docs docs/_build/html

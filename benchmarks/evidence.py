@@ -1,7 +1,8 @@
 """What it costs to watch forward passes: `python -m benchmarks.evidence` writes evidence.json and evidence.md.
 
 A run of 500 steps watches its first three steps and one after about 64. Each is timed beside unwatched steps of the
-same run, alternating, and the extra time is spread over the run.
+same run, alternating, and the extra time is spread over the run. Memory is the peak of such a step over what was
+resident before it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 import clipwise as cw
+from benchmarks.measure import peak, reset_peak, settle
 from benchmarks.workloads import WORKLOADS, Workload
 
 HERE = Path(__file__).parent
@@ -46,6 +48,14 @@ def _timed(private: cw.Private, workload: Workload, model: nn.Module, seed: int,
     return time.perf_counter() - start
 
 
+def _peak(private: cw.Private, workload: Workload, model: nn.Module, watched: bool) -> int:
+    """The peak of a step over what is resident before it, in bytes."""
+    before = settle()
+    reset_peak()
+    _timed(private, workload, model, 0, watched)
+    return peak() - before
+
+
 def measure(workload: Workload, rounds: int) -> dict[str, Any]:
     """Seconds of the first step watched and not, of later watched steps, and of unwatched ones."""
     model = workload.model()
@@ -68,6 +78,8 @@ def measure(workload: Workload, rounds: int) -> dict[str, Any]:
         "first_watched": first / step,
         "watched": median(watched) / step,
         "share_of_a_step": extra / STEPS / step,
+        "peak_mib": _peak(private, workload, model, watched=False) / 2**20,
+        "peak_watched_mib": _peak(private, workload, model, watched=True) / 2**20,
     }
 
 
@@ -80,12 +92,15 @@ def markdown(body: dict[str, Any]) -> str:
         f"of {body['rounds']} watched steps beside unwatched ones. All times in private steps of the same run that are "
         f"not watched. The last column spreads the first step and three later watched ones over {STEPS} steps.",
         "",
-        "| workload | first step, not watched | first step, watched | later watched step | extra per step of the run |",
-        "| --- | --- | --- | --- | --- |",
+        "| workload | first step, not watched | first step, watched | later watched step | extra per step of the run | "
+        "peak memory of a step, MiB | of a watched step, MiB |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for row in body["rows"]:
         numbers = row["first_unwatched"], row["first_watched"], row["watched"]
-        lines.append(f"| {row['title']} | {' | '.join(f'{n:.1f}' for n in numbers)} | {row['share_of_a_step']:.3f} |")
+        times = " | ".join(f"{n:.1f}" for n in numbers)
+        memory = f"{row['peak_mib']:.0f} | {row['peak_watched_mib']:.0f}"
+        lines.append(f"| {row['title']} | {times} | {row['share_of_a_step']:.3f} | {memory} |")
     return "\n".join(lines) + "\n"
 
 

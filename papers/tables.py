@@ -121,6 +121,11 @@ def noises(arms: Sequence[Arm]) -> str:
     return f"Their noise: {' and '.join(found)}." if found else "They have no noise."
 
 
+def same_draws(arms: Sequence[Arm]) -> bool:
+    """Whether arms of one seed have the same batches and noise: so it was before an arm drew from its own seed."""
+    return all("arm" not in run.provenance for arm in arms for run in arm.runs)
+
+
 def save(folder: Path, name: str, drawn: Any) -> None:
     """A figure as `figures/name.svg`; equal figures are equal files."""
     path = folder / "figures" / f"{name}.svg"

@@ -56,3 +56,15 @@ def test_epsilons_of_the_readme(accountant: str) -> None:
     assert printed
     computed = cw.epsilon(0.4, cw.Poisson(550_152, 32), 51_576, 1.8e-6, accountant=accountant)
     assert float(printed[1]) == pytest.approx(computed, abs=0.001)
+
+
+def promised_tests() -> list[str]:
+    text = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
+    return sorted(set(re.findall(r"`(tests/[^`]+)`", text)))
+
+
+@pytest.mark.parametrize("named", promised_tests())
+def test_every_promise_of_the_security_page_has_its_test(named: str) -> None:
+    path, _, function = named.partition("::")
+    assert (ROOT / path).exists()
+    assert not function or f"def {function}(" in (ROOT / path).read_text(encoding="utf-8")

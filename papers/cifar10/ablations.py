@@ -10,7 +10,7 @@ from clipwise import plots
 from clipwise.report import Arm
 from papers.cifar10.grid import best, points, whole
 from papers.cifar10.study import NOISE_R, NOISE_RATES, SIGMAS, noise_arm
-from papers.tables import HEADLINES, figure, results_table
+from papers.tables import HEADLINES, figure, results_table, same_draws
 
 METRICS = HEADLINES["classification"]
 HIGHEST = 3.0
@@ -24,11 +24,12 @@ def curves_of(arms: Sequence[Arm], section: str = "test", names: Sequence[str] =
 
 def noise(by_name: Mapping[str, Arm], folder: Path) -> str:
     """Several levels of noise, all else equal."""
-    parts = []
+    parts, arms = [], []
     for rate in NOISE_RATES:
         found = [by_name[name] for sigma in (None, *SIGMAS) if (name := noise_arm(sigma, rate)) in by_name]
         if not found:
             continue
+        arms += found
         curves = {each.name: curves_of([each], "private", ["loss"])[each.name] for each in found}
         curves = {name: {**curve, **curves_of([by_name[name]])[name]} for name, curve in curves.items()}
         drawn = plots.training_curves(curves, ["loss", "nll", "accuracy"])
@@ -38,9 +39,11 @@ def noise(by_name: Mapping[str, Arm], folder: Path) -> str:
         parts += [results_table(found, METRICS), figure(folder, f"noise_{rate:g}", drawn, caption)]
     if not parts:
         return ""
+    same = "batches and the draws of the noise are the same in all arms, but for its size"
+    drawn_by = same if same_draws(arms) else "the initial weights are the same in all arms, batches and noise are not"
     said = f"""## 2. Does the noise matter?
 
-R = {NOISE_R:g}, one epoch, one seed: batches and the draws of the noise are the same in all arms, but for its size.
+R = {NOISE_R:g}, one epoch, one seed: {drawn_by}.
 The learning rate {NOISE_RATES[0]:g} is the paper's; with {NOISE_RATES[1]:g} the head learns something in one epoch,
 but without clipping it diverges. Losses above {HIGHEST:g} are not drawn.
 """

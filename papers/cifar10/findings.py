@@ -104,6 +104,6 @@ def _grid(rows: Sequence[Any]) -> list[Finding]:
 
 
 def _apart(rows: Sequence[Any], flat: Point, layered: Point) -> Estimate:
-    """How much more accurate layerwise clipping is, over pairs of runs with the same seed: weights and batches."""
+    """How much more accurate layerwise clipping is, over pairs of runs that begin with the same weights."""
     ours, theirs = accuracies(rows, "layerwise", layered), accuracies(rows, "flat", flat)
     return Estimate.over_seeds([ours[seed] - theirs[seed] for seed in ours if seed in theirs])

@@ -41,6 +41,7 @@ class Cell:
         each = self.R if self.style == "flat" else self.R / sqrt(2)
         style = "Flat" if self.style == "flat" else "Layerwise"
         return [
+            f"name={json.dumps(f'{self.style}, R = {self.R:g}, rate {self.rate:g}')}",  # an arm draws from its own seed
             f"seed={self.seed}",
             f"steps={self.steps}",
             f'clip={{style="{style}",rule="Abadi",R={each!r}}}',

@@ -68,7 +68,7 @@ def _arms(kind: str, settings: tuple[str, ...], seeds: int) -> Iterator[Variant]
 
 
 def _noises(sigmas: Sequence[float]) -> Iterator[Variant]:
-    """The same seed, so the same batches and the same noise but for its size, and small learning rates."""
+    """The same seed, so the same initial weights, and small learning rates."""
     for rate in NOISE_RATES:
         settings = (f"optimizer.learning_rate={rate}", "evaluation.every=1", "evaluation.resamples=0")
         yield Variant(noise_arm(None, rate), (*NOT_PRIVATE, *settings), seeds=1)

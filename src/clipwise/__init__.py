@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     )
     from clipwise.noise import SecureNormals
     from clipwise.plan import Plan
-    from clipwise.private import Checked, Private, StepStatistics, check_model
+    from clipwise.private import Checked, Looked, Private, StepStatistics, check_model
     from clipwise.sampling import FixedSize, FullBatch, Poisson, Shuffled
 
 __version__ = "0.1.0"
@@ -77,7 +77,7 @@ _HOME = {
     ),
     "noise": ("SecureNormals",),
     "plan": ("Plan",),
-    "private": ("Checked", "Private", "StepStatistics", "check_model"),
+    "private": ("Checked", "Looked", "Private", "StepStatistics", "check_model"),
     "sampling": ("FixedSize", "FullBatch", "Poisson", "Shuffled"),
 }
 _PARTS = ("calibration", "data", "federated", "ntk", "optim", "plots", "report", "sgld")  # used by name: cw.ntk.kernel
@@ -110,6 +110,7 @@ __all__ = [
     "Layerwise",
     "Ledger",
     "LedgerError",
+    "Looked",
     "MissingExtra",
     "MixUp",
     "NoClip",

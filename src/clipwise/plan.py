@@ -13,7 +13,7 @@ from clipwise.accounting import Event, GaussianSteps, account, noise_scale
 from clipwise.accounting.accountant import Accountant, Relation
 from clipwise.clipping import Clip, Flat, Groupwise, Layerwise, MixUp, Rule, as_clip, is_private
 from clipwise.errors import InvalidPlan
-from clipwise.sampling import FixedSize, FullBatch, Poisson, Sampling, Shuffled
+from clipwise.sampling import FixedSize, FullBatch, Poisson, Sampling, Shuffled, arguments, made_from
 
 __all__ = ["Plan"]
 
@@ -90,7 +90,7 @@ class Plan:
         epsilon: float,
         delta: float,
         accountant: Accountant = "exact",
-        relation: Relation = "add_remove",
+        relation: Relation | None = None,
     ) -> Plan:
         """The same plan with the smallest noise that keeps the whole run within (epsilon, delta).
 
@@ -104,7 +104,7 @@ class Plan:
         shape = replace(self, noise_multiplier=1.0).events()
         return replace(self, noise_multiplier=noise_scale(shape, epsilon, delta, accountant, relation))
 
-    def epsilon(self, delta: float, accountant: Accountant = "exact", relation: Relation = "add_remove") -> float:
+    def epsilon(self, delta: float, accountant: Accountant = "exact", relation: Relation | None = None) -> float:
         """The epsilon that the whole run will have spent at this `delta`."""
         return account(self.events(), delta, accountant, relation).epsilon
 
@@ -161,6 +161,8 @@ def _encode(value: Any) -> Any:
     cls = type(value)
     known = _VALUES.get(cls.__name__) is cls
     kind = cls.__name__ if known else f"{cls.__module__}.{cls.__qualname__}"
+    if isinstance(value, _SAMPLINGS):
+        return {"kind": kind, **arguments(value)}
     return {"kind": kind, **{f.name: _encode(getattr(value, f.name)) for f in dataclasses.fields(value)}}
 
 
@@ -174,6 +176,8 @@ def _decode(value: Any) -> Any:
     if cls is None:
         # Importing whatever a file names would let the file choose the code that runs.
         raise InvalidPlan(f"{kind!r} is not one of clipwise's own values; give the plan itself instead (plan=...).")
+    if cls in _SAMPLINGS:
+        return made_from(cls, {name: item for name, item in value.items() if name != "kind"})
     names = {f.name for f in dataclasses.fields(cls)}
     if set(value) - {"kind"} != names:
         raise InvalidPlan(f"{kind} has the fields {sorted(names)}, got {_keys(value)}.")

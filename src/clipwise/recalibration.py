@@ -35,11 +35,11 @@ class PrivateTemperature(Temperature):
     disjoint: bool = False
     ledger: Ledger = field(default_factory=Ledger, repr=False, compare=False)
 
-    def epsilon(self, delta: float, accountant: Accountant = "exact", relation: Relation = "add_remove") -> float:
+    def epsilon(self, delta: float, accountant: Accountant = "exact", relation: Relation | None = None) -> float:
         """The combined epsilon of the ledger."""
         return self.ledger.epsilon(delta, accountant, relation)
 
-    def guarantee(self, delta: float, accountant: Accountant = "exact", relation: Relation = "add_remove") -> Guarantee:
+    def guarantee(self, delta: float, accountant: Accountant = "exact", relation: Relation | None = None) -> Guarantee:
         """The combined guarantee of the ledger, with all it assumes."""
         return self.ledger.guarantee(delta, accountant, relation)
 
@@ -93,7 +93,7 @@ class PrivateTemperatureScaling:
         *,
         disjoint: bool = False,
         accountant: Accountant = "exact",
-        relation: Relation = "add_remove",
+        relation: Relation | None = None,
     ) -> PrivateTemperatureScaling:
         """With the least noise that keeps the combined epsilon, of this ledger and the fit to come, at the target."""
         shape = [PrivateCalibration(1.0, disjoint=disjoint)]
@@ -120,7 +120,7 @@ class PrivateTemperatureScaling:
         for query in range(QUERIES):
             point, _ = self._next(asked)
             total = statistic(z_BK, hit_B, math.exp(point)).reshape(1)
-            (noisy,) = noise.release([total], [self.event.noise_multiplier], 1.0, first + query)
+            (noisy,) = noise.release([total], [self.event.noise_multiplier], 1.0, first + query, repr(self).encode())
             asked.append((point, float(noisy)))
         point, crossed = self._next(asked)
         return PrivateTemperature(

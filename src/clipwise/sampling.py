@@ -5,9 +5,11 @@ The values (`Poisson`, ...) say how batches are drawn; `Draws` draws them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from fractions import Fraction
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,52 +17,109 @@ from numpy.typing import NDArray
 from clipwise.errors import InvalidSampling
 from clipwise.noise import Entropy
 
-__all__ = ["Draws", "FixedSize", "FullBatch", "Poisson", "Sampling", "Shuffled", "split"]
+__all__ = [
+    "Draws",
+    "FixedSize",
+    "FullBatch",
+    "Poisson",
+    "Sampling",
+    "Shuffled",
+    "arguments",
+    "made_from",
+    "public_size",
+    "split",
+]
 
 Indices: TypeAlias = NDArray[np.int64]
 
 
-def _check_sizes(sample_size: object, batch_size: object) -> None:
-    for name, value in (("sample_size", sample_size), ("batch_size", batch_size)):
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise InvalidSampling(f"{name} must be a positive integer, got {value!r}.")
-    assert isinstance(sample_size, int) and isinstance(batch_size, int)
+def _check_size(name: str, value: object) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise InvalidSampling(f"{name} must be a positive integer, got {value!r}.")
+
+
+def _check_sizes(sample_size: int, batch_size: int) -> None:
+    _check_size("sample_size", sample_size)
+    _check_size("batch_size", batch_size)
     if batch_size > sample_size:
         raise InvalidSampling(
             f"batch_size {batch_size} is larger than sample_size {sample_size}: the sampling rate would be over 1."
         )
 
 
-@dataclass(frozen=True)
-class Poisson:
-    """Each sample joins each batch independently with probability `batch_size / sample_size`.
+class _Quotient(float):
+    """A rate that follows from two sizes: `dataclasses.replace` may change these, and the rate follows again."""
 
-    `batch_size` is the *expected* batch size, and the public denominator of the gradient. `max_batch_size` caps the
-    batch (truncated Poisson), which is accounted as such.
+
+@dataclass(frozen=True, repr=False)
+class Poisson:
+    """Each sample joins each batch independently with the same probability, `rate`.
+
+    `batch_size` is the *expected* batch size, and the public denominator of the gradient. Either the number of records
+    is public (`sample_size`), and the rate is `batch_size / sample_size`; or the rate itself is, and then the data may
+    have any number of records, which nobody is told. That rate must not be computed from the records.
+
+    `max_batch_size` caps the batch (truncated Poisson), which is accounted as such. With a public rate it needs
+    `largest`, a public number that the data never have more records than.
 
     >>> Poisson(sample_size=60_000, batch_size=256).rate
     0.004266666666666667
+    >>> Poisson(rate=1 / 250, batch_size=256)
+    Poisson(rate=0.004, batch_size=256)
     """
 
-    sample_size: int
-    batch_size: int
+    sample_size: int | None = None
+    batch_size: int = 0
     max_batch_size: int | None = None
+    rate: float = math.nan
+    largest: int | None = None
 
     def __post_init__(self) -> None:
-        _check_sizes(self.sample_size, self.batch_size)
-        cap = self.max_batch_size
-        if cap is not None and (not isinstance(cap, int) or isinstance(cap, bool) or cap < 1):
-            raise InvalidSampling(f"max_batch_size must be a positive integer or None, got {cap!r}.")
+        if self.sample_size is None:
+            self._check_public_rate()
+        else:
+            if not (isinstance(self.rate, _Quotient) or self.rate is math.nan):
+                raise InvalidSampling(
+                    "give sample_size= (the number of records is public) or rate= (the rate is), not both."
+                )
+            _check_sizes(self.sample_size, self.batch_size)
+            object.__setattr__(self, "rate", _Quotient(Fraction(self.batch_size, self.sample_size)))
+        for name in ("max_batch_size", "largest"):
+            size = getattr(self, name)
+            if size is not None:
+                _check_size(name, size)
+        if self.largest is not None and (self.sample_size is not None or self.max_batch_size is None):
+            raise InvalidSampling("largest= goes with rate= and max_batch_size= only: nothing else depends on it.")
+
+    def _check_public_rate(self) -> None:
+        rate = self.rate
+        if rate is math.nan:
+            raise InvalidSampling(
+                "Poisson needs sample_size=, the public number of records, or rate=, a public probability."
+            )
+        if not isinstance(rate, (int, float)) or isinstance(rate, bool) or not 0.0 < rate <= 1.0:
+            raise InvalidSampling(f"rate must be a number over 0 and at most 1, got {rate!r}.")
+        object.__setattr__(self, "rate", float(rate))
+        _check_size("batch_size", self.batch_size)
+        if self.max_batch_size is not None and self.largest is None:
+            raise InvalidSampling(
+                "max_batch_size= with rate= needs largest=, a public number that the data never have more records "
+                "than: how often batches are cut depends on the number of records."
+            )
 
     @property
-    def rate(self) -> float:
-        """The probability with which a sample joins a batch."""
-        return float(Fraction(self.batch_size, self.sample_size))
-
-    @property
-    def largest_batch(self) -> int:
-        """No batch can have more samples."""
+    def largest_batch(self) -> int | None:
+        """No batch can have more samples; None: there is no limit."""
         return self.sample_size if self.max_batch_size is None else self.max_batch_size
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether a batch can have more samples than it may keep."""
+        most = self.largest if self.sample_size is None else self.sample_size
+        return self.max_batch_size is not None and most is not None and self.max_batch_size < most
+
+    def __repr__(self) -> str:
+        return f"Poisson({', '.join(f'{name}={value!r}' for name, value in arguments(self).items())})"
 
 
 @dataclass(frozen=True)
@@ -137,6 +196,41 @@ class FixedSize:
 Sampling: TypeAlias = Poisson | FullBatch | Shuffled | FixedSize
 
 
+def public_size(sampling: Sampling) -> float:
+    """The public number of records, or what a public rate and its expected batch size say of it.
+
+    >>> public_size(Poisson(60_000, 256)), public_size(Poisson(rate=0.004, batch_size=256))
+    (60000, 64000.0)
+    """
+    return sampling.batch_size / sampling.rate if sampling.sample_size is None else sampling.sample_size
+
+
+def arguments(sampling: Sampling) -> dict[str, Any]:
+    """What makes the sampling once more, as it stands in files: of a public rate no number of records.
+
+    >>> arguments(Poisson(rate=0.004, batch_size=256))
+    {'rate': 0.004, 'batch_size': 256}
+    >>> arguments(Poisson(60_000, 256))
+    {'sample_size': 60000, 'batch_size': 256, 'max_batch_size': None}
+    """
+    if isinstance(sampling, Poisson) and sampling.sample_size is None:
+        cut = {"max_batch_size": sampling.max_batch_size, "largest": sampling.largest}
+        return {"rate": sampling.rate, "batch_size": sampling.batch_size, **(cut if sampling.largest else {})}
+    named = (f.name for f in fields(sampling) if f.name not in ("rate", "largest"))
+    return {name: getattr(sampling, name) for name in named}
+
+
+def made_from(kind: type[Any], given: Mapping[str, Any]) -> Sampling:
+    """The sampling of these very `arguments`; a missing or an unknown one is refused."""
+    try:
+        made: Sampling = kind(**given)
+    except TypeError as error:
+        raise InvalidSampling(f"{kind.__name__} cannot be made of {sorted(given)}: {error}.") from error
+    if arguments(made).keys() != given.keys():
+        raise InvalidSampling(f"{kind.__name__} has the fields {sorted(arguments(made))}, got {sorted(given)}.")
+    return made
+
+
 class Draws:
     """Draws the batch of each step, as sample indices in increasing order (`Shuffled`: in the order of the epoch).
 
@@ -154,8 +248,11 @@ class Draws:
         self.order_key = entropy.take(16, "order") if order_key is None else order_key
         self._epoch: tuple[int, Indices] | None = None
 
-    def batch(self, step: int) -> Indices:
-        """The indices of the logical batch of step `step` (from 0)."""
+    def batch(self, step: int, records: int | None = None) -> Indices:
+        """The indices of the logical batch of step `step` (from 0).
+
+        `records` is their number, which only the data know where the rate is public.
+        """
         sampling = self.sampling
         if isinstance(sampling, FullBatch):
             return np.arange(sampling.sample_size, dtype=np.int64)
@@ -164,12 +261,13 @@ class Draws:
         random = self._entropy.generator("sampling", step)
         if isinstance(sampling, Poisson):
             # Independent coins = a binomial count, then a uniform subset of that size; a cap keeps a part.
-            size = int(random.binomial(sampling.sample_size, sampling.rate))
+            count = _public_or(records, sampling)
+            size = int(random.binomial(count, sampling.rate))
             if sampling.max_batch_size is not None:
                 size = min(size, sampling.max_batch_size)
         else:
-            size = sampling.batch_size
-        chosen: Indices = random.choice(sampling.sample_size, size=size, replace=False, shuffle=False)
+            count, size = sampling.sample_size, sampling.batch_size
+        chosen: Indices = random.choice(count, size=size, replace=False, shuffle=False)
         chosen.sort()
         return chosen
 
@@ -181,6 +279,14 @@ class Draws:
             self._epoch = (epoch, order.astype(np.int64, copy=False))
         start = position * sampling.batch_size
         return self._epoch[1][start : start + sampling.batch_size]
+
+
+def _public_or(records: int | None, sampling: Poisson) -> int:
+    """The number of records: the plan's where it is public, else that of the data."""
+    count = records if sampling.sample_size is None else sampling.sample_size
+    if count is None:
+        raise InvalidSampling(f"{sampling!r} does not say how many records there are: the data must.")
+    return count
 
 
 def split(indices: Indices, physical_batch_size: int | None) -> list[Indices]:

@@ -66,9 +66,17 @@ def test_noise_by_pld() -> None:
 
 
 @pytest.mark.parametrize(
-    "sampling", [FullBatch(100), Shuffled(1_000, 10), FixedSize(1_000, 10), Poisson(1_000, 10, 30)]
+    "sampling",
+    [
+        FullBatch(100),
+        Shuffled(1_000, 10),
+        FixedSize(1_000, 10),
+        Poisson(1_000, 10, 30),
+        Poisson(rate=0.01, batch_size=10),
+        Poisson(rate=0.01, batch_size=10, max_batch_size=30, largest=1_200),
+    ],
 )
-@pytest.mark.parametrize("relation", ["add_remove", "replace_one"])
+@pytest.mark.parametrize("relation", [None, "replace_one"])
 def test_noise_for_every_scheme(sampling: Any, relation: Any) -> None:
     found = noise_multiplier(3.0, 1e-4, sampling, 300, relation=relation)
     assert 0.999 * 3.0 <= epsilon(found, sampling, 300, 1e-4, relation=relation) <= 3.0

@@ -36,7 +36,8 @@ def test_mnist(capsys: pytest.CaptureFixture[str]) -> None:
     rows = {line.split()[0]: line for line in out.splitlines() if line.startswith("  ")}
     assert "numerically exact" in rows["exact"] and "2.380" in rows["exact"]
     assert "approximation" in rows["gdp"] and "~2.322" in rows["gdp"]
-    assert "adding or removing one example" in out and "assumes Poisson sampling" in out
+    assert "blanking one example" in out and "the number of examples is public" in out
+    assert "assumes Poisson sampling" in out
 
 
 @pytest.mark.parametrize(("steps", "value"), [(51_576, "5.131"), (54_076, "5.164")])

@@ -29,6 +29,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return folder, shown.getvalue()
 
 
+@pytest.mark.slow
 def test_every_arm_is_a_run_that_train_could_have_made(made: tuple[Path, str]) -> None:
     runs = [Run.load(folder) for folder in sorted((made[0] / "runs").iterdir())]
     assert sorted({run.name for run in runs}) == sorted(demo.NAMES.values()) and len(runs) == 8
@@ -69,6 +70,7 @@ def test_the_printed_numbers_are_those_of_the_runs(made: tuple[Path, str]) -> No
     assert f"{mean:.2f} (" in row
 
 
+@pytest.mark.slow
 def test_two_processes_make_the_same_runs(made: tuple[Path, str], tmp_path: Path) -> None:
     args = argparse.Namespace(**{**SHORT, "seeds": 1}, output=str(tmp_path), jobs=2)
     for run, arm in zip(demo._experiment("digits", args), demo.NAMES, strict=True):

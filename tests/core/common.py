@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import clipwise as cw
-from clipwise.noise import Normals
+from clipwise.noise import Entropy, Normals, ZigguratNormals
 
 N = 40
 
@@ -74,6 +74,13 @@ class Constant(Normals):
         if piece == 0:
             self.steps.append(step)
         buffer.fill_(self.value)
+
+
+class Unlabelled(Normals):
+    """The same numbers for every label of a seed, to compare sums that differ in their rounding."""
+
+    def fill_(self, buffer: Tensor, entropy: Entropy, step: int, piece: int) -> None:
+        ZigguratNormals().fill_(buffer, Entropy(entropy.seed), step, piece)
 
 
 class Recorder(torch.optim.Optimizer):

@@ -17,6 +17,7 @@ from torch import Tensor
 import clipwise as cw
 from clipwise.errors import ClipwiseError, InvalidPlan, MissingExtra
 from clipwise.noise import Entropy, GaussianNoise, Normals, SecureNormals, ZigguratNormals, grid_of, normals, pieces
+from tests.core.common import Unlabelled
 
 LEVEL = 1e-4
 SHAPES = [(64, 8), (64,), (), (5, 1, 3), (0, 4), (3000,)]
@@ -158,8 +159,8 @@ def test_every_tensor_gets_its_own_standard_deviation(piece_elements: int) -> No
 def test_the_scaled_sum_is_the_sum_with_noise_times_the_scale(stds: list[float], piece_elements: int) -> None:
     shapes = [shape if 0 not in shape else (2, 2) for shape in SHAPES]
     plain = [torch.full(shape, 7.0) for shape in shapes]
-    adder = adder_for(plain)
-    plain = adder_for(plain).release(plain, stds, 1.0, step=3)
+    adder = adder_for(plain, Unlabelled())
+    plain = adder_for(plain, Unlabelled()).release(plain, stds, 1.0, step=3)
     fused = adder.release([torch.full(shape, 7.0) for shape in shapes], stds, 0.25, step=3)
     again = adder.release([torch.full(shape, 7.0) for shape in shapes], stds, 0.25, step=4)
     for a, b, c in zip(plain, fused, again, strict=True):
@@ -173,7 +174,7 @@ def test_what_is_released_is_the_exact_sum_on_the_grid(std: float, scale: float,
     """Recomputed with fractions: sum + noise in float64, times the scale, to the nearest point of the grid."""
     sums = torch.linspace(-20 * std, 20 * std, 400, dtype=torch.float64).to(dtype)
     drawn = draw(ZigguratNormals(), 400, seed=0, step=2)
-    (got,) = adder_for([sums]).release([sums.clone()], [std], scale, 2)
+    (got,) = adder_for([sums], Unlabelled()).release([sums.clone()], [std], scale, 2)
     grid = grid_of(std * scale)
     assert math.frexp(grid)[0] == 0.5 and std * scale / 2048 < grid <= std * scale / 1024
     exact = [

@@ -217,6 +217,20 @@ def test_empty_losses_without_a_graph_give_zeros() -> None:
     assert all(not g.any() and g.shape == params[k].shape for k, g in clipped.gradients.items())
 
 
+def test_check_says_which_operands_it_could_not_see() -> None:
+    """What `add`, `sub`, `cat` and `stack` do not save may be a constant or the batch: the graph is the same."""
+    w = torch.randn(2, 4, requires_grad=True)
+    x, other = torch.randn(5, 4), torch.randn(2, 4)
+    for made in (w + other, w - other, torch.cat([w, other]), torch.stack([w, other]).flatten(0, 1)):
+        found = check((x @ made.T).square().sum(1), {"w": w})
+        assert len(found.unseen) == 1 and found.unseen[0].endswith("(w)")
+        assert found.unseen[0] in str(found) and "not seen" in str(found)
+    product = (x @ (w * other).T).square().sum(1)
+    assert len(check(product, {"w": w}).unseen) == 1
+    assert check(product, {"w": w}, constants=other).unseen == ()  # what was saved lies in declared memory
+    assert check((x @ w.tanh().T).square().sum(1), {"w": w}).unseen == ()
+
+
 def test_unused_parameter_is_zero_and_named_by_check() -> None:
     case = BY_NAME["unused_parameter"]
     model = case.model()

@@ -111,6 +111,7 @@ def test_a_sample_is_the_same_alone_and_in_company(name: str, clip: str, rows: b
         torch.testing.assert_close(part, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_the_order_of_batches_does_not_matter(name: str) -> None:
     """One model and its cached plans: extreme batches first, between and last."""

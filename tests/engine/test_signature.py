@@ -117,6 +117,24 @@ def test_what_made_new_plans_is_told() -> None:
     assert clipper.planning.plans == 3 and "TanhBackward0 where CumsumBackward0 was" in clipper.planning.reasons[-1]
 
 
+def test_more_than_a_handful_of_plans_is_reported_once_with_what_differs() -> None:
+    model = mlp()
+    clipper = Clipper(named(model))
+
+    def step(depth: int) -> None:
+        h = model(torch.randn(4, 4))
+        for _ in range(depth):
+            h = h.tanh()
+        clipper(h.square().sum(1), Abadi(1.0))
+
+    for depth in range(8):
+        step(depth)
+    with pytest.warns(UserWarning, match=r"9 different graphs.*What differed: .*TanhBackward0"):
+        step(8)
+    step(9)  # once is enough: warnings are errors here
+    assert Clipper(named(model)).planning.plans == 0
+
+
 def test_a_hook_on_a_parameter_is_noticed_at_the_next_step() -> None:
     """Autograd would apply it, the engine would not: refused, not found out a hundred steps later."""
     model = mlp()

@@ -124,7 +124,9 @@ def test_samples_that_are_not_finite_contribute_nothing(case: Case) -> None:
     good = loop_gradients(case.loss(model, **leave_out(data, 1)), params)
     style = Flat(Abadi(float(norms_of(good).median()) or 1.0))
     expected = flat(clipped_loop(good, style))
-    for poison, way in product(("nan loss", "infinite loss", "nan data"), WAYS):
+    turn = CASES.index(case)  # each way on half of the models
+    for k, poison in enumerate(("nan loss", "infinite loss", "nan data")):
+        way = WAYS[(turn + k) % len(WAYS)]
         spoilt = poisoned(case, model, data, poison)
         if spoilt is None:
             continue

@@ -292,7 +292,10 @@ def test_simulation_of_flower_ends_by_itself_and_leaves_nothing_behind(tmp_path:
     assert not left
     result = json.loads((tmp_path / "result.json").read_text())
 
-    coins = [len(select(range(nodes), 0.5, Entropy(3), number)) for number in range(rounds)]
+    plan = FederatedPlan(cw.Poisson(nodes, nodes // 2), rounds, AdaptiveClip(R=1.0), noise_multiplier=0.5)  # the app's
+    torch.manual_seed(0)
+    entropy = Entropy(3).labelled(Server(plan, nn.Linear(1, 1), seed=3)._start)
+    coins = [len(select(range(nodes), 0.5, entropy, number)) for number in range(rounds)]
     assert [r["selected"] for r in result["rounds"]] == coins and len(set(coins)) > 1
     took_part = [len(list(tmp_path.glob(f"{number + 1}-*"))) for number in range(rounds)]
     assert took_part == coins  # as the nodes themselves say
@@ -306,3 +309,10 @@ def test_simulation_of_flower_ends_by_itself_and_leaves_nothing_behind(tmp_path:
     assert sum(r["shortened"] for r in result["rounds"]) == rounds_of[3]  # the one that sends a huge update
     assert result["recorded"] == rounds and result["epsilon"] == result["planned"]
     assert result["weights"] == pytest.approx([2.0, 1.0], abs=1.0)  # of y = 2x + 1
+
+
+def test_a_public_rate_does_not_say_how_many_nodes_to_wait_for() -> None:
+    plan = FederatedPlan(cw.Poisson(rate=0.5, batch_size=6), 2, cw.Abadi(1.0), 1.0)
+    with pytest.raises(cw.InvalidPlan, match="min_available_nodes"):
+        DPFedAvg(plan, make_model())
+    assert DPFedAvg(plan, make_model(), min_available_nodes=3).min_available_nodes == 3

@@ -20,6 +20,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "federated.md"
 HERE, FLOWER = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
 
 
+@pytest.mark.slow
 def test_the_example_in_one_process_learns(capsys: pytest.CaptureFixture[str]) -> None:
     names: dict[str, Any] = {}
     exec(HERE, names)

@@ -45,7 +45,8 @@ def plan_with(clip: cw.Abadi | cw.GlobalScaled) -> FederatedPlan:
 
 
 def selections(plan: FederatedPlan) -> list[list[int]]:
-    return [list(select(range(USERS), plan.rate, Entropy(SEED), number)) for number in range(ROUNDS)]
+    entropy = Entropy(SEED).labelled(Server(plan, make_model(), seed=SEED)._start)
+    return [list(select(range(USERS), plan.rate, entropy, number)) for number in range(ROUNDS)]
 
 
 @pytest.mark.parametrize("every_batch", [False, True], ids=["clip once", "clip every batch"])

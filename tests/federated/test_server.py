@@ -227,6 +227,23 @@ def test_plan_is_calibrated_for_users() -> None:
     assert plan.epsilon(1e-4, relation="replace_one") > 2.0
 
 
+@pytest.mark.parametrize("users", [20, 19, 3])
+@pytest.mark.parametrize("clip", [cw.Abadi(1.0), AdaptiveClip(1.0, 0.5)])
+def test_with_a_public_rate_any_number_of_users_runs_the_same_rounds(users: int, clip: Any) -> None:
+    plan = make_plan(sampling=cw.Poisson(rate=0.25, batch_size=5), clip=clip, weight_cap=2.0)
+    assert plan.users is None and plan.denominator == 10.0 and plan.rate == 0.25 and plan.expected == 5
+    assert (plan.denominator, plan.expected) == (make_plan(weight_cap=2.0).denominator, make_plan().expected)
+    model = make_model()
+    server = Server(plan, model, seed=1)
+    work = LocalTraining(loss_fn, partial(torch.optim.SGD, lr=0.1))
+    assert len(list(run(server, model, make_users(users), work))) == 3
+    guarantee = server.ledger.guarantee(1e-3)
+    assert guarantee.relation == "add_remove" and "adding or removing one client" in guarantee.statement()
+    assert make_plan().epsilon(1e-3) == plan.epsilon(1e-3)
+    with pytest.raises(cw.AccountingError, match="rate="):
+        make_plan().epsilon(1e-3, relation="add_remove")
+
+
 @pytest.mark.parametrize(
     "change",
     [

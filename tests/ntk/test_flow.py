@@ -141,6 +141,7 @@ def test_torch_optimizers_converge_to_the_flow(dynamics: Any, make: Any, clip: A
     assert errors[1] < 0.02 and 1.7 < errors[0] / errors[1] < 2.3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gd", "heavy_ball", "nesterov", "adam", "adagrad", "rmsprop"])
 def test_rate_is_the_slope_of_the_loss(name: str) -> None:
     task = problem("mlp", 3, "cross_entropy", n=5)

@@ -52,6 +52,7 @@ def test_without_clipping_the_matrix_is_h(clipping: Clipping) -> None:
         assert found.min_quadratic > 0 and found.loss_rate < 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clipping", UNCLIPPED)
 def test_without_clipping_the_loss_falls_to_zero(clipping: Clipping) -> None:
     case = random_case(10_003, NETWORK, 4, clipping, 1000.0 if clipping.rule == "batch" else 200.0, outliers=False)
@@ -85,6 +86,7 @@ def test_a_flat_flow_at_rest_is_at_zero_loss() -> None:
         assert speed >= least * pushes * (1 - 1e-9) > 0
 
 
+@pytest.mark.slow
 def test_flat_flows_come_to_zero() -> None:
     case = random_case(10_003, NETWORK, 4, Clipping("abadi", (0.5,)), 400.0, outliers=False)
     flow = case.flow(points=21, atol=1e-10)
@@ -152,6 +154,7 @@ def test_layerwise_clipping_breaks_eigenvalues() -> None:
     assert not found.positive_eigenvalues and found.min_eigenvalue > 0 and found.properties.max_imaginary > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["flat_rising", "layerwise_rising"])
 def test_the_loss_rises_for_a_while(name: str) -> None:
     case = instance(name)
@@ -163,6 +166,7 @@ def test_the_loss_rises_for_a_while(name: str) -> None:
     assert rise(free.loss) < 1e-6, "and without clipping it never rises"
 
 
+@pytest.mark.slow
 def test_a_layerwise_flow_stops_above_zero() -> None:
     case = instance("layerwise_stuck")
     flow = case.flow(points=21)
@@ -191,6 +195,7 @@ def test_the_account_of_what_was_not_found() -> None:
 # -- Fact 4.1, and other optimizers
 
 
+@pytest.mark.slow
 def test_order_of_convergence() -> None:
     """1 without noise, 1/2 with it; the distance is what the sum of the noise amounts to."""
     etas = [2.0**-k for k in (4, 5, 6)]
@@ -201,6 +206,7 @@ def test_order_of_convergence() -> None:
         assert error == pytest.approx(expected, rel=0.4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["heavy_ball", "nesterov", "adam", "adagrad", "rmsprop"])
 def test_other_optimizers_stop_where_gradient_descent_does(optimizer: str) -> None:
     """From the point where the layerwise flow rests, no optimizer moves: all are driven by the same clipped sum."""

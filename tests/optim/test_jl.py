@@ -310,6 +310,7 @@ def test_runs_that_prove_nothing_are_refused_with_the_number() -> None:
         ProjectedPrivate(plan_of(), half, sgd(half), loss_fn=loss_fn)
 
 
+@pytest.mark.slow
 def test_a_seeded_run_resumes_to_the_same_weights(tmp_path: Path) -> None:
     def begin() -> tuple[nn.Module, torch.optim.Optimizer]:
         model = network(dropout=0.3)
@@ -353,6 +354,7 @@ def test_directions_are_fresh_without_a_seed() -> None:
     assert not torch.equal(first, second)
 
 
+@pytest.mark.slow
 def test_it_trains() -> None:
     torch.manual_seed(0)
     x = torch.randn(200, 3)

@@ -42,6 +42,7 @@ def test_the_price_in_privacy_is_what_the_package_computes(row: dict[str, float]
     assert plan.epsilon(given["delta"]) == pytest.approx(row["epsilon"], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_the_example_prints_what_the_page_shows() -> None:
     pytest.importorskip("sklearn")
     done = subprocess.run(

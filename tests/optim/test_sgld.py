@@ -115,6 +115,7 @@ def run_chains(R: float, momentum: float, temperature: float = 1.0) -> Tensor:
     return torch.stack([sample["w"] for sample in optimizer.posterior]).reshape(-1, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("momentum", [0.0, 0.8])
 def test_the_posterior_of_a_linear_gaussian_model_is_recovered_as_r_grows(momentum: float) -> None:
     _, mean, covariance = linear_gaussian()
@@ -125,7 +126,7 @@ def test_the_posterior_of_a_linear_gaussian_model_is_recovered_as_r_grows(moment
         off_spread = float((torch.cov(draws.T) - covariance).norm() / covariance.norm())
         worst.append((off_mean, off_spread))
     assert worst[0][0] > 1.0  # clipped gradients stop short of the mean
-    assert worst[0][0] > worst[1][0] > worst[2][0]
+    assert worst[0][0] > 5 * max(worst[1][0], worst[2][0])
     assert worst[2][0] < 0.15 and worst[2][1] < 0.15
 
 

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 import clipwise as cw
 from clipwise.accounting import ProjectedSteps
 from clipwise.errors import InvalidConfig, InvalidPlan
+from clipwise.noise import arm_seed
 from clipwise.report import Run
 from clipwise.report.describe import event_row
 from clipwise.training import train as train_module
@@ -79,7 +80,7 @@ def test_dp_sgld_is_the_loop_by_hand_and_the_average_is_measured(tmp_path: Path)
         cw.Poisson(1_297, 64), 12, cw.Abadi(1.0), rate, 2.0, 0.5, cw.optim.GaussianPrior(0.5), thin=2
     )
     optimizer = cw.optim.LangevinOptimizer(model, chain)
-    private = cw.Private(cw.Plan(chain.sampling, 12, chain.clip, 4.0), model, optimizer, seed=3)
+    private = cw.Private(cw.Plan(chain.sampling, 12, chain.clip, 4.0), model, optimizer, seed=arm_seed(3, run.name))
     for batch in private.loader(digits.train):
         private.step(cross_entropy(model, batch))
     assert same_weights(tmp_path / "run", model)
@@ -96,7 +97,7 @@ def test_dp_sgd_jl_is_the_loop_by_hand(tmp_path: Path) -> None:
     run, digits, model = trained(tmp_path / "run", JL, "steps=3"), cw.data.load("digits"), network()
     plan = cw.optim.ProjectedPlan(cw.Poisson(1_297, 64), 3, cw.Abadi(1.0), 4.0, projections=40)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    private = cw.optim.ProjectedPrivate(plan, model, optimizer, loss_fn=cross_entropy, seed=3)
+    private = cw.optim.ProjectedPrivate(plan, model, optimizer, loss_fn=cross_entropy, seed=arm_seed(3, run.name))
     for batch in private.loader(digits.train):
         private.step(batch)
     assert same_weights(tmp_path / "run", model)

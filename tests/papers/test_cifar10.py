@@ -165,6 +165,7 @@ def test_both_styles_of_a_cell_have_the_same_sensitivity(tmp_path: Path) -> None
     assert made["flat"] == pytest.approx(made["layerwise"]) == pytest.approx(3.0)
 
 
+@pytest.mark.slow
 def test_a_grid_goes_on_and_marks_what_diverged(tmp_path: Path) -> None:
     settings = ["data.options.network=tiny", "data.options.synthetic=true", "batch_size=100"]
     config, path = ROOT / "papers/cifar10/config.toml", tmp_path / "grid.json"
@@ -271,6 +272,7 @@ def test_fine_tuning_a_vision_transformer_through_the_recipe(vit: Path, tmp_path
     assert run.provenance["parameters"] == sum(p.numel() for p in networks.classifier(str(vit)).parameters())
 
 
+@pytest.mark.slow
 def test_the_quick_form_runs_without_a_network_and_says_what_it_is(tmp_path: Path) -> None:
     environment = {**os.environ, "CLIPWISE_DATA": str(tmp_path), "CLIPWISE_OFFLINE": "1"}
     before = sorted((ROOT / "papers/cifar10").rglob("*"))

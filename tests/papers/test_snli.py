@@ -193,6 +193,7 @@ def test_other_weights_have_a_folder_of_their_own_and_all_the_pairs(folder: Path
     assert 'data.options={weights = "bert_base", text = "snli", max_length = 128}' in settings
 
 
+@pytest.mark.slow
 def test_quick_says_that_its_numbers_mean_nothing(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

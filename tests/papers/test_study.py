@@ -51,6 +51,7 @@ def write(arms: Sequence[Arm], folder: Path) -> str:
     return page(folder, "Test", arms, CLAIMS, [])
 
 
+@pytest.mark.slow
 def test_a_set_that_was_cut_goes_on_and_its_page_counts_seeds(
     study: Study, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -72,6 +73,7 @@ def test_a_set_that_was_cut_goes_on_and_its_page_counts_seeds(
     assert (study.folder / "README.md").read_text() == page_text
 
 
+@pytest.mark.slow
 def test_quick_leaves_the_folder_alone(study: Study) -> None:
     main(study, write, ["--quick", "--jobs", "1", "--only", "fast"])
     assert [path.name for path in study.folder.iterdir()] == ["config.toml"]
@@ -120,6 +122,7 @@ def test_nothing_to_draw_is_said(study: Study) -> None:
         main(study, write, ["--draw"])
 
 
+@pytest.mark.slow
 def test_a_run_of_other_settings_is_not_counted_as_one_of_the_set(
     study: Study, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,6 +135,7 @@ def test_a_run_of_other_settings_is_not_counted_as_one_of_the_set(
         main(study, write, ["--draw"])
 
 
+@pytest.mark.slow
 def test_curves_that_were_cut_are_told(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     main(study, write, ["--jobs", "1", "--only", "fast", "fast", "--seeds", "1"])
@@ -141,6 +145,7 @@ def test_curves_that_were_cut_are_told(study: Study, monkeypatch: pytest.MonkeyP
         main(study, write, ["--draw"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("resume", [["--resume"], []], ids=["resumed", "not resumed"])
 def test_a_run_that_was_cut_before_its_first_checkpoint_starts_anew(
     study: Study, resume: list[str], monkeypatch: pytest.MonkeyPatch
@@ -153,6 +158,7 @@ def test_a_run_that_was_cut_before_its_first_checkpoint_starts_anew(
     assert len(list(runs_of(study, study.folder / "runs"))) == 1
 
 
+@pytest.mark.slow
 def test_a_page_that_cannot_be_written_leaves_the_old_one(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     main(study, write, ["--jobs", "1", "--only", "fast", "--seeds", "2"])

@@ -29,6 +29,7 @@ def half(number: int) -> float:
     return number / 2
 
 
+@pytest.mark.slow
 def test_an_item_that_fails_is_told_and_stops_no_other(capfd: pytest.CaptureFixture[str]) -> None:
     found = []
     with pytest.raises(SystemExit, match=r"1 of 4 numbers failed. The first: 3: three cannot be halved"):
@@ -44,6 +45,7 @@ def killed(number: int) -> int:
     return number
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_takes_no_other_item_with_it(capfd: pytest.CaptureFixture[str]) -> None:
     found = []
     with pytest.raises(SystemExit, match=r"1 of 5 numbers failed. The first: 2: its process was ended .*-9"):
@@ -56,6 +58,7 @@ def marked(path: Path) -> None:
     time.sleep(60)
 
 
+@pytest.mark.slow
 def test_nothing_goes_on_after_ctrl_c(tmp_path: Path) -> None:
     """The signal reaches the whole group, as from a terminal; what waits is not begun."""
     paths = [tmp_path / name for name in "abcd"]
@@ -78,6 +81,7 @@ def test_nothing_goes_on_after_ctrl_c(tmp_path: Path) -> None:
     assert sorted(tmp_path.iterdir()) == paths[:2]
 
 
+@pytest.mark.slow
 def test_a_worker_ends_with_its_parent(tmp_path: Path) -> None:
     code = (
         "import os, time; from pathlib import Path; from papers.work import side_by_side\n"
@@ -142,6 +146,7 @@ def slow_shard(folder: Path) -> None:
     fill("shards", [folder / f"{k}.bin" for k in range(3)], make)
 
 
+@pytest.mark.slow
 def test_two_processes_fill_a_cache_once(tmp_path: Path) -> None:
     list(side_by_side("caches", slow_shard, [tmp_path, tmp_path], 2))
     assert (tmp_path / "made").read_text() == "0\n1\n2\n"

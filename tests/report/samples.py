@@ -99,12 +99,14 @@ def made_run(
             "command": ["clipwise", "train", "config.toml", "--seed", str(seed)],
             "seconds": 3.2,
             "seeds": [seed],
-            "data": {"name": "made-up digits", "records": 60_000, "held_out": 1_500, "fingerprint": "sha256:5ec2e7"},
+            "data": {"name": "made-up digits", "records": 60_000, "held_out": 1_500, "while_training": "unchanged"},
+            "arm": name,
             "model": "mlp 196-64-10",
             "parameters": 13_258,
             "versions": {"clipwise": cw.__version__, "torch": "2.13.0", "python": "3.11.7"},
         },
         "config": f"seed = {seed}\n[model]\nkind = 'mlp'\n",
+        "fingerprint": "sha256:5ec2e7",
     }
     return Run(**{**values, **changes})
 

@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from clipwise.report import Estimate, Run, arms_of
+from clipwise.report.joint import joint_of
 from clipwise.report.reading import difference, read
-from clipwise.report.warnings import together, warnings_of
+from clipwise.report.warnings import warnings_of
 from tests.report.samples import DELTA, comparison, ledger, made_run, plan, regression_run
 
 
@@ -118,15 +119,14 @@ def test_a_difference_of_equal_seeds_is_exact() -> None:
 
 
 def test_all_runs_of_a_page_are_charged_together() -> None:
-    joint = together(arms_of(comparison(seeds=5)))
-    assert joint is not None
-    count, guarantee = joint
-    assert count == 10 and guarantee.epsilon == pytest.approx(5.443, abs=1e-3)
-    assert together(arms_of([made_run()])) is None
+    joint = joint_of(comparison(seeds=5))
+    assert joint is not None and joint.guarantee is not None
+    assert joint.runs == 10 and joint.guarantee.epsilon == pytest.approx(5.443, abs=1e-3)
+    assert joint_of([made_run()]) is None
 
 
 def test_warnings_name_their_arms_once() -> None:
-    warned = warnings_of(arms_of(comparison()))
+    warned = warnings_of(arms_of(comparison()), joint_of(comparison()))
     by_text = {each.text.split(".")[0].split(":")[0]: each.arms for each in warned}
     assert by_text["Trained without noise"] == ("not private",)
     assert by_text["Trained with a fixed seed"] == ("R = 1", "R = 10")

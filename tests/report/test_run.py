@@ -21,6 +21,7 @@ def test_a_run_is_read_as_it_was_written(tmp_path: Path) -> None:
     folder = run.save(tmp_path / "runs" / "one")
     assert sorted(path.name for path in folder.iterdir()) == [
         "config.toml",
+        "data.digest",
         "ledger.json",
         "metrics.jsonl",
         "result.json",
@@ -112,10 +113,11 @@ def test_publishable_leaves_out_what_epsilon_does_not_cover() -> None:
     run = made_run(seed=987_654_321)
     public = run.publishable()
     before, after = (json.dumps([each.to_dict(), *each.curves]) for each in (run, public))
-    for secret in ("987654321", "fraction_clipped", "norm_median", "bad_samples", "5ec2e7", "config.toml"):
+    for secret in ("987654321", "fraction_clipped", "norm_median", "bad_samples", "config.toml"):
         assert secret in before
         assert secret not in after
-    assert public.seed is None and public.config is None
+    assert "5ec2e7" not in before
+    assert public.seed is None and public.config is None and public.fingerprint is None
     assert public.test == run.test and public.guarantees == run.guarantees and public.curves[0]["test"]
 
 

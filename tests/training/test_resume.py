@@ -35,6 +35,7 @@ def killed_run(folder: Path, seeded: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and SIGKILL")
 def test_a_seeded_run_survives_kills_bit_for_bit(tmp_path: Path) -> None:
     found = killed_run(tmp_path, "seeded")
@@ -47,6 +48,7 @@ def test_a_seeded_run_survives_kills_bit_for_bit(tmp_path: Path) -> None:
     assert "checkpoint" not in found["files"] and not any(name.startswith(".") for name in found["files"])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and SIGKILL")
 def test_an_unseeded_run_pays_for_every_step_that_it_began(tmp_path: Path) -> None:
     found = killed_run(tmp_path, "unseeded")
@@ -87,7 +89,7 @@ def test_other_data_than_those_of_the_beginning_are_refused(tmp_path: Path) -> N
     interrupted(tmp_path / "run")
     changed = config().data.load()
     changed.train.tensors[0][0] += 1.0
-    with pytest.raises(CheckpointError, match="another data set"):
+    with pytest.raises(CheckpointError, match="the data changed"):
         train(config(), output=tmp_path / "run", resume=True, data=changed)
 
 

@@ -21,6 +21,7 @@ from clipwise.accounting.pld import pld_delta, pld_epsilon
 from clipwise.accounting.problem import LEAST_NOISE, Accountant, Problem, Relation, check_delta, check_epsilon, pose
 from clipwise.accounting.projected import has_projections, projected_delta, projected_epsilon, records_at_risk
 from clipwise.accounting.rdp import rdp_delta, rdp_epsilon
+from clipwise.accounting.relation import relation_of
 from clipwise.accounting.saddle import quick_delta, quick_epsilon
 from clipwise.accounting.shuffle import shuffled_delta, shuffled_epsilon
 from clipwise.errors import AccountingError
@@ -44,7 +45,7 @@ def account(
     events: Iterable[Event],
     delta: float,
     accountant: Accountant = "exact",
-    relation: Relation = "add_remove",
+    relation: Relation | None = None,
     group: int = 1,
 ) -> Guarantee:
     """Epsilon at `delta` for everything in `events`.
@@ -57,7 +58,8 @@ def account(
     events = tuple(events)
     if has_projections(events):
         ask = partial(account, relation=relation, group=group)
-        return projected_epsilon(events, delta, accountant, ask, records_at_risk(events, relation, group))
+        holds, _ = relation_of(events, relation)
+        return projected_epsilon(events, delta, accountant, ask, records_at_risk(events, holds, group))
     problem = _pose(events, relation, group, accountant)
     if not problem.private:
         answer = _Answer(math.inf, "upper bound", accountant, (_NO_NOISE,))
@@ -74,7 +76,7 @@ def account_delta(
     events: Iterable[Event],
     epsilon: float,
     accountant: Accountant = "exact",
-    relation: Relation = "add_remove",
+    relation: Relation | None = None,
     group: int = 1,
 ) -> Guarantee:
     """Delta at `epsilon` for everything in `events`; `lower` is in terms of delta here."""
@@ -83,7 +85,8 @@ def account_delta(
     events = tuple(events)
     if has_projections(events):
         ask = partial(account_delta, relation=relation, group=group)
-        return projected_delta(events, epsilon, accountant, ask, records_at_risk(events, relation, group))
+        holds, _ = relation_of(events, relation)
+        return projected_delta(events, epsilon, accountant, ask, records_at_risk(events, holds, group))
     problem = _pose(events, relation, group, accountant)
     if not problem.private:
         answer = _Answer(1.0, "upper bound", accountant, (_NO_NOISE,))
@@ -96,7 +99,7 @@ def account_delta(
     return _guarantee(problem, answer, epsilon, answer.value, lower, warnings, time.perf_counter() - start)
 
 
-def _pose(events: Iterable[Event], relation: Relation, group: int, accountant: str) -> Problem:
+def _pose(events: Iterable[Event], relation: Relation | None, group: int, accountant: str) -> Problem:
     if accountant not in get_args(Accountant):
         raise AccountingError(f"accountant must be one of {', '.join(get_args(Accountant))}, got {accountant!r}.")
     return pose(events, relation, group)
@@ -159,7 +162,7 @@ def _answer(problem: Problem, given: float, accountant: str, ask: _Question) -> 
         raise AccountingError(f"{accountant} has no formula for fixed-size batches; ask exact or rdp.")
     value = max(ask.gdp(c, given) if accountant == "gdp" else ask.edgeworth(c, given) for c in problem.upper)
     if plain:
-        return _Answer(value, "upper bound" if interval else "numerically exact", accountant)
+        return _Answer(value, "numerically exact" if problem.tight else "upper bound", accountant)
     return _Answer(value, "approximation", accountant)
 
 
@@ -172,7 +175,7 @@ def _exact(problem: Problem, given: float, ask: _Question) -> _Answer:
         found, source = _exact_or_bound(composition, given, ask, value)
         if found > value:
             value, sources = found, {source}
-    kind: Kind = "upper bound" if problem.lower is not None else "numerically exact"
+    kind: Kind = "numerically exact" if problem.tight else "upper bound"
     source = sources.pop()
     if source == "exact":
         return _Answer(value, kind, "exact")
@@ -230,9 +233,9 @@ def _or_zero(function: Callable[[Composition, float], float], composition: Compo
 
 def _warnings(problem: Problem, epsilon: float, delta: float) -> tuple[str, ...]:
     found = []
-    if problem.sample_size is not None and delta > 1.0 / problem.sample_size:
+    if problem.records is not None and delta > 1.0 / problem.records:
         found.append(
-            f"delta {delta:g} is over 1/{problem.sample_size}: it allows publishing a record outright now and then."
+            f"delta {delta:g} is over 1/{problem.records:.10g}: it allows publishing a record outright now and then."
         )
     if problem.private and epsilon > _LARGE_EPSILON:
         found.append(f"epsilon over {_LARGE_EPSILON:g} promises next to nothing.")

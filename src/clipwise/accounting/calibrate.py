@@ -29,7 +29,7 @@ def noise_multiplier(
     sampling: Sampling,
     steps: int,
     accountant: Accountant = "exact",
-    relation: Relation = "add_remove",
+    relation: Relation | None = None,
 ) -> float:
     """The noise multiplier whose accounted epsilon is at most the target, and within 0.1 % of it.
 
@@ -48,7 +48,7 @@ def noise_scale(
     epsilon: float,
     delta: float,
     accountant: Accountant = "exact",
-    relation: Relation = "add_remove",
+    relation: Relation | None = None,
     fixed: Iterable[Event] = (),
 ) -> float:
     """The factor for every event's noise multiplier that meets the target: a schedule keeps its shape.
@@ -92,7 +92,7 @@ def max_steps(
     sampling: Sampling,
     noise_multiplier: float,
     accountant: Accountant = "exact",
-    relation: Relation = "add_remove",
+    relation: Relation | None = None,
 ) -> int:
     """The largest number of steps, up to 10^9, whose epsilon is at most the target (0 when not even one fits).
 
@@ -116,7 +116,7 @@ def max_batch_size(
     steps: int,
     noise_multiplier: float,
     accountant: Accountant = "exact",
-    relation: Relation = "add_remove",
+    relation: Relation | None = None,
 ) -> int:
     """The largest batch size (expected, for Poisson) whose epsilon is at most the target, all else as in `sampling`.
 
@@ -128,6 +128,8 @@ def max_batch_size(
     delta = check_delta(delta)
     if isinstance(sampling, (FullBatch, Shuffled)):
         raise AccountingError("The batch size can be solved for Poisson and fixed-size sampling only.")
+    if sampling.sample_size is None:
+        raise AccountingError("At a public rate epsilon does not depend on batch_size: there is nothing to solve for.")
 
     def fits(batch_size: int, by: Accountant) -> bool:
         scheme: Poisson | FixedSize = replace(sampling, batch_size=batch_size)
@@ -142,9 +144,11 @@ def free_cap(
     steps: int,
     delta: float,
     tolerance: float = 1e-3,
-    relation: Relation = "add_remove",
+    relation: Relation | None = None,
 ) -> int:
     """The smallest `max_batch_size` that raises epsilon by less than `tolerance` of it.
+
+    With a public rate the sampling says how many records there are at most: `max_batch_size` and `largest` of it.
 
     >>> from clipwise.sampling import Poisson
     >>> free_cap(Poisson(60_000, 256), noise_multiplier=1.1, steps=14_040, delta=1e-5)
@@ -152,14 +156,21 @@ def free_cap(
     """
     delta = check_delta(delta)
 
-    def spent(cap: int | None) -> float:
+    most = sampling.largest if sampling.sample_size is None else sampling.sample_size
+    if most is None:
+        raise AccountingError(
+            "With rate= the smallest cap depends on how many records there are at most: give largest=, and it again as "
+            "max_batch_size=."
+        )
+
+    def spent(cap: int) -> float:
         scheme = replace(sampling, max_batch_size=cap)
         return functions.epsilon(noise_multiplier, scheme, steps, delta, relation=relation)
 
-    limit = spent(None) * (1.0 + tolerance)
-    low, high = sampling.batch_size, min(sampling.sample_size, 2 * sampling.batch_size + 40)
-    while high < sampling.sample_size and spent(high) > limit:
-        low, high = high, min(sampling.sample_size, 2 * high)
+    limit = spent(most) * (1.0 + tolerance)
+    low, high = sampling.batch_size, min(most, 2 * sampling.batch_size + 40)
+    while high < most and spent(high) > limit:
+        low, high = high, min(most, 2 * high)
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if spent(middle) <= limit else (middle, high)

@@ -12,6 +12,7 @@ from clipwise.accounting.accountant import account, account_delta
 from clipwise.accounting.events import Event
 from clipwise.accounting.gaussian import gaussian_mu
 from clipwise.accounting.gdp import clt_mu
+from clipwise.accounting.guarantee import Kind
 from clipwise.accounting.lattice import Floats
 from clipwise.accounting.problem import Relation, check_delta, pose
 from clipwise.errors import AccountingError
@@ -24,7 +25,8 @@ class PrivacyCurve:
     """delta(epsilon) by the exact accountant, with what follows from it.
 
     `mu` is the smallest mu such that the run is mu-GDP for all delta >= `min_delta` (measured; Gomez et al. 2026), and
-    `clt_mu` the central limit theorem's, which is no bound.
+    `clt_mu` the central limit theorem's, which is no bound. Where `kind` is "upper bound" (batches that are cut), a
+    smaller mu may be true.
     """
 
     epsilon: Floats
@@ -34,6 +36,7 @@ class PrivacyCurve:
     min_delta: float
     relation: str
     sampling: str
+    kind: Kind = "numerically exact"
 
     def trade_off(self, false_positive: Floats) -> Floats:
         """The smallest false negative rate of any membership test at these false positive rates.
@@ -59,11 +62,12 @@ class PrivacyCurve:
             "min_delta": self.min_delta,
             "relation": self.relation,
             "sampling": self.sampling,
+            "kind": self.kind,
         }
 
 
 def privacy_curve(
-    events: Iterable[Event], relation: Relation = "add_remove", min_delta: float = 1e-10, count: int = 40
+    events: Iterable[Event], relation: Relation | None = None, min_delta: float = 1e-10, count: int = 40
 ) -> PrivacyCurve:
     """The curve from epsilon 0 to where delta is `min_delta`.
 
@@ -87,10 +91,11 @@ def privacy_curve(
     delta = np.minimum.accumulate(delta)
     mu = max((gaussian_mu(e, d) for e, d in zip(epsilon, delta, strict=True) if 0.0 < d < 1.0), default=0.0)
     approximate = max(clt_mu(c) for c in problem.upper)
-    return PrivacyCurve(epsilon, delta, mu, approximate, min_delta, problem.relation, problem.sampling)
+    kind: Kind = "numerically exact" if problem.tight else "upper bound"
+    return PrivacyCurve(epsilon, delta, mu, approximate, min_delta, problem.relation, problem.sampling, kind)
 
 
-def tight_mu(events: Iterable[Event], relation: Relation = "add_remove", min_delta: float = 1e-10) -> float:
+def tight_mu(events: Iterable[Event], relation: Relation | None = None, min_delta: float = 1e-10) -> float:
     """The smallest mu such that the run is mu-GDP for all delta >= `min_delta`, measured and not by the CLT.
 
     >>> from clipwise.accounting.events import GaussianSteps

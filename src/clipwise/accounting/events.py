@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, TypeAlias
 
 from clipwise.errors import AccountingError, ClipwiseError, LedgerError
-from clipwise.sampling import FixedSize, FullBatch, Poisson, Sampling, Shuffled
+from clipwise.sampling import FixedSize, FullBatch, Poisson, Sampling, Shuffled, arguments, made_from
 
 __all__ = ["Event", "FederatedRounds", "GaussianSteps", "PrivateCalibration", "ProjectedSteps", "decode", "encode"]
 
@@ -59,8 +59,10 @@ def _check_sampling(sampling: object) -> None:
             f"sampling must be cw.Poisson, cw.FullBatch, cw.Shuffled or cw.FixedSize, got {sampling!r}. "
             "A bare rate does not say how batches were drawn."
         )
-    if sampling.sample_size > MOST:
+    if max(sampling.sample_size or 0, getattr(sampling, "largest", None) or 0) > MOST:
         raise AccountingError(f"sample_size must be at most {MOST:.0e} for accounting.")
+    if isinstance(sampling, Poisson) and sampling.rate < 1 / MOST:
+        raise AccountingError(f"rate must be at least {1 / MOST:.0e} for accounting, got {sampling.rate!r}.")
 
 
 @dataclass(frozen=True)
@@ -258,29 +260,22 @@ _ONLY_IF_TRUE = {"own_batches"}  # left out otherwise, so that a ledger reads as
 def _encode_value(value: Any) -> Any:
     for name, kind in _SAMPLINGS.items():
         if type(value) is kind:
-            return {"kind": name, **{f.name: getattr(value, f.name) for f in fields(kind)}}
+            return {"kind": name, **arguments(value)}
     return value
 
 
 def _decode_value(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return _build(_SAMPLINGS, value, "sampling scheme")
-    return value
+    if not isinstance(value, Mapping):
+        return value
+    kind = _kind(_SAMPLINGS, value, "sampling scheme")
+    return made_from(kind, {name: item for name, item in value.items() if name != "kind"})
 
 
-def _build(kinds: Mapping[str, type[Any]], record: Mapping[str, Any], what: str) -> Any:
+def _kind(kinds: Mapping[str, type[Any]], record: Mapping[str, Any], what: str) -> type[Any]:
     kind = kinds.get(str(record.get("kind")))
     if kind is None:
         raise LedgerError(f"Unknown {what} {record.get('kind')!r}; known are {', '.join(kinds)}.")
-    names = {f.name for f in fields(kind)}
-    if (set(record) - {"kind"}) | (names & _ONLY_IF_TRUE) != names:
-        raise LedgerError(f"A {record['kind']} has the fields {sorted(names)}, got {sorted(set(record) - {'kind'})}.")
-    try:
-        return kind(**{name: _decode_value(record[name]) for name in names if name in record})
-    except LedgerError:
-        raise
-    except ClipwiseError as error:
-        raise LedgerError(f"A {record['kind']} makes no sense: {error}") from error
+    return kind
 
 
 def encode(event: Event) -> dict[str, Any]:
@@ -304,5 +299,14 @@ def decode(record: Mapping[str, Any]) -> Event:
     """
     if not isinstance(record, Mapping):
         raise LedgerError(f"An event must be a JSON object, got {record!r}.")
-    event: Event = _build(_KINDS, record, "event")
+    kind = _kind(_KINDS, record, "event")
+    names = {f.name for f in fields(kind)}
+    if (set(record) - {"kind"}) | (names & _ONLY_IF_TRUE) != names:
+        raise LedgerError(f"A {record['kind']} has the fields {sorted(names)}, got {sorted(set(record) - {'kind'})}.")
+    try:
+        event: Event = kind(**{name: _decode_value(record[name]) for name in names if name in record})
+    except LedgerError:
+        raise
+    except ClipwiseError as error:
+        raise LedgerError(f"A {record['kind']} makes no sense: {error}") from error
     return event

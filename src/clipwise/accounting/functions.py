@@ -16,7 +16,7 @@ def epsilon(
     steps: int,
     delta: float,
     accountant: Accountant = "exact",
-    relation: Relation = "add_remove",
+    relation: Relation | None = None,
 ) -> float:
     """The epsilon of `steps` steps at `delta` (the upper end where only an interval is known).
 
@@ -33,7 +33,7 @@ def delta(
     steps: int,
     epsilon: float,
     accountant: Accountant = "exact",
-    relation: Relation = "add_remove",
+    relation: Relation | None = None,
 ) -> float:
     """The delta of `steps` steps at `epsilon`.
 

@@ -13,7 +13,7 @@ Kind = Literal["numerically exact", "upper bound", "approximation"]
 _RELATIONS = {
     "add_remove": "adding or removing one {unit}",
     "replace_one": "replacing one {unit}",
-    "zero_out": "blanking one {unit} (its contribution becomes zero)",
+    "zero_out": "blanking one {unit} (its contribution becomes zero; the number of {unit}s is public)",
 }
 
 
@@ -22,7 +22,8 @@ class Guarantee:
     """(epsilon, delta) with its kind, accountant, relation, sampling scheme and warnings.
 
     `lower` is a proven lower end where only an interval is known, else None. `group` is the number of records that
-    are protected together. `seconds` is the time the answer took.
+    are protected together. `seconds` is the time the answer took. `relation` is the one that holds for the sampling,
+    see `clipwise.accounting.relation`.
     """
 
     epsilon: float
@@ -60,6 +61,7 @@ class Guarantee:
         who = _RELATIONS[self.relation].format(unit=self.unit)
         if self.group > 1:
             who = who.replace(f"one {self.unit}", f"{self.group} {self.unit}s")
+            who = who.replace("its contribution becomes", "their contributions become")
         reading = {
             "numerically exact": "the tight value, rounded up",
             "upper bound": "an upper bound",

@@ -14,7 +14,17 @@ from typing import TypeAlias
 
 from scipy import stats
 
-__all__ = ["Composition", "Law", "Mixture", "Pair", "fixed_size", "gaussian", "poisson", "truncated_poisson"]
+__all__ = [
+    "Composition",
+    "Law",
+    "Mixture",
+    "Pair",
+    "fixed_size",
+    "gaussian",
+    "poisson",
+    "truncated_poisson",
+    "truncated_up_to",
+]
 
 Mixture: TypeAlias = tuple[tuple[float, float], ...]
 """(weight, mean) of each unit-variance Gaussian component; the weights sum to one."""
@@ -145,6 +155,23 @@ def truncated_poisson(sample_size: int, rate: float, cap: int, mu: float, replac
         return plain
     inside = float(stats.binom.sf(cap, sample_size, rate)) * cap / cut / sample_size
     doubled = poisson(min(1.0, inside), 2.0 * mu, replace=True)
+    if cut == 1.0:
+        return doubled
+    return Law(((1.0 - cut, plain.parts[0][1]), (cut, doubled.parts[0][1])))
+
+
+def truncated_up_to(largest: int, rate: float, cap: int, mu: float, replace: bool) -> Law:
+    """Poisson batches cut to `cap` records, of data with at most `largest` records.
+
+    Guarantees: dominates `truncated_poisson` for every number of records up to `largest`. The chance that the others
+    alone fill a batch grows with their number; given that, a record is in it with less than its rate, and a pair with
+    the full rate and twice the reach is worse than the plain one, so that the largest chance is the worst.
+    """
+    plain = poisson(rate, mu, replace)
+    cut = float(stats.binom.sf(cap - 1, largest - 1, rate))
+    if cut == 0.0:
+        return plain
+    doubled = poisson(rate, 2.0 * mu, replace=True)
     if cut == 1.0:
         return doubled
     return Law(((1.0 - cut, plain.parts[0][1]), (cut, doubled.parts[0][1])))

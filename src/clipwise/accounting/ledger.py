@@ -13,12 +13,14 @@ from typing import Any
 from clipwise.accounting.accountant import Accountant, Relation, account, account_delta
 from clipwise.accounting.events import MOST, Event, PrivateCalibration, decode, encode
 from clipwise.accounting.guarantee import Guarantee
+from clipwise.accounting.relation import relation_of
 from clipwise.errors import LedgerError
 from clipwise.files import replacing
 
 __all__ = ["Ledger"]
 
-VERSION = 1
+VERSION = 2
+"""2: the relation stands in the file. 1 is read as well."""
 _FORMAT = "clipwise ledger"
 
 
@@ -73,18 +75,28 @@ class Ledger:
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        return f"Ledger({len(self._counts)} events, {self.steps} steps)"
+        return f"Ledger({len(self._counts)} events, {self.steps} steps, {self.relation})"
 
-    def epsilon(self, delta: float, accountant: Accountant = "exact", relation: Relation = "add_remove") -> float:
+    @property
+    def relation(self) -> Relation:
+        """The neighbouring relation that answers are for, unless another is asked for.
+
+        >>> from clipwise import GaussianSteps, Poisson
+        >>> Ledger([GaussianSteps(Poisson(60_000, 256), 1.1)]).relation
+        'zero_out'
+        """
+        return relation_of(self._mechanisms)[0]
+
+    def epsilon(self, delta: float, accountant: Accountant = "exact", relation: Relation | None = None) -> float:
         """The epsilon spent so far at this `delta` (the upper end where only an interval is known)."""
         return self.guarantee(delta, accountant, relation).epsilon
 
-    def delta(self, epsilon: float, accountant: Accountant = "exact", relation: Relation = "add_remove") -> float:
+    def delta(self, epsilon: float, accountant: Accountant = "exact", relation: Relation | None = None) -> float:
         """The delta spent so far at this `epsilon`."""
         return account_delta(self.events, epsilon, accountant, relation).delta
 
     def guarantee(
-        self, delta: float, accountant: Accountant = "exact", relation: Relation = "add_remove", group: int = 1
+        self, delta: float, accountant: Accountant = "exact", relation: Relation | None = None, group: int = 1
     ) -> Guarantee:
         """The whole answer: epsilon with its kind, relation, sampling scheme and warnings."""
         return account(self.events, delta, accountant, relation, group)
@@ -99,6 +111,7 @@ class Ledger:
             "format": _FORMAT,
             "version": VERSION,
             "run": self._run,
+            "relation": self.relation,
             "events": [encode(event) for event in self.events],
         }
         return json.dumps({**body, "checksum": _checksum(body)}, indent=1)
@@ -119,12 +132,14 @@ class Ledger:
             raise LedgerError(
                 f"The ledger has version {version}, this clipwise reads up to {VERSION}. Update clipwise to read it."
             )
-        fields = {"format", "version", "run", "events", "checksum"}
+        fields = {"format", "version", "run", "events", "checksum", *(["relation"] if version > 1 else [])}
         if set(body) != fields or not isinstance(body["events"], list) or not isinstance(body["run"], str):
             raise LedgerError("The ledger has missing or unknown fields: it was edited.")
         if body.pop("checksum") != _checksum(body):
             raise LedgerError("The ledger's checksum does not fit its events: it was edited by hand. Restore the file.")
         ledger = cls(decode(record) for record in body["events"])
+        if body.get("relation", ledger.relation) != ledger.relation:
+            raise LedgerError(f"The ledger says {body['relation']!r}, but its events support {ledger.relation!r} only.")
         ledger._origin = (body["run"], ledger.events)
         return ledger
 

@@ -22,7 +22,7 @@ class HasEvents(Protocol):
         """What is or would be released."""
 
 
-def privacy_panel(source: HasEvents, delta: float, relation: Relation = "add_remove") -> dict[str, Guarantee]:
+def privacy_panel(source: HasEvents, delta: float, relation: Relation | None = None) -> dict[str, Guarantee]:
     """Each accountant's answer, in the order exact, rdp, pld, gdp, edgeworth, with the seconds it took.
 
     Those that are not installed, or have no answer for this sampling or delta, are left out.
@@ -39,7 +39,7 @@ def privacy_panel(source: HasEvents, delta: float, relation: Relation = "add_rem
 
 
 def panel_of(
-    events: tuple[Event, ...], delta: float, relation: Relation = "add_remove", group: int = 1
+    events: tuple[Event, ...], delta: float, relation: Relation | None = None, group: int = 1
 ) -> dict[str, Guarantee]:
     """The panel of some events, also for a group of records."""
     check_delta(delta)

@@ -76,7 +76,9 @@ def _event(pld: Any, relation: Any, event: Any, sensitivity: float, interval: fl
         raise AccountingError(
             "dp-accounting has no privacy loss distribution for fixed-size batches; ask exact or rdp."
         )
-    if isinstance(scheme, Poisson) and scheme.max_batch_size is not None:
+    if isinstance(scheme, Poisson) and scheme.is_cut:
+        if scheme.sample_size is None:
+            raise AccountingError("The pld accountant cuts batches of a known number of records only; ask exact.")
         step = pld.from_truncated_subsampled_gaussian_mechanism(
             scheme.sample_size, scheme.rate, scheme.max_batch_size, event.noise_multiplier, **common
         )

@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 from clipwise.accounting.events import Event, GaussianSteps, PrivateCalibration, ProjectedSteps
-from clipwise.accounting.laws import Composition, Law, fixed_size, gaussian, poisson, truncated_poisson
+from clipwise.accounting.laws import Composition, Law, fixed_size, gaussian, poisson, truncated_poisson, truncated_up_to
+from clipwise.accounting.relation import Relation, is_tight, relation_of, sampling_of
 from clipwise.errors import AccountingError
-from clipwise.sampling import FixedSize, FullBatch, Poisson, Sampling, Shuffled
+from clipwise.sampling import FixedSize, FullBatch, Poisson, Sampling, Shuffled, public_size
 
 __all__ = [
     "LEAST_NOISE",
@@ -24,7 +25,6 @@ __all__ = [
     "uses",
 ]
 
-Relation = Literal["add_remove", "replace_one", "zero_out"]
 Accountant = Literal["exact", "rdp", "pld", "gdp", "edgeworth"]
 
 _GROUP_LIMIT = 1_000
@@ -51,7 +51,10 @@ class ShuffledRun:
 
 @dataclass(frozen=True)
 class Problem:
-    """The pairs to compose. The answer is the largest over `upper`; `lower` and `shuffled` prove a lower end."""
+    """The pairs to compose. The answer is the largest over `upper`; `lower` and `shuffled` prove a lower end.
+
+    `tight` says that no smaller answer is true: some data reach it.
+    """
 
     upper: tuple[Composition, ...]
     lower: tuple[Composition, ...] | None
@@ -62,7 +65,8 @@ class Problem:
     sampling: str
     group: int
     private: bool
-    sample_size: int | None
+    tight: bool
+    records: float | None
     warnings: tuple[str, ...]
 
 
@@ -83,11 +87,10 @@ def check_epsilon(epsilon: object) -> float:
     return float(epsilon)  # type: ignore[arg-type]
 
 
-def pose(events: Iterable[Event], relation: Relation = "add_remove", group: int = 1) -> Problem:
+def pose(events: Iterable[Event], relation: Relation | None = None, group: int = 1) -> Problem:
     """Turn events into the pairs to compose, refusing what has no meaning."""
     events = _merged(events)
-    if relation not in get_args(Relation):
-        raise AccountingError(f"relation must be one of {', '.join(get_args(Relation))}, got {relation!r}.")
+    relation, warnings = relation_of(events, relation)
     if not isinstance(group, int) or isinstance(group, bool) or not 1 <= group <= _GROUP_LIMIT:
         raise AccountingError(f"group must be an integer from 1 to {_GROUP_LIMIT}, got {group!r}.")
     units = {event.unit for event in events} or {"example"}
@@ -101,11 +104,10 @@ def pose(events: Iterable[Event], relation: Relation = "add_remove", group: int 
             "Steps with estimated norms have no pair of distributions of their own; ask for an epsilon at a delta, or "
             "the other way round."
         )
-    schemes = [_sampling(event) for event in events]
-    relation, warnings = _meaningful_relation(schemes, relation)
+    schemes = [sampling_of(event) for event in events]
     own = any(_own_batches(event) for event in events)
     private = all(event.noise_multiplier >= LEAST_NOISE for event in events)
-    sizes = [scheme.sample_size for scheme in schemes if scheme is not None]
+    sizes = [public_size(scheme) for scheme in schemes if scheme is not None]
     upper, lower = _directions(events, relation, group) if private else ((), None)
     return Problem(
         upper=upper,
@@ -117,7 +119,8 @@ def pose(events: Iterable[Event], relation: Relation = "add_remove", group: int 
         sampling=_describe(schemes) + (", in batches that the caller drew" if own else ""),
         group=group,
         private=private,
-        sample_size=min(sizes) if sizes else None,
+        tight=is_tight(events),
+        records=min(sizes) if sizes else None,
         warnings=(*warnings, OWN_BATCHES) if own else warnings,
     )
 
@@ -139,28 +142,12 @@ def _own_batches(event: Event) -> bool:
     return isinstance(event, (GaussianSteps, ProjectedSteps)) and event.own_batches
 
 
-def _sampling(event: Event) -> Sampling | None:
-    return None if isinstance(event, PrivateCalibration) else event.sampling
-
-
-def _meaningful_relation(schemes: Sequence[Sampling | None], relation: Relation) -> tuple[Relation, tuple[str, ...]]:
-    if any(isinstance(scheme, FixedSize) for scheme in schemes) and relation != "replace_one":
-        return "replace_one", (
-            "Batches of a fixed size have a meaning only for replacing a record, so the relation is replace_one.",
-        )
-    if any(isinstance(scheme, Shuffled) for scheme in schemes) and relation == "add_remove":
-        return "zero_out", (
-            "Adding a record would move every later record of a shuffled epoch, so the relation is zero_out.",
-        )
-    return relation, ()
-
-
 def _directions(
     events: tuple[Event, ...], relation: Relation, group: int
 ) -> tuple[tuple[Composition, ...], tuple[Composition, ...] | None]:
     upper: list[Composition] = []
     lower: list[Composition] = []
-    interval = any(isinstance(_sampling(event), (FixedSize, Shuffled)) for event in events)
+    interval = any(isinstance(sampling_of(event), (FixedSize, Shuffled)) for event in events)
     # Disjoint calibration data composes in parallel: a record is in one of two parts, but a group may be in both.
     numbered = list(enumerate(events))
     apart = [(i, e) for i, e in numbered if isinstance(e, PrivateCalibration) and e.disjoint]
@@ -194,15 +181,14 @@ def _laws(event: Event, relation: Relation, group: int, bound: str, first: bool)
     mu = 1.0 / event.noise_multiplier
     replace = relation == "replace_one"
     reach = group * mu * (2.0 if replace else 1.0)
-    scheme = _sampling(event)
+    scheme = sampling_of(event)
     if scheme is None or isinstance(scheme, FullBatch):
         return [(gaussian(reach), event.count)]
     if isinstance(scheme, Poisson):
-        cap = scheme.max_batch_size
-        if cap is None or cap >= scheme.sample_size:
+        if not scheme.is_cut:
             return [(poisson(scheme.rate, mu, replace, group), event.count)]
         _single(group, "truncated Poisson sampling")
-        return [(truncated_poisson(scheme.sample_size, scheme.rate, cap, mu, replace), event.count)]
+        return [(_truncated(scheme, mu, replace), event.count)]
     _single(group, "shuffled and fixed-size batches")
     if isinstance(scheme, Shuffled):
         return [(gaussian(reach), uses(scheme, event.count, first))] if bound == "upper" else []
@@ -211,6 +197,15 @@ def _laws(event: Event, relation: Relation, group: int, bound: str, first: bool)
         return [(fixed_size(rate, mu), event.count)]
     # Reached by data where every other record pushes the other way, so that the filled-up place counts double.
     return [(poisson(rate, 2.0 * mu, replace=False), event.count)]
+
+
+def _truncated(scheme: Poisson, mu: float, replace: bool) -> Law:
+    cap = scheme.max_batch_size
+    assert cap is not None
+    if scheme.sample_size is not None:
+        return truncated_poisson(scheme.sample_size, scheme.rate, cap, mu, replace)
+    assert scheme.largest is not None
+    return truncated_up_to(scheme.largest, scheme.rate, cap, mu, replace)
 
 
 def uses(scheme: Shuffled, steps: int, first: bool) -> int:
@@ -227,7 +222,7 @@ def _single(group: int, scheme: str) -> None:
 def _shuffled_runs(events: tuple[Event, ...]) -> list[ShuffledRun]:
     runs = []
     for i, event in enumerate(events):
-        scheme = _sampling(event)
+        scheme = sampling_of(event)
         if isinstance(scheme, Shuffled):
             longest = -(-scheme.sample_size // scheme.batch_size)
             # Only whole epochs: an unfinished one, or the rest of one that a later event may begin in, is left out,
@@ -254,7 +249,9 @@ def _describe_one(scheme: Sampling | None) -> str:
         return "calibration statistics over all records"
     if isinstance(scheme, Poisson):
         cut = "" if scheme.max_batch_size is None else f", batches cut at {scheme.max_batch_size}"
-        return f"Poisson sampling at rate {scheme.rate:.6g}{cut}"
+        of = "" if scheme.largest is None else f" of at most {scheme.largest} records"
+        public = "rate" if scheme.sample_size is not None else "the public rate"
+        return f"Poisson sampling at {public} {scheme.rate:.6g}{cut}{of}"
     if isinstance(scheme, FullBatch):
         return "every record in every step"
     if isinstance(scheme, Shuffled):

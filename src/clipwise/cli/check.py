@@ -107,6 +107,8 @@ def _print_summary(target: str, summary: Summary, params: Mapping[str, Tensor], 
     print(f"  parameters  {len(params)} with {values:,} values; {len(summary.nodes)} operations meet them")
     for name in summary.unreached:
         print(f"              {name} is reached by no sample: its gradient is zero, with noise like every other")
+    for name in () if rerun else summary.unseen:
+        print(f"              the other operand of {name} is taken for a constant: the graph does not show its origin")
     for way, size in summary.bytes.items():
         print(f"  memory      {mebibytes(size)} beyond the forward pass, estimated ({way.replace('_', ' ')})")
     print()

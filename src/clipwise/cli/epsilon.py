@@ -14,7 +14,7 @@ from clipwise.cli.table import table
 from clipwise.errors import AccountingError, ClipwiseError
 
 if TYPE_CHECKING:
-    from clipwise.accounting import Accountant, Event, Guarantee
+    from clipwise.accounting import Accountant, Event, Guarantee, Relation
     from clipwise.accounting.published import Published
     from clipwise.sampling import Sampling
 
@@ -27,7 +27,16 @@ ACCOUNTANTS = ("exact", "rdp", "pld", "gdp", "edgeworth")
 PAPER_RUNS = ("cifar10", "mnist", "snli", "snli-as-run", "california", "wine")
 PLOT_FORMATS = (".svg", ".pdf", ".png")
 
-_RUN_OPTIONS = ("noise_multiplier", "sample_size", "batch_size", "steps", "sampling", "max_batch_size")
+_RUN_OPTIONS = (
+    "noise_multiplier",
+    "sample_size",
+    "rate",
+    "batch_size",
+    "steps",
+    "sampling",
+    "max_batch_size",
+    "largest",
+)
 
 _EPILOG = """\
 examples:
@@ -36,7 +45,8 @@ examples:
   clipwise epsilon --paper snli
 
 Steps are optimizer steps, counted and not computed from epochs. With --sampling poisson, --batch-size is the expected
-batch size; a shuffling data loader is --sampling shuffled.
+batch size; a shuffling data loader is --sampling shuffled. --sample-size says that the number of records is public: the
+guarantee is about blanking a record. --rate is a public rate for any number of records: about adding or removing one.
 
 exit code: 0 success, 2 bad usage or input
 """
@@ -58,16 +68,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options that describe a run, shared with `clipwise noise`."""
     parser.add_argument("--sample-size", type=int, metavar="N", help="records in the data set, a public number")
+    parser.add_argument("--rate", type=float, metavar="Q", help="instead of N: a public Poisson rate, for any data set")
     parser.add_argument("--batch-size", type=int, metavar="B", help="(expected) batch size")
     parser.add_argument("--steps", type=int, metavar="T", help="optimizer steps")
     parser.add_argument("--delta", type=float, help="the delta of (epsilon, delta), below 1/N")
     parser.add_argument("--sampling", choices=SCHEMES, help="how batches are drawn (default poisson)")
     parser.add_argument("--max-batch-size", type=int, metavar="CAP", help="cut Poisson batches at CAP records")
+    parser.add_argument("--largest", type=int, metavar="N", help="with --rate and a cap: never more records than this")
     parser.add_argument(
         "--relation",
         choices=RELATIONS,
-        default="add-remove",
-        help="what neighbouring data sets are (default add-remove)",
+        help="what neighbouring data sets are (default: what the sampling supports)",
     )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
@@ -86,19 +97,29 @@ def fill_in(args: argparse.Namespace, wanted: dict[str, Callable[[str], Any]]) -
             raise AccountingError(f"{_flag(name)} must be a number, got {text!r}.") from error
 
 
+def relation_asked(args: argparse.Namespace) -> Relation | None:
+    """The relation in Python's spelling; None: what the sampling supports."""
+    return None if args.relation is None else args.relation.replace("-", "_")
+
+
 def scheme_of(args: argparse.Namespace, batch_size: int) -> Sampling:
     """The sampling scheme that the options describe."""
     from clipwise.sampling import FixedSize, FullBatch, Poisson, Shuffled
 
     name = args.sampling or "poisson"
+    if name != "poisson":
+        refuse_given(args, ("rate", "largest"), "for --sampling poisson only")
     if args.max_batch_size is not None and name != "poisson":
         raise AccountingError("--max-batch-size is for --sampling poisson only.")
     if name == "full-batch":
         if args.batch_size not in (None, args.sample_size):
             raise AccountingError("--batch-size has no meaning with --sampling full-batch: leave it out.")
         return FullBatch(args.sample_size)
+    if args.rate is not None:
+        refuse_given(args, ("sample_size",), "--rate is for any number of records; give one of the two")
+        return Poisson(batch_size=batch_size, max_batch_size=args.max_batch_size, rate=args.rate, largest=args.largest)
     if name == "poisson":
-        return Poisson(args.sample_size, batch_size, args.max_batch_size)
+        return Poisson(args.sample_size, batch_size, args.max_batch_size, largest=args.largest)
     return Shuffled(args.sample_size, batch_size) if name == "shuffled" else FixedSize(args.sample_size, batch_size)
 
 
@@ -107,6 +128,8 @@ def needs(args: argparse.Namespace) -> dict[str, Callable[[str], Any]]:
     wanted: dict[str, Callable[[str], Any]] = {"sample_size": int, "batch_size": int, "steps": int, "delta": float}
     if args.sampling == "full-batch":
         del wanted["batch_size"]
+    if args.rate is not None:
+        del wanted["sample_size"]
     return wanted
 
 
@@ -143,7 +166,7 @@ def _panel(args: argparse.Namespace, events: tuple[Event, ...], published: Publi
     from clipwise.accounting import account
     from clipwise.accounting.panel import panel_of
 
-    relation = args.relation.replace("-", "_")
+    relation = relation_asked(args)
     if args.accountant is not None:
         # Neither an approximation nor a published value stands alone.
         alone = args.accountant not in ("gdp", "edgeworth") and (published is None or args.accountant == "exact")
@@ -160,7 +183,9 @@ def reading(panel: dict[str, Guarantee], published: Published | None = None) -> 
     if published is not None:
         return [*lines, published.sentence(panel["exact"])]
     exact, gdp = panel.get("exact"), panel.get("gdp")
-    if exact is not None and gdp is not None and gdp.kind == "approximation" and exact.epsilon > 0.0:
+    if exact is None or exact.kind != "numerically exact":  # a bound does not show how far an approximation is off
+        return lines
+    if gdp is not None and gdp.kind == "approximation" and exact.epsilon > 0.0:
         ratio = gdp.epsilon / exact.epsilon
         if abs(ratio - 1.0) >= 0.01:
             side = "under-states" if ratio < 1.0 else "over-states"
@@ -208,8 +233,8 @@ def _answer(args: argparse.Namespace) -> int:
     events = _events(args)
     from clipwise.accounting.published import published_for
 
-    relation = args.relation.replace("-", "_")
-    published = published_for(events, args.delta) if relation == "add_remove" and args.group == 1 else None
+    relation = relation_asked(args)
+    published = published_for(events, args.delta) if relation in (None, "zero_out") and args.group == 1 else None
     panel = _panel(args, events, published)
     if args.plot is not None:
         from clipwise.accounting import privacy_curve
@@ -228,7 +253,8 @@ def _answer(args: argparse.Namespace) -> int:
         return 0
     _print(panel, lines)
     if args.plot is not None:
-        print(f"tight mu: {curve.mu:.4f} for delta >= {curve.min_delta:g} (central limit theorem: {curve.clt_mu:.4f})")
+        word = "tight mu" if curve.kind == "numerically exact" else "mu, an upper bound"
+        print(f"{word}: {curve.mu:.4f} for delta >= {curve.min_delta:g} (central limit theorem: {curve.clt_mu:.4f})")
         print(f"privacy curves: {args.plot}")
     return 0
 

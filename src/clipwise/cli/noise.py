@@ -15,6 +15,7 @@ from clipwise.cli.epsilon import (
     needs,
     reading,
     refuse_given,
+    relation_asked,
     scheme_of,
 )
 from clipwise.errors import AccountingError
@@ -50,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _solve(args: argparse.Namespace) -> dict[str, Any]:
     from clipwise.accounting import max_batch_size, max_steps, noise_multiplier
 
-    relation = args.relation.replace("-", "_")
+    relation = relation_asked(args)
     if args.solve == "noise":
         sampling = scheme_of(args, args.batch_size)
         sigma = noise_multiplier(args.epsilon, args.delta, sampling, args.steps, args.accountant, relation)
@@ -88,7 +89,7 @@ def _answer(args: argparse.Namespace) -> int:
     if found["steps"] == 0 or found["batch_size"] == 0:
         raise AccountingError(f"Not even one step fits into epsilon {args.epsilon:g}: raise the noise multiplier.")
     sampling = scheme_of(args, found["batch_size"])
-    relation = args.relation.replace("-", "_")
+    relation = relation_asked(args)
     event = GaussianSteps(sampling, found["noise_multiplier"], found["steps"])
     guarantee = account((event,), args.delta, args.accountant, relation)
     if args.free_cap:

@@ -103,9 +103,9 @@ def _print(run: Run, folder: Path) -> None:
 
     (arm,) = arms_of([run])
     data = run.provenance["data"]
+    records = f"{data['records']:,} records" if "records" in data else "records"
     print(
-        f"{run.name}: {run.plan['steps']} steps on {data['records']:,} records of {data['name']}, measured on "
-        f"{data['held_out']:,} others"
+        f"{run.name}: {run.plan['steps']} steps on {records} of {data['name']}, measured on {data['held_out']:,} others"
     )
     shown = [(name, arm.estimates[name]) for name in _SHOWN if name in arm.estimates]
     rows = [[LABELS[name], value_text(name, value), interval_text(name, value)] for name, value in shown]

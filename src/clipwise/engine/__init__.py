@@ -6,6 +6,7 @@ the model, its parameters or the graph.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
@@ -32,6 +33,7 @@ __all__ = [
 Params: TypeAlias = Iterable[Tensor] | Mapping[str, Tensor]
 Constants: TypeAlias = Iterable[Tensor | nn.Module] | Tensor | nn.Module
 _ENGINE = Engine()
+_HANDFUL = 8  # plans: one for each structure that a loop really has
 
 
 @unrecorded
@@ -124,11 +126,26 @@ class Clipper:
 
     def __init__(self, params: Params) -> None:
         self._parameters = Parameters(params)
+        self._before = _ENGINE.planning(self._parameters).plans  # by others, or for others at the same addresses
+        self._warned = False
 
     @property
     def planning(self) -> Planning:
-        """How many plans were made for these parameters and what differed: more than a handful is worth a look."""
-        return _ENGINE.planning(self._parameters)
+        """How many plans were made for these parameters and what differed."""
+        found = _ENGINE.planning(self._parameters)
+        plans = found.plans - self._before
+        return Planning(plans, found.reasons[-plans:] if plans else ())
+
+    def _report(self) -> None:
+        """Warn once when the graph keeps changing: every plan costs several backward passes."""
+        if not self._warned and self.planning.plans > _HANDFUL:
+            self._warned = True
+            differences = "; ".join(dict.fromkeys(self.planning.reasons))
+            warnings.warn(
+                f"{self.planning.plans} different graphs so far, and each was planned anew, which costs several "
+                f"backward passes. What differed: {differences}. Pad to a few lengths, or keep such values in tensors.",
+                stacklevel=5,
+            )
 
     @unrecorded
     def __call__(
@@ -146,6 +163,7 @@ class Clipper:
         validate(losses, self._parameters)
         style = _style(clip)
         outcome = clip_sum(losses, self._parameters, style, _ENGINE, way, retain_graph, evidence)
+        self._report()
         factors = outcome.factors[""] if isinstance(style, Flat) else outcome.factors
         sums, squared = self._parameters.keyed(outcome.sums), self._parameters.keyed(outcome.squared)
         return Clipped(sums, outcome.norms, factors, outcome.bad, squared)

@@ -38,12 +38,17 @@ class Summary:
     """What `check` found: the batch size, the nodes that meet parameters, and a memory estimate.
 
     `unreached` names the parameters that no sample of this batch uses; their gradient is zero (and noised like every
-    other). `bytes` estimates what a step needs beyond the forward pass, for each way of forming the clipped sum.
+    other). `unseen` names operations that combine parameters with a value that is taken for a constant, though the
+    graph does not show where it comes from (what `add`, `sub`, `cat` and `stack` do not save, or memory that was not
+    declared with `constants=`): if it is computed from the batch, samples mix there. `Private` watches the forward
+    pass and knows. `bytes` estimates what a step needs beyond the forward pass, for each way of forming the clipped
+    sum.
     """
 
     batch_size: int
     nodes: tuple[NodeSummary, ...]
     unreached: tuple[str, ...]
+    unseen: tuple[str, ...]
     bytes: Mapping[str, int]
 
     def __str__(self) -> str:
@@ -53,6 +58,7 @@ class Summary:
             lines.append(f"  {node.name} ({how}): {', '.join(node.parameters)}")
         if self.unreached:
             lines.append(f"  reached by no sample: {', '.join(self.unreached)}")
+        lines += [f"  taken for a constant, not seen: the other operand of {name}" for name in self.unseen]
         lines += [f"  memory beyond the forward pass, {way}: {n / 2**20:.1f} MiB" for way, n in self.bytes.items()]
         return "\n".join(lines)
 
@@ -67,7 +73,19 @@ def summarize(engine: Engine, losses: Tensor, parameters: Parameters, evidence: 
     graph, plan = backward.graph, backward.plan
     nodes = tuple(_node_summary(backward, meeting, parameters) for meeting in plan.meetings)
     unreached = tuple(parameters.describe(p) for p in range(len(parameters.tensors)) if p not in plan.roots)
-    return Summary(losses.shape[0], nodes, unreached, _bytes(graph, plan, parameters))
+    unseen = tuple(_describe_unseen(graph, k, parameters) for k in plan.unseen)
+    return Summary(losses.shape[0], nodes, unreached, unseen, _bytes(graph, plan, parameters))
+
+
+def _describe_unseen(graph: Graph, k: int, parameters: Parameters) -> str:
+    """A node by its name and the parameters below it."""
+    below, waiting = {k}, [k]
+    while waiting:
+        found = {child for child, _ in graph.edges[waiting.pop()] if child >= 0} - below
+        below |= found
+        waiting += found
+    reached = sorted({graph.leaf_parameter.get(node, -1) for node in below} - {-1})
+    return f"{graph.names[k]} ({', '.join(map(parameters.describe, reached))})"
 
 
 def _node_summary(backward: Backward, meeting: Meeting, parameters: Parameters) -> NodeSummary:

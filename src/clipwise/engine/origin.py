@@ -74,11 +74,14 @@ class Declared:
 
 
 def constant_tensors(constants: Iterable[Tensor | nn.Module] | Tensor | nn.Module) -> Iterator[Tensor]:
-    """The tensors of `constants=`: tensors as they are, of a module its buffers and frozen parameters."""
+    """The tensors of `constants=`: tensors as they are, of a module its buffers and parameters.
+
+    Parameters that are trained are leaves of the graph, declared or not.
+    """
     for item in (constants,) if isinstance(constants, (Tensor, nn.Module)) else constants:
         if isinstance(item, nn.Module):
             yield from item.buffers()
-            yield from (p for p in item.parameters() if not p.requires_grad)
+            yield from item.parameters()
         elif isinstance(item, Tensor):
             yield item
         else:

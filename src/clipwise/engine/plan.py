@@ -96,6 +96,7 @@ class GraphPlan:
         tuple[int, tuple[bool, ...]], ...
     ]  # nodes that the batch may enter by, and which axes are longer than 1
     shared: tuple[int, ...]  # nodes taken for shared, which must stay free of the batch
+    unseen: tuple[int, ...]  # shared nodes with an operand whose origin nobody saw
     data_meetings: frozenset[int]  # meetings with data that is not computed from parameters
     indexed: bool  # some node moves values computed from the batch by an index
 
@@ -216,6 +217,11 @@ class Planner:
         shared = tuple(k for k in self.entries if states[k] is _State.SHARED)
         return self._bind(met, self._moves(states, layouts), shared)
 
+    def _is_unseen(self, k: int) -> bool:
+        """Whether a node has an operand that is not differentiated, and nobody saw where it comes from."""
+        open_operand = self.entries[k] is not _Entry.NO or any(child < 0 for child, _ in self.graph.edges[k])
+        return open_operand and self.origins[k] is Origin.UNSEEN
+
     def _refine(self, layouts: dict[int, tuple[Layout | Scattered, ...]], probe: Prober) -> None:
         """Settle layouts that this batch leaves open, such as when only one token per sample has a gradient.
 
@@ -278,9 +284,8 @@ class Planner:
         """Where passes are watched, a value that may hold the batch and that nobody saw being made is not shared."""
         if not self.strict:
             return
-        for k, entry in self.entries.items():
-            open_operand = entry is not _Entry.NO or any(child < 0 for child, _ in self.graph.edges[k])
-            if states[k] is _State.SHARED and self.origins[k] is Origin.UNSEEN and open_operand:
+        for k in self.entries:
+            if states[k] is _State.SHARED and self._is_unseen(k):
                 raise NotSeparable(
                     f"{self.graph.names[k]} (parameters {self._parameters([(k, 0)])}) was not on the graph of any "
                     "forward pass that was watched, so it is not known whether it reads the batch. Nothing was "
@@ -401,6 +406,7 @@ class Planner:
             routed=any(move is Routing.MAYBE for move in moves.values())
             or any(_read_each_step(layout) for meeting in meetings for layout in meeting.layouts),
             shared=shared,
+            unseen=tuple(filter(self._is_unseen, shared)),
             data_meetings=frozenset(m.node for m in meetings if self.entries[m.node] is not _Entry.NO),
             indexed=any(is_index(self.graph.names[k]) for k in moves),
             entries=tuple(

@@ -78,10 +78,13 @@ class DPFedAvg(FedAvg):
                 f"fraction_train={fraction_train!r} takes a fixed number of nodes, which cannot be accounted as "
                 "independent selection. Say it in the plan: sampling=Poisson(users, expected users per round)."
             )
+        awaited = plan.users if min_available_nodes is None else min_available_nodes
+        if awaited is None:
+            raise InvalidPlan("a plan with rate= does not say how many nodes to wait for: give min_available_nodes=.")
         self.server = Server(plan, model, seed=seed, noise=noise, ledger=ledger)
         super().__init__(
             fraction_evaluate=0.0,
-            min_available_nodes=plan.users if min_available_nodes is None else min_available_nodes,
+            min_available_nodes=awaited,
             weighted_by_key=_WEIGHT,
         )
         self._model, self._optimizer = model, optimizer
@@ -91,7 +94,7 @@ class DPFedAvg(FedAvg):
         """Everything that was released, as facts."""
         return self.server.ledger
 
-    def epsilon(self, delta: float, accountant: Accountant = "exact", relation: Relation = "add_remove") -> float:
+    def epsilon(self, delta: float, accountant: Accountant = "exact", relation: Relation | None = None) -> float:
         """The epsilon spent so far at this `delta`, for everything of one node."""
         return self.server.epsilon(delta, accountant, relation)
 
@@ -108,8 +111,9 @@ class DPFedAvg(FedAvg):
         except RuntimeError as error:
             raise InvalidPlan(f"the arrays are not those of the strategy's model: {error}") from error
         _, nodes = sample_nodes(grid, self.min_available_nodes, 0)  # draws nobody; waits for nodes to connect
-        if len(nodes) > self.server.plan.users:
-            _LOG.warning("%d nodes are connected, the plan counts on %d users", len(nodes), self.server.plan.users)
+        users = self.server.plan.users
+        if users is not None and len(nodes) > users:
+            _LOG.warning("%d nodes are connected, the plan counts on %d users", len(nodes), users)
         opened = self.server.open(sorted(nodes))
         # Flower counts rounds from the start of the process, the server those of the plan.
         ours: dict[str, Any] = {_ROUND: opened.number, _STYLE: _encode(opened.style), _ASKS: opened.asks_within}

@@ -21,7 +21,8 @@ _LEAST = 1e-30  # of weights: what is divided by them must stay a float32
 class FederatedPlan:
     """How rounds select users, bound their updates and add noise. What is protected is everything of one user.
 
-    `sampling` counts users: `Poisson(users, expected per round)`, or `FullBatch(users)` for all in every round. `clip`
+    `sampling` counts users: `Poisson(users, expected per round)`, `Poisson(rate=..., batch_size=expected per round)`
+    where their number is not public, or `FullBatch(users)` for all in every round. `clip`
     bounds the norm of a user's update: `Abadi(R)` is the paper's FlatClip, `GlobalScaled(R, Z)` its GlobalClip;
     styles, schedules over rounds and `AdaptiveClip` are possible as well. A user's weight is the number of its
     examples, but at most `weight_cap`: with the default of 1 all users weigh the same. `total_weight` is the
@@ -68,8 +69,8 @@ class FederatedPlan:
         return Plan(sampling=self.sampling, steps=self.rounds, clip=clip, noise_multiplier=self.noise_multiplier)
 
     @property
-    def users(self) -> int:
-        """How many users there are."""
+    def users(self) -> int | None:
+        """How many users there are; None: the rate is public, and their number is not."""
         return self.sampling.sample_size
 
     @property
@@ -80,7 +81,16 @@ class FederatedPlan:
     @property
     def denominator(self) -> float:
         """q * W: the public number that every noisy sum is divided by."""
-        return self.rate * (self.users * self.weight_cap if self.total_weight is None else self.total_weight)
+        if self.total_weight is not None:
+            return self.rate * self.total_weight
+        if self.users is None:
+            return self.sampling.batch_size * self.weight_cap
+        return self.rate * (self.users * self.weight_cap)
+
+    @property
+    def expected(self) -> float:
+        """The public number of users that take part in a round, on average."""
+        return self.sampling.batch_size if self.users is None else self.rate * self.users
 
     @property
     def is_private(self) -> bool:
@@ -94,7 +104,7 @@ class FederatedPlan:
         return self._core().style(number)
 
     def calibrate(
-        self, epsilon: float, delta: float, accountant: Accountant = "exact", relation: Relation = "add_remove"
+        self, epsilon: float, delta: float, accountant: Accountant = "exact", relation: Relation | None = None
     ) -> FederatedPlan:
         """The same plan with the smallest noise that keeps the whole run within (epsilon, delta) for every user.
 
@@ -108,7 +118,7 @@ class FederatedPlan:
         shape = (FederatedRounds(self.sampling, 1.0, self.rounds),)
         return replace(self, noise_multiplier=noise_scale(shape, epsilon, delta, accountant, relation))
 
-    def epsilon(self, delta: float, accountant: Accountant = "exact", relation: Relation = "add_remove") -> float:
+    def epsilon(self, delta: float, accountant: Accountant = "exact", relation: Relation | None = None) -> float:
         """The epsilon that the whole run will have spent at this `delta`, for every user."""
         return account(self.events(), delta, accountant, relation).epsilon
 

@@ -45,9 +45,16 @@ def run(
     >>> server.epsilon(delta=0.01) == plan.epsilon(delta=0.01)
     True
     """
-    if len(datasets) != server.plan.users:
-        raise InvalidSampling(f"the plan has {server.plan.users} users, but there are {len(datasets)} data sets.")
-    clients = _Clients(datasets, work, copy.deepcopy(model))
+    users = server.plan.users
+    if users is not None and len(datasets) != users:
+        raise InvalidSampling(f"the plan has {users} users, but there are {len(datasets)} data sets.")
+    server.look_at(datasets)
+    return _rounds(server, model, datasets, _Clients(datasets, work, copy.deepcopy(model)), optimizer)
+
+
+def _rounds(
+    server: Server, model: nn.Module, datasets: Sequence[Dataset[Any]], clients: _Clients, optimizer: Optimizer | None
+) -> Iterator[RoundReport]:
     while server.rounds_done < server.plan.rounds:
         opened = server.open(range(len(datasets)))
         weights = {name: value.detach().clone() for name, value in model.state_dict().items()}

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["capture", "check", "read", "restore", "write"]
 
-_VERSION = 1
-_KEYS = {"version", "plan", "rounds", "bound", "ledger", "seed"}
+_VERSION = 2
+_KEYS = {"version", "plan", "rounds", "bound", "ledger", "seed", "label"}
 
 
 def capture(server: Server) -> dict[str, Any]:
@@ -32,6 +32,7 @@ def capture(server: Server) -> dict[str, Any]:
         "bound": server.bound,
         "ledger": server.ledger.to_json(),
         "seed": server._entropy.seed,
+        "label": server._start.hex(),
     }
 
 
@@ -56,6 +57,7 @@ def restore(server: Server, saved: Mapping[str, Any]) -> None:
     """Put a state that was checked into the server."""
     server._ledger = Ledger.from_json(saved["ledger"])
     server._done, server._bound = saved["rounds"], saved["bound"]
+    server._start = bytes.fromhex(saved["label"])
 
 
 def write(
@@ -99,6 +101,8 @@ def read(
     # A seeded run makes the rounds begun since again, which is the same release.
     journal = None if seeded else checkpoint.Journal(Path(path))
     restore(server, record["federated"])
+    if seeded:
+        server._digests.load(path)
     if journal is not None:
         _charge_interrupted(server, journal.begun())  # read under the lock: no other process counts on
     return record["extra"], journal

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
+from torch.utils.data import Dataset
 
 from clipwise.accounting import FederatedRounds, Ledger
 from clipwise.accounting.accountant import Accountant, Relation
@@ -21,8 +22,11 @@ from clipwise.federated import saving
 from clipwise.federated.adaptive import AdaptiveClip
 from clipwise.federated.plan import FederatedPlan
 from clipwise.federated.updates import Reply, admit, groups_of, norms, shorten
-from clipwise.noise import Entropy, GaussianNoise, Normals
+from clipwise.noise import Entropy, GaussianNoise, Normals, joined
 from clipwise.private.checkpoint import Journal
+from clipwise.private.digests import Digests, Looked, file_of
+from clipwise.private.hashing import whole
+from clipwise.private.labels import of_values
 
 __all__ = ["Failure", "Round", "RoundReport", "Server", "apply", "select"]
 
@@ -90,8 +94,9 @@ class Server:
 
     `open(users)` selects who takes part, `close(replies)` gives the update to add to the model. `model` is only read:
     its trainable parameters are what is learnt. Without `seed` all randomness is the operating system's; with it the
-    selection and the noise can be repeated, and removed, by whoever knows it. `ledger` continues one that holds
-    earlier releases.
+    selection and the noise can be repeated, and removed, by whoever knows it. Noise is labelled with the plan, the
+    initial values and the very updates, so a seeded server draws other noise for other updates. `ledger` continues one
+    that holds earlier releases.
 
     Guarantees: whatever a user sends, or whether it sends anything, moves the sum by at most `weight_cap` times the
     sensitivity of the clipping; the noise is `noise_multiplier` times that; the round is on `ledger` before its noise
@@ -122,6 +127,8 @@ class Server:
             raise InvalidPlan("the plan has no noise yet: plan.calibrate(epsilon=..., delta=...) gives it some.")
         self._plan, self._multiplier = plan, float(plan.noise_multiplier)
         self._entropy = Entropy(seed)
+        self._start = b"" if seed is None else joined([b"federated", repr(plan).encode(), of_values(model)])
+        self._digests = Digests()
         self._ledger, self._continues = (Ledger(), False) if ledger is None else (ledger, True)
         self._event = FederatedRounds(plan.sampling, self._multiplier)
         self._like = _sums_like(model)
@@ -164,7 +171,18 @@ class Server:
         """What happened in the last round. **Not covered by epsilon**."""
         return self._last
 
-    def epsilon(self, delta: float, accountant: Accountant = "exact", relation: Relation = "add_remove") -> float:
+    @property
+    def looked(self) -> Looked:
+        """Whether the users' data of a seeded run stayed the same. Only `run`, with all users here, can see them."""
+        return self._digests.looked
+
+    def look_at(self, datasets: Sequence[Dataset[Any]]) -> None:
+        """In a seeded run, refuse other data of the users than the run was begun with, if they lie in memory."""
+        found = [whole(dataset) for dataset in datasets] if self._entropy.seed is not None else [None]
+        known = [digest for digest in found if digest is not None]
+        self._digests.look_at(joined(known) if len(known) == len(found) else None)
+
+    def epsilon(self, delta: float, accountant: Accountant = "exact", relation: Relation | None = None) -> float:
         """The epsilon spent so far at this `delta`, for everything of one user."""
         return self._ledger.epsilon(delta, accountant, relation)
 
@@ -177,7 +195,7 @@ class Server:
             )
         if len(set(users)) != len(users):
             raise InvalidSampling("a user is listed twice: it would take part more often than the plan says.")
-        chosen = select(users, self._plan.rate, self._entropy, self._done)
+        chosen = select(users, self._plan.rate, self._entropy.labelled(self._start), self._done)
         style = self._plan.style(self._done, self._bound)
         self._opened = Round(self._done, style, chosen, asks_within=self._bound is not None)
         return self._opened
@@ -204,8 +222,8 @@ class Server:
             multiplier, count_std = self._adaptive.split(self._multiplier)
             # One release: the count is one more number of the noisy vector.
             *mean, count = self._noised(opened.style, [*gathered.sums, gathered.count], multiplier, [count_std])
-            expected = self._plan.rate * self._plan.users
-            self._bound = self._adaptive.move(self._bound, 0.5 + float(count) * self._plan.denominator / expected)
+            share = 0.5 + float(count) * self._plan.denominator / self._plan.expected
+            self._bound = self._adaptive.move(self._bound, share)
         problems = tuple(gathered.problems)
         self._last = RoundReport(
             opened.number, len(opened.selected), gathered.used, gathered.shortened, problems, self._bound
@@ -261,7 +279,14 @@ class Server:
         scales = style.noise_scales(list(groups))
         unit = multiplier * self._plan.weight_cap
         std_of = {name: unit * scales[group] for group, names in groups.items() for name in names}
-        return self._noise.release(sums, [*(std_of[name] for name in self._like), *stds], scale, self._done)
+        each = [*(std_of[name] for name in self._like), *stds]
+        return self._noise.release(sums, each, scale, self._done, self._start, self._charge_repetition)
+
+    def _charge_repetition(self, release: bytes) -> None:
+        """A resumed seeded run makes rounds again. With other updates that is one more release, and is charged."""
+        others = self._digests.others(self._done, release)
+        if others:
+            self._ledger.record(replace(self._event.repeated(others), reason="repeated"))
 
     def state_dict(self) -> dict[str, Any]:
         """Rounds made, ledger, adaptive norm and, for a seeded run only, the seed. Never a sum or a key of noise."""
@@ -283,10 +308,15 @@ class Server:
 
         From then on every round is counted in that file before its noise is drawn (unseeded runs).
         """
+        seeded = self._entropy.seed is not None
+        if seeded:
+            self._digests.save(path)
         journal = saving.write(path, self, model, optimizer, extra)
-        if self._entropy.seed is not None:  # a replay after a crash is the same release, charged once
+        if seeded:  # a replay after a crash is the same release, charged once
             journal.close()
+            self._digests.saved(self._done)
             return
+        file_of(path).unlink(missing_ok=True)  # of a seeded run that lay here before
         old, self._journal = self._journal, journal
         if old is not None and old.path != journal.path:
             old.retire(self._done)
@@ -296,8 +326,9 @@ class Server:
     def resume(self, path: str | os.PathLike[str], model: nn.Module, optimizer: Optimizer | None = None) -> Any:
         """Go on from `save`, in a server that has made no round yet; model and optimizer are filled.
 
-        A seeded run makes the rounds after the last save again, bit for bit, given the same users and examples. An
-        unseeded one draws fresh noise, and the rounds begun since stay charged. Returns `extra`.
+        A seeded run makes the rounds after the last save again, bit for bit, given the same users and examples; a
+        round for which other updates come gets other noise, and is charged again. An unseeded one draws fresh noise,
+        and the rounds begun since stay charged. Returns `extra`.
         """
         extra, journal = saving.read(path, self, model, optimizer)
         self._journal = journal

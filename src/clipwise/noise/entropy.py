@@ -2,7 +2,10 @@
 
 Every random choice of a run (which samples, which noise) asks `Entropy` for bytes under a purpose and a step number.
 Without a seed they come from the operating system each time, so no key lives on between steps and none can be
-saved. With a seed they are a function of seed, purpose and step, so a resumed run needs no generator state.
+saved. With a seed they are a function of seed, label, purpose and step, so a resumed run needs no generator state.
+
+The label says what the bytes are for: plan, data, initial values, optimizer, and for noise the very sums that it is
+added to (`docs/decisions/0014-seeds.md`). So runs of one seed that differ in any of these share no coins and no noise.
 """
 
 from __future__ import annotations
@@ -10,30 +13,61 @@ from __future__ import annotations
 import hashlib
 import os
 import random
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 
 from clipwise.errors import InvalidPlan
 
-__all__ = ["Entropy"]
+__all__ = ["Entropy", "arm_seed", "joined"]
+
+
+def joined(parts: Iterable[bytes]) -> bytes:
+    """One digest (SHA-256) of several parts; where one ends and the next begins matters.
+
+    >>> joined([b"ab", b"c"]) == joined([b"a", b"bc"])
+    False
+    """
+    sha = hashlib.sha256()
+    for part in parts:
+        sha.update(b"%d:" % len(part))
+        sha.update(part)
+    return sha.digest()
+
+
+def arm_seed(seed: int | None, arm: str) -> int | None:
+    """The seed from which an arm of an experiment draws, where all arms show the same `seed`.
+
+    Two arms of one seed would otherwise differ in their labels alone, and no label sees everything (a loss function).
+
+    >>> arm_seed(0, "R = 1") == arm_seed(0, "R = 10"), arm_seed(0, "R = 1") == arm_seed(0, "R = 1"), arm_seed(None, "")
+    (False, True, None)
+    """
+    if seed is None:
+        return None
+    return int.from_bytes(joined([b"clipwise arm", str(Entropy(seed).seed).encode(), arm.encode()])[:16], "little")
 
 
 @dataclass(frozen=True)
 class Entropy:
-    """Bytes for a purpose: from the operating system, or derived from `seed` (SHAKE-256).
+    """Bytes for a purpose: from the operating system, or derived from `seed` and `label` (SHAKE-256).
 
     Guarantees: without a seed two calls share nothing; with a seed equal calls give equal bytes, and different
-    purposes or counters independent ones.
+    labels, purposes or counters independent ones.
 
     >>> Entropy(7).take(4, "noise", 3) == Entropy(7).take(4, "noise", 3)
     True
     >>> Entropy(None).take(16, "noise", 3) == Entropy(None).take(16, "noise", 3)
     False
+    >>> Entropy(7).labelled(b"R = 1").take(4, "noise", 3) == Entropy(7).labelled(b"R = 2").take(4, "noise", 3)
+    False
     """
 
     seed: int | None = field(default=None, repr=False)
+    label: bytes = field(default=b"", repr=False)
+    """May depend on the data, so it is never shown, and written nowhere."""
 
     def __post_init__(self) -> None:
         seed = self.seed
@@ -44,8 +78,12 @@ class Entropy:
         """`size` bytes for this purpose and these counters."""
         if self.seed is None:
             return os.urandom(size)
-        label = "/".join(["clipwise", str(self.seed), purpose, *map(str, counters)])
-        return hashlib.shake_256(label.encode()).digest(size)
+        asked = "/".join(["clipwise", str(self.seed), purpose, *map(str, counters)]).encode()
+        return hashlib.shake_256(asked if not self.label else b"/".join([asked, self.label])).digest(size)
+
+    def labelled(self, *parts: bytes) -> Entropy:
+        """The same seed for something else: `parts` are added to the label. Without a seed there is none."""
+        return self if self.seed is None else replace(self, label=joined([self.label, *parts]))
 
     def child(self, purpose: str) -> Entropy:
         """An entropy for somebody who must not learn this one's seed."""

@@ -177,7 +177,7 @@ class ProjectedPrivate(Private):
                 "error. Use float32, or clipwise.Private."
             )
         named = dict(zip(fit.names, fit.tensors, strict=True))
-        self._projections = Projections(self._model, self._function, named, self._entropy, self._source)
+        self._projections = Projections(self._model, self._function, named, self._seeding.entropy, self._source)
         self._clip = self._clipper = EstimatedClipper(named)
 
     def backward(self, batch: Any) -> None:
@@ -192,7 +192,8 @@ class ProjectedPrivate(Private):
             super().backward(torch.zeros(0, dtype=self._fit.tensors[0].dtype))
             return
         replay = Replay(self._model)
-        norms, seen = self._projections.norms(batch, self._count, self._numbered_from(), replay)
+        label = self._seeding.label()
+        norms, seen = self._projections.norms(batch, self._count, self._numbered_from(), replay, label)
         bad = ~(torch.isfinite(norms) & torch.isfinite(seen))
         self._check_once(batch, bad)
         replay.rewind()

@@ -61,13 +61,13 @@ class Projections:
         tensors = list(self._params.values())
         self._normals = GaussianNoise(tensors, entropy.child("projections"), source)
 
-    def norms(self, batch: Any, count: int, first: int, replay: Replay) -> tuple[Tensor, Tensor]:
+    def norms(self, batch: Any, count: int, first: int, replay: Replay, label: bytes = b"") -> tuple[Tensor, Tensor]:
         """(norms, losses), both of shape (B,): estimates from the `count` directions numbered from `first` on."""
         total: Tensor | None = None
         losses: Tensor | None = None
         for number in range(first, first + count):
             replay.rewind()
-            again, slopes = self._slopes(batch, self._direction(number))
+            again, slopes = self._slopes(batch, self._direction(number, label))
             if losses is None or total is None:
                 losses, total = again, slopes.square()
             else:
@@ -76,8 +76,8 @@ class Projections:
         assert losses is not None and total is not None
         return (total / count).sqrt(), losses
 
-    def _direction(self, number: int) -> dict[str, Tensor]:
-        normals = self._normals.directions([p.detach() for p in self._params.values()], number)
+    def _direction(self, number: int, label: bytes) -> dict[str, Tensor]:
+        normals = self._normals.directions([p.detach() for p in self._params.values()], number, label)
         return dict(zip(self._params, normals, strict=True))
 
     def _slopes(self, batch: Any, direction: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:

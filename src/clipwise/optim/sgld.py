@@ -77,6 +77,11 @@ class Langevin:
 
     def __post_init__(self) -> None:
         Plan(self.sampling, self.steps, self.clip)  # refuses what no plan can have
+        if self.sampling.sample_size is None:
+            raise InvalidPlan(
+                "the posterior depends on the number of records, so a chain needs it: sampling with sample_size=, not "
+                "rate=."
+            )
         object.__setattr__(self, "clip", as_clip(self.clip))
         _check_style(self.clip)
         for name in ("learning_rate", "temperature"):
@@ -98,6 +103,12 @@ class Langevin:
                 f"thin must be from 1 to the {self.steps - self.first} steps after burn_in, got {self.thin!r}: else no "
                 "sample is kept."
             )
+
+    @property
+    def records(self) -> int:
+        """The public number of records."""
+        assert self.sampling.sample_size is not None
+        return self.sampling.sample_size
 
     @property
     def first(self) -> int:
@@ -129,7 +140,7 @@ class Langevin:
         """What the sampler's own noise amounts to: sqrt(2 eta (1 - mu) tau/n) B/(eta R)."""
         if self.learning_rate is None:
             raise InvalidPlan("the chain has no learning_rate yet: chain.calibrate(epsilon=..., delta=...) finds one.")
-        n, B = self.sampling.sample_size, self.sampling.batch_size
+        n, B = self.records, self.sampling.batch_size
         dynamics = SGHMC(self.learning_rate / n, 1.0 - self.momentum, B, n, self.temperature)
         return to_dp_heavy_ball(dynamics, sensitivity=self.sensitivity(model)).noise_multiplier
 
@@ -139,7 +150,7 @@ class Langevin:
         delta: float,
         model: nn.Module | None = None,
         accountant: Accountant = "exact",
-        relation: Relation = "add_remove",
+        relation: Relation | None = None,
     ) -> Langevin:
         """The same chain with the largest learning rate that keeps the whole of it within (epsilon, delta).
 
@@ -152,7 +163,7 @@ class Langevin:
         """
         noise = noise_for(epsilon, delta, self.sampling, self.steps, accountant, relation)
         sampling, R = self.sampling, self.sensitivity(model)
-        at_one = posterior_learning_rate(noise, R, sampling.batch_size, sampling.sample_size, self.momentum)
+        at_one = posterior_learning_rate(noise, R, sampling.batch_size, self.records, self.momentum)
         return replace(self, learning_rate=self.temperature * at_one)
 
     def plan(self, model: nn.Module | None = None, *, accept_vacuous: bool = False) -> Plan:
@@ -222,7 +233,7 @@ class LangevinOptimizer(Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
         """One move, from the noisy mean gradient in `p.grad`."""
         (group,) = self.param_groups
-        rate, n = group["lr"], self._chain.sampling.sample_size
+        rate, n = group["lr"], self._chain.records
         if (rate, group["momentum"]) != (self._chain.learning_rate, self._chain.momentum):
             raise InvalidPlan(
                 f"learning rate {rate!r} and momentum {group['momentum']!r} are not the chain's "

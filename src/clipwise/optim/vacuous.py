@@ -10,6 +10,7 @@ from scipy import special
 
 from clipwise.accounting import Event, GaussianSteps, PrivateCalibration, account
 from clipwise.errors import InvalidPlan
+from clipwise.sampling import public_size
 
 __all__ = ["MOST_EPSILON", "least_epsilon", "refuse_vacuous"]
 
@@ -19,7 +20,7 @@ MOST_EPSILON = 50.0
 
 def refuse_vacuous(events: Sequence[Event], what: str, advice: str) -> None:
     """Raise `InvalidPlan` when the epsilon of these events at delta = 1/n is over `MOST_EPSILON`."""
-    sizes = [event.sampling.sample_size for event in events if not isinstance(event, PrivateCalibration)]
+    sizes = [public_size(event.sampling) for event in events if not isinstance(event, PrivateCalibration)]
     delta = min(0.5, 1.0 / min(sizes))
     # The bound from below comes first: it costs nothing where the noise is so small that accountants labour.
     least = max((least_epsilon(event, delta) for event in events if isinstance(event, GaussianSteps)), default=0.0)
@@ -44,7 +45,7 @@ def least_epsilon(event: GaussianSteps, delta: float) -> float:
     """
     mu, steps = 1.0 / event.noise_multiplier, event.steps
     thresholds = np.linspace(0.0, mu + 8.0, 400)
-    rate = event.sampling.batch_size / event.sampling.sample_size
+    rate = event.sampling.batch_size / public_size(event.sampling)
     inside = 1.0 if rate == 1.0 else -math.expm1(steps * math.log1p(-rate))
     seen = inside * special.ndtr(mu - thresholds) - delta
     with np.errstate(divide="ignore", invalid="ignore"):

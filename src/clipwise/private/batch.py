@@ -38,7 +38,8 @@ class Batch:
     def check_own(self, size: int, sampling: Sampling) -> None:
         """Refuse more samples than the declared sampling can give."""
         gathered = size + sum(part.norms.numel() for part in self.parts)
-        if gathered > sampling.largest_batch:
+        most = sampling.largest_batch
+        if most is not None and gathered > most:
             raise InvalidSampling(
                 f"a logical batch of {gathered} samples is more than {sampling!r} can give: the plan must tell the "
                 "truth about your loader."

@@ -48,7 +48,8 @@ class Feeding:
         private._check_open()
         private._guard.begun = True
         if private._loss_fn is not None and part.size >= _SAMPLES_TO_CHECK:
-            check_losses(private._model, private._loss_fn, batch, part.size, again)
+            unclear = check_losses(private._model, private._loss_fn, batch, part.size, again)
+            private._checks.losses_checked(unclear)
             private._loss_fn = None
         private._offered = part
         if part.size >= _SAMPLES_TO_WATCH and private._checks.is_due(part.step):

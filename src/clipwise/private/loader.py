@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from clipwise.errors import DataError, InvalidLosses, InvalidSampling
 from clipwise.noise import Entropy
+from clipwise.private.digests import UNSTEADY, Digests
 from clipwise.private.evidence.collate import unchanged_generators
 from clipwise.private.evidence.records import Again, magnitude, scaled
+from clipwise.private.hashing import digest_of
 from clipwise.sampling import Draws, Sampling, split
 
-__all__ = ["Loader", "Part", "fingerprint"]
+__all__ = ["Loader", "Part"]
 
 _OURS = ("batch_size", "batch_sampler", "drop_last", "sampler", "shuffle")
-_PROBES = 64
 _POOL = 32  # records among which the longest and the shortest are looked for
 
 
@@ -68,17 +67,20 @@ class Host(Protocol):
 
 
 class _PartIndices(list[int]):
-    """Indices that know their step, so that a worker can be seeded for them."""
+    """Indices that know their step, so that a worker can be seeded for them, and which of them are new."""
 
     step: int = 0
     part: int = 0
+    new: tuple[int, ...] = ()
 
 
 class _Feed:
     """The batch sampler of the `DataLoader`, which may run ahead of training; `pending` says what it has handed out."""
 
-    def __init__(self, draws: Draws, steps: int, physical_batch_size: int | None) -> None:
-        self._draws, self._steps, self._size = draws, steps, physical_batch_size
+    def __init__(self, draws: Draws, records: int, steps: int, physical_batch_size: int | None) -> None:
+        self._draws, self._records, self._steps, self._size = draws, records, steps, physical_batch_size
+        self.seen: set[int] | None = None
+        """Records that need not be looked at any more; None: none is."""
         self._start = 0
         self.pending: deque[Part] = deque()
 
@@ -89,13 +91,14 @@ class _Feed:
     def __iter__(self) -> Iterator[list[int]]:
         pending = self.pending
         for step in range(self._start, self._steps):
-            pieces = split(self._draws.batch(step), self._size)
+            pieces = split(self._draws.batch(step, self._records), self._size)
             if not pieces:
                 pending.append(Part(step, 0, 0, last=True))
             for k, piece in enumerate(pieces):
                 indices = _PartIndices(piece.tolist())
                 pending.append(Part(step, k, len(piece), k == len(pieces) - 1, tuple(indices)))
                 indices.step, indices.part = step, k
+                indices.new = () if self.seen is None else tuple(i for i in indices if i not in self.seen)
                 yield indices
 
 
@@ -114,16 +117,55 @@ class _SeededItems(Dataset[Any]):
         return [self._dataset[i] for i in indices]
 
 
+class _LookedItems(_SeededItems):
+    """The same with the digests of the records that are drawn for the first time.
+
+    A record is read once more for this, with random numbers of its own: so a random augmentation, which differs from
+    step to step, makes the same of it whenever it is looked at. If that is not what the batch has, it is read a third
+    time, to tell an augmentation from a record that does not read the same twice.
+    """
+
+    def __getitems__(self, indices: _PartIndices) -> Any:
+        items = super().__getitems__(indices)
+        if not indices.new:
+            return items, {}
+        with unchanged_generators():
+            places = {i: k for k, i in enumerate(indices)} if isinstance(items, list) else {}
+            drawn = {i: digest_of(items[places[i]]) if i in places else None for i in indices.new}
+            return items, {i: self._digest(i, drawn[i]) for i in indices.new}
+
+    def _digest(self, index: int, drawn: bytes | None) -> bytes:
+        found = self._read(index)
+        if found is None or (found != drawn and found != self._read(index)):
+            return UNSTEADY
+        return found
+
+    def _read(self, index: int) -> bytes | None:
+        self._entropy.seed_globals("look", index)
+        return digest_of(self._dataset[index])
+
+
+@dataclass(frozen=True)
+class _LookedCollate:
+    """A collate function for the items of `_LookedItems`."""
+
+    collate: Callable[[Any], Any]
+
+    def __call__(self, looked: tuple[Any, dict[int, bytes]]) -> tuple[Any, dict[int, bytes]]:
+        items, digests = looked
+        return self.collate(items), digests
+
+
 class _Again:
     """The batch of a part once more, of other records."""
 
-    def __init__(self, dataset: Dataset[Any], dataloader: DataLoader[Any], part: Part) -> None:
-        self._dataset, self._dataloader, self._part = dataset, dataloader, part
+    def __init__(self, dataset: Dataset[Any], source: Dataset[Any], collate: Callable[[Any], Any], part: Part) -> None:
+        self._dataset, self._source, self._collate, self._part = dataset, source, collate, part
 
     def _items(self) -> list[Any]:
         indices = _PartIndices(self._part.indices)
         indices.step, indices.part = self._part.step, self._part.part
-        many = getattr(self._dataloader.dataset, "__getitems__", None)
+        many = getattr(self._source, "__getitems__", None)
         items = [self._dataset[i] for i in indices] if many is None else many(indices)
         if not isinstance(items, list) or len(items) != len(indices):
             raise DataError("the data set gives whole batches, whose records cannot be exchanged one by one.")
@@ -132,7 +174,7 @@ class _Again:
     def scaled(self, kept: list[bool], scale: float) -> Any:
         with unchanged_generators():
             items = zip(self._items(), kept, strict=True)
-            return self._dataloader.collate_fn([item if stays else scaled(item, scale) for item, stays in items])
+            return self._collate([item if stays else scaled(item, scale) for item, stays in items])
 
     def replaced(self, kept: list[bool], longest: bool) -> Any:
         with unchanged_generators():
@@ -140,7 +182,7 @@ class _Again:
             pool = [self._dataset[i] for i in {length * k // _POOL for k in range(_POOL)}]
             other = (max if longest else min)(pool, key=magnitude)
             items = zip(self._items(), kept, strict=True)
-            return self._dataloader.collate_fn([item if stays else copy.deepcopy(other) for item, stays in items])
+            return self._collate([item if stays else copy.deepcopy(other) for item, stays in items])
 
 
 class Loader:
@@ -161,21 +203,23 @@ class Loader:
         physical_batch_size: int | None,
         yield_empty: bool,
         options: Mapping[str, Any],
+        digests: Digests | None = None,
     ) -> None:
-        size = physical_batch_size
-        if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
-            raise InvalidSampling(f"physical_batch_size must be a positive integer or None, got {size!r}.")
-        check_dataset(dataset, draws.sampling.sample_size)
-        check_options(options)
         self._host, self._entropy, self._yield_empty = host, entropy, yield_empty
         self._dataset = dataset
-        self._feed = _Feed(draws, steps, size)
+        self._feed = _Feed(draws, check_dataset(dataset, draws.sampling), steps, physical_batch_size)
         options = dict(options)
-        source = dataset
+        self._collate: Callable[[Any], Any] = options.get("collate_fn") or default_collate
+        self._source = source = dataset
         if entropy.seed is not None:
-            source = _SeededItems(dataset, entropy.child("items"))
+            self._source = source = _SeededItems(dataset, entropy.child("items"))
             if options.get("generator") is None:  # else the DataLoader would draw from the global generator
                 options["generator"] = torch.Generator().manual_seed(entropy.seed & 0xFFFFFFFF)
+        self._digests = digests
+        if digests is not None:
+            self._feed.seen = set()
+            source = _LookedItems(dataset, entropy.child("items"))
+            options["collate_fn"] = _LookedCollate(self._collate)
         self._dataloader: DataLoader[Any] = DataLoader(source, batch_sampler=self._feed, **options)
         self._template: Any = None
 
@@ -185,7 +229,7 @@ class Loader:
         try:
             for batch in self._dataloader:
                 yield from self._empties(iteration, pending)
-                yield self._hand_out(iteration, pending.popleft(), batch)
+                yield self._hand_out(iteration, pending.popleft(), self._looked_at(batch))
                 self._host.leave_batch(iteration)
             yield from self._empties(iteration, pending)
             self._host.leave_batch(iteration)
@@ -200,31 +244,48 @@ class Loader:
             else:
                 self._host.empty_step(iteration, part)
 
+    def _looked_at(self, batch: Any) -> Any:
+        """The batch, after its new records were compared with what is known of them."""
+        if self._digests is None or self._feed.seen is None:
+            return batch
+        content, digests = batch
+        self._digests.note(digests)
+        self._feed.seen.update(digests)
+        return content
+
     def _hand_out(self, iteration: int, part: Part, batch: Any) -> Any:
-        self._host.offer(iteration, part, batch, _Again(self._dataset, self._dataloader, part))
+        self._host.offer(iteration, part, batch, _Again(self._dataset, self._source, self._collate, part))
         self._entropy.seed_globals("model", part.step, part.part)
         return batch
 
     def _empty_batch(self) -> Any:
         if self._template is None:
-            collate: Callable[[list[Any]], Any] = self._dataloader.collate_fn
-            self._template = _emptied(collate([self._dataset[0]]))
+            if not len(self._dataset):  # type: ignore[arg-type]
+                raise DataError("yield_empty=True shows what a batch looks like by a record, and there is none.")
+            self._template = _emptied(self._collate([self._dataset[0]]))
         return self._template
 
 
-def check_dataset(dataset: Dataset[Any], sample_size: int) -> None:
-    """Refuse data that cannot be sampled by index, or of another length than the plan's."""
+def check_dataset(dataset: Dataset[Any], sampling: Sampling) -> int:
+    """The number of records. Refuses data that cannot be sampled by index, or of another length than the plan's.
+
+    Guarantees: where the rate is public, no message has that number.
+    """
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         raise DataError(
             f"sampling needs a data set with a length and indices (map-style), got {type(dataset).__name__}. A stream "
             "cannot be sampled; load it first, or declare your own loader's sampling in the plan."
         )
     length = len(dataset)
-    if length != sample_size:
+    if sampling.sample_size is None:
+        if sampling.largest is not None and length > sampling.largest:
+            raise InvalidSampling(f"the data set has more records than largest={sampling.largest} of the plan.")
+    elif length != sampling.sample_size:
         raise InvalidSampling(
-            f"the plan samples from {sample_size} records, the data set has {length}. Make the plan with "
-            f"sample_size={length}."
+            f"the plan samples from {sampling.sample_size} records, the data set has {length}. Make the plan with "
+            f"sample_size={length}, or with a public rate: Poisson(rate=..., batch_size=...)."
         )
+    return length
 
 
 def check_part(part: Part | None, position: tuple[int, int], size: int) -> None:
@@ -255,8 +316,11 @@ def not_declared(sampling: Sampling) -> InvalidSampling:
     )
 
 
-def check_options(options: Mapping[str, Any]) -> None:
-    """Refuse the DataLoader keywords that would change the sampling."""
+def check_options(physical_batch_size: object, options: Mapping[str, Any]) -> None:
+    """Refuse physical batches of no size, and the DataLoader keywords that would change the sampling."""
+    size = physical_batch_size
+    if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
+        raise InvalidSampling(f"physical_batch_size must be a positive integer or None, got {size!r}.")
     ours = [name for name in _OURS if name in options]
     if ours:
         raise InvalidSampling(
@@ -282,49 +346,3 @@ def _emptied(batch: Any) -> Any:
         f"yield_empty=True cannot make an empty {type(batch).__name__}; use a collate_fn that gives tensors, or leave "
         "it off."
     )
-
-
-def fingerprint(dataset: Dataset[Any]) -> str:
-    """A fingerprint of the data: all of a `TensorDataset`, else its length and up to 64 records that read the same.
-
-    It is a function of private data, so it is only ever saved beside a seed, which must be kept secret anyway.
-
-    >>> fingerprint(TensorDataset(torch.ones(3))) == fingerprint(TensorDataset(torch.ones(3)))
-    True
-    """
-    length = len(dataset)  # type: ignore[arg-type]
-    sha = hashlib.sha256(f"{type(dataset).__qualname__} {length}".encode())
-    if isinstance(dataset, TensorDataset):
-        for tensor in dataset.tensors:
-            _describe(tensor, sha.update)
-        return sha.hexdigest()
-    for i in sorted({length * k // _PROBES for k in range(_PROBES)}) if length else []:
-        first, second = hashlib.sha256(), hashlib.sha256()
-        _describe(dataset[i], first.update)
-        _describe(dataset[i], second.update)
-        if first.digest() == second.digest():  # a random augmentation is no property of the data
-            sha.update(first.digest())
-    return sha.hexdigest()
-
-
-def _describe(item: Any, put: Callable[[bytes], None]) -> None:
-    if isinstance(item, Tensor):
-        put(f"{item.dtype} {tuple(item.shape)}".encode())
-        flat = item.detach().cpu().contiguous().reshape(-1)
-        put(flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b"")
-    elif isinstance(item, np.ndarray):
-        put(f"{item.dtype} {item.shape}".encode() + item.tobytes())
-    elif isinstance(item, Mapping):
-        for key in item:
-            put(repr(key).encode())
-            _describe(item[key], put)
-    elif isinstance(item, Sequence) and not isinstance(item, (str, bytes)):
-        put(f"{type(item).__name__} {len(item)}".encode())
-        for part in item:
-            _describe(part, put)
-    elif isinstance(item, (str, bytes, int, float, np.generic, type(None))):
-        put(repr(item).encode())
-    elif callable(getattr(item, "tobytes", None)):  # images
-        put(item.tobytes())
-    else:
-        put(type(item).__qualname__.encode())

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from clipwise.errors import CheckpointError
 from clipwise.plan import Plan
 from clipwise.private import checkpoint, state
+from clipwise.private.digests import file_of
 
 if TYPE_CHECKING:
     from clipwise.private.train import Private
@@ -29,10 +30,15 @@ def save(private: Private, path: str | os.PathLike[str], extra: Any) -> None:
         "optimizer": {"class": type(private._optimizer).__name__, "state": private._optimizer.state_dict()},
         "extra": extra,
     }
+    digests = private._seeding.digests
+    if private._seeding.seeded:  # first: the checkpoint must not be there without what it is compared with
+        digests.save(path)
     journal = checkpoint.write(path, record, private._done)
-    if private._entropy.seed is not None:  # a replay after a crash is the same release, charged once
+    if private._seeding.seeded:  # a replay after a crash is the same release, charged once
         journal.close()
+        digests.saved(private._done)
         return
+    file_of(path).unlink(missing_ok=True)  # of a seeded run that lay here before
     old, private._journal = private._journal, journal
     if old is not None and old.path != journal.path:
         old.retire(private._done)
@@ -62,6 +68,8 @@ def resume(
     state.check(private, run)
     state.load_model_and_optimizer(record, path, model, optimizer)
     state.restore(private, run)
+    if seed is not None:
+        private._seeding.digests.load(path)
     private.extra = record.get("extra")
     if seed is None:
         private._journal = checkpoint.Journal(Path(path))

@@ -14,42 +14,38 @@ from clipwise.accounting import Ledger
 from clipwise.errors import CheckpointError
 from clipwise.plan import Plan
 from clipwise.private.checkpoint import digest
-from clipwise.sampling import Draws, Shuffled
+from clipwise.sampling import Shuffled
 
 if TYPE_CHECKING:
     from clipwise.private.train import Private
 
-VERSION = 1
+VERSION = 2
 _KEYS = {
-    "version",
-    "plan",
-    "ledger",
-    "steps",
-    "seed",
-    "order",
-    "parameters",
-    "data",
-    "generator",
-    "weights",
+    "version", "plan", "ledger", "steps", "seed", "label", "order", "parameters", "loader", "generator", "weights",
     "own_batches",
-}
+}  # fmt: skip
 
 
 def capture(private: Private, *, with_weights: bool = True) -> dict[str, Any]:
-    """The state of a run. Only a seeded one holds anything that its randomness could be rebuilt from."""
+    """The state of a run. Only a seeded one holds anything that its randomness could be rebuilt from.
+
+    Guarantees: nothing in it is a digest of the data.
+    """
     private._check_accounted()
-    seeded = private._entropy.seed is not None
-    shuffled = isinstance(private.plan.sampling, Shuffled)
+    seeding = private._seeding
+    seeded, label = seeding.seeded, seeding.begin()
+    order = seeding.order if isinstance(private.plan.sampling, Shuffled) else None
     return {
         "version": VERSION,
         "plan": private.plan.to_dict(),
         "ledger": private.ledger.to_json(),
         "steps": private.steps_done,
-        "seed": private._entropy.seed,
+        "seed": seeding.entropy.seed,
         "own_batches": private._own_batches,
-        "order": private._draws.order_key.hex() if shuffled else None,
+        "label": label.hex() if seeded else None,
+        "order": None if order is None else order.hex(),
         "parameters": _parameters(private._model),
-        "data": private._data if seeded else None,
+        "loader": seeding.physical,
         "generator": torch.get_rng_state() if seeded else None,
         "weights": _weights(private._model, private._optimizer) if seeded and with_weights else None,
     }
@@ -64,7 +60,7 @@ def check(private: Private, saved: Mapping[str, Any]) -> None:
         raise CheckpointError(f"the saved run has version {saved['version']!r}, this clipwise reads {VERSION}.")
     if saved["plan"] != private.plan.to_dict():
         raise CheckpointError(f"the saved run has another plan: {saved['plan']}, not {private.plan.to_dict()}.")
-    if saved["seed"] != private._entropy.seed:
+    if saved["seed"] != private._seeding.entropy.seed:
         kind = "no seed" if saved["seed"] is None else "another seed"
         raise CheckpointError(f"the saved run has {kind}; make Private(..., seed=...) with what it was begun with.")
     if saved["own_batches"] != private._own_batches:
@@ -86,11 +82,13 @@ def restore(private: Private, saved: Mapping[str, Any]) -> None:
     ledger = Ledger.from_json(saved["ledger"])
     if ledger.steps < saved["steps"]:
         raise CheckpointError(f"the ledger has {ledger.steps} steps, but {saved['steps']} were made: it was edited.")
+    seeding = private._seeding
     if saved["order"] is not None:
-        private._draws = Draws(private.plan.sampling, private._entropy, bytes.fromhex(saved["order"]))
+        seeding.order = bytes.fromhex(saved["order"])
+    seeding.start = None if saved["label"] is None else bytes.fromhex(saved["label"])
+    seeding.physical = saved["loader"]
     private._ledger = ledger
     private._done = saved["steps"]
-    private._data = saved["data"]
     if saved["generator"] is not None:
         torch.set_rng_state(saved["generator"])
     private._close_if_done()

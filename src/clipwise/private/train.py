@@ -20,17 +20,17 @@ from clipwise.engine import Clipped, Clipper, Constants
 from clipwise.engine.origin import Evidence
 from clipwise.errors import (
     BudgetSpent,
-    CheckpointError,
     InvalidLosses,
     InvalidPlan,
     InvalidSampling,
     NotSeparable,
     UnsupportedNode,
 )
-from clipwise.noise import Entropy, GaussianNoise, Normals
+from clipwise.noise import GaussianNoise, Normals
 from clipwise.plan import Plan
 from clipwise.private import checkpoint, saving, state
 from clipwise.private.batch import Batch, sum_dtype
+from clipwise.private.digests import Looked
 from clipwise.private.evidence import Checked, Checks
 from clipwise.private.evidence.closure import batch_size
 from clipwise.private.evidence.modes import none_watching
@@ -38,10 +38,11 @@ from clipwise.private.evidence.records import Again
 from clipwise.private.feeding import Feeding
 from clipwise.private.fit import Fit
 from clipwise.private.guard import Guard, check_one_process
-from clipwise.private.loader import Loader, Part, check_part, fingerprint, not_declared
+from clipwise.private.loader import Loader, Part, check_dataset, check_options, check_part, not_declared
+from clipwise.private.seeding import Seeding
 from clipwise.private.statistics import Part as PartStatistics
 from clipwise.private.statistics import StepStatistics
-from clipwise.sampling import Draws, Poisson
+from clipwise.sampling import Poisson
 
 __all__ = ["Private"]
 
@@ -58,7 +59,8 @@ class Private:
 
     Without `seed` all randomness is the operating system's and none of it can be saved. With `seed` the run can be
     repeated bit for bit (same machine, same versions; its loader also sets the global generators before every batch),
-    and whoever knows the seed can remove the noise: for tests and experiments. `loss_fn` (as for
+    and whoever knows the seed can remove the noise: for tests and experiments. Any other run of the seed has other
+    noise: docs/training.md says what it is labelled with. `loss_fn` (as for
     `clipwise.check_model`) has the first batch of the loader checked for losses that depend on other samples in ways
     that a graph does not show. `noise` chooses another source of normal numbers.
 
@@ -104,8 +106,7 @@ class Private:
         check_one_process()
         self._plan, self._model, self._optimizer, self._loss_fn = plan, model, optimizer, loss_fn
         self._own_batches = own_batches
-        self._entropy = Entropy(seed)
-        self._draws = Draws(plan.sampling, self._entropy)
+        self._seeding = Seeding(seed, plan, model, optimizer)
         self._source = noise
         planned = plan.events()[0].repeated(1)
         assert isinstance(planned, (GaussianSteps, ProjectedSteps))
@@ -115,7 +116,7 @@ class Private:
         self._guard = Guard()
         self._bind()
         declared = (constants,) if isinstance(constants, (Tensor, nn.Module)) else tuple(constants)
-        self._checks = Checks(model, declared, isinstance(plan.sampling, Poisson), self._entropy)
+        self._checks = Checks(model, declared, isinstance(plan.sampling, Poisson), self._seeding.entropy)
 
         self._batch = Batch()
         self._last: tuple[int, list[PartStatistics]] | None = None
@@ -126,7 +127,6 @@ class Private:
         self._parts = 0
         self._complete = False
 
-        self._data: dict[str, Any] | None = None  # what a seeded run was begun with
         self._expected_weights: str | None = None
         self._journal: checkpoint.Journal | None = None
         self.extra: Any = None
@@ -139,7 +139,7 @@ class Private:
         self._position = {id(p): place for place, p in enumerate(self._fit.tensors)}
         self._wide = [sum_dtype(p) for p in self._fit.tensors]
         self._guard.bind(self._fit.names, self._fit.tensors)
-        self._noise = GaussianNoise(self._fit.tensors, self._entropy, self._source)
+        self._noise = GaussianNoise(self._fit.tensors, self._seeding.entropy, self._source)
         self._scaled: tuple[Style, list[float]] | None = None
 
     # What can be asked
@@ -184,7 +184,12 @@ class Private:
         """
         return self._checks.found
 
-    def epsilon(self, delta: float, accountant: Accountant = "exact", relation: Relation = "add_remove") -> float:
+    @property
+    def looked(self) -> Looked:
+        """Whether the data of a seeded run stayed the same, as far as they were looked at."""
+        return self._seeding.digests.looked
+
+    def epsilon(self, delta: float, accountant: Accountant = "exact", relation: Relation | None = None) -> float:
         """The epsilon spent so far at this `delta`; refused after an update that clipwise did not make."""
         self._check_accounted()
         return self._ledger.epsilon(delta, accountant, relation)
@@ -342,7 +347,8 @@ class Private:
         scale = 1.0 / self._plan.batch_size
         if self._plan.noise_multiplier:
             assert self._scaled is not None
-            return self._noise.release(sums, self._scaled[1], scale, step)
+            before = self._seeding.charging(self._ledger, self._event, step)
+            return self._noise.release(sums, self._scaled[1], scale, step, self._seeding.label(), before)
         torch._foreach_mul_(sums, scale)
         return sums
 
@@ -369,21 +375,13 @@ class Private:
         if self._own_batches:
             raise InvalidSampling("own_batches=True declares batches of your own: leave it out to use the loader.")
         steps, size = self._plan.steps, physical_batch_size
-        loader = Loader(Feeding(self), dataset, self._draws, self._entropy, steps, size, yield_empty, options)
+        check_dataset(dataset, self._plan.sampling)
+        check_options(size, options)
+        digests = self._seeding.look_at(dataset, size)
+        draws, entropy = self._seeding.draws(), self._seeding.entropy
+        loader = Loader(Feeding(self), dataset, draws, entropy, steps, size, yield_empty, options, digests)
         self._checks.add_data(dataset, options.get("collate_fn"))
-        if self._entropy.seed is not None:
-            self._check_same_data({"fingerprint": fingerprint(dataset), "physical_batch_size": size})
         return loader
-
-    def _check_same_data(self, found: dict[str, Any]) -> None:
-        before = found if self._data is None else self._data
-        for what, value in found.items():
-            if before[what] != value:
-                raise CheckpointError(
-                    f"the seeded run began with another data set or loader ({what} differs): the same noise on other "
-                    "sums cancels out and reveals the difference. Go on with the same, or start with another seed."
-                )
-        self._data = found
 
     def _open_watch(self, batch: Any, size: int, again: Again | None) -> None:
         """Watch the forward pass on this batch."""
@@ -411,7 +409,7 @@ class Private:
     # Saving and resuming
 
     def state_dict(self) -> dict[str, Any]:
-        """Plan, ledger, position and, for a seeded run only, the seed. Never a sum, a statistic or a key of noise."""
+        """Plan, ledger, position and, for a seeded run only, the seed. Never a sum, a key or a digest of data."""
         return state.capture(self)
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:

@@ -8,9 +8,10 @@ from typing import Any
 from clipwise.plots.style import look
 from clipwise.report.arms import Arm, Estimate, estimates_of
 from clipwise.report.describe import event_row, plan_rows
+from clipwise.report.joint import Joint
 from clipwise.report.reading import read
-from clipwise.report.run import COMPARISON, FINGERPRINT, Run
-from clipwise.report.warnings import together, warnings_of
+from clipwise.report.run import COMPARISON, Run
+from clipwise.report.warnings import warnings_of
 from clipwise.report.wording import LABELS, deviation_text, epsilon_text, interval_text, value_text
 
 __all__ = ["arm_row", "content", "headline", "result"]
@@ -39,8 +40,8 @@ def result(arms: Sequence[Arm], figures: Mapping[str, Any]) -> dict[str, Any]:
     return {"format": COMPARISON, "version": 1, "arms": rows, "figures": dict(figures)}
 
 
-def content(arms: Sequence[Arm]) -> dict[str, Any]:
-    """Everything the template prints, but for the figures."""
+def content(arms: Sequence[Arm], joint: Joint | None) -> dict[str, Any]:
+    """Everything the template prints, but for the figures; `joint` is what the private runs cost together."""
     shown = headline(arms[0])
     rest = [name for name in arms[0].estimates if name not in shown]
     return {
@@ -51,8 +52,8 @@ def content(arms: Sequence[Arm]) -> dict[str, Any]:
         "more": _table(arms, rest) if rest else None,
         "interval": _interval_note(arms),
         "recalibrated": _recalibrated(arms),
-        "privacy": _privacy(arms),
-        "warnings": warnings_of(arms),
+        "privacy": _privacy(arms, joint),
+        "warnings": warnings_of(arms, joint),
         "seeds": _seeds(arms),
         "task": arms[0].first.task,
         "made": _made(arms),
@@ -139,7 +140,7 @@ def _cells(estimates: Mapping[str, Estimate], metrics: Sequence[str]) -> list[di
     return [_cell(metric, estimates[metric]) for metric in metrics]
 
 
-def _privacy(arms: Sequence[Arm]) -> dict[str, Any]:
+def _privacy(arms: Sequence[Arm], joint: Joint | None) -> dict[str, Any]:
     """Every different guarantee with the arms it holds for, and what all private runs cost together."""
     groups: dict[str, dict[str, Any]] = {}
     for place, arm in enumerate(arms):
@@ -154,12 +155,11 @@ def _privacy(arms: Sequence[Arm]) -> dict[str, Any]:
         key = repr([(row["accountant"], row["printed"]) for row in rows] + [run.delta, statement])
         group = groups.setdefault(key, {"arms": [], "rows": rows, "statement": statement, "delta": run.delta})
         group["arms"].append(arm_row(place, arm))
-    joint = together(arms)
     deltas = list(dict.fromkeys(group["delta"] for group in groups.values()))
     return {
         "groups": list(groups.values()),
         "deltas": deltas,
-        "together": None if joint is None else joint[1].statement(),
+        "together": None if joint is None else str(joint),
     }
 
 
@@ -171,7 +171,7 @@ def _made(arms: Sequence[Arm]) -> list[dict[str, Any]]:
         seeds = [str(run.seed) for run in arm.runs if run.seed is not None]
         seconds = [run.provenance.get("seconds") for run in arm.runs]
         known = [float(value) for value in seconds if isinstance(value, (int, float))]
-        provenance = _flat(first.provenance, {"seeds", "seconds", "versions", "command", FINGERPRINT})
+        provenance = _flat(first.provenance, {"seeds", "seconds", "versions", "command"})
         rows.append(
             {
                 **arm_row(place, arm),

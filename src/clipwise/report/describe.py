@@ -7,6 +7,7 @@ from typing import Any
 
 from clipwise.accounting import Event
 from clipwise.accounting.events import GaussianSteps, ProjectedSteps
+from clipwise.sampling import arguments
 
 __all__ = ["clip_norm", "describe", "event_row", "plan_rows"]
 
@@ -16,6 +17,7 @@ _SAMPLING = {
     "Shuffled": "shuffled batches of {batch_size} from {sample_size:,} records",
     "FixedSize": "batches of exactly {batch_size} from {sample_size:,} records",
 }
+_AT_A_RATE = "Poisson: each of any number of records with probability {rate:g}, {batch_size} expected"
 _LABELS = {
     "sampling": "batches",
     "steps": "optimizer steps",
@@ -47,6 +49,8 @@ def describe(value: Any) -> str:
     'Abadi, R = 0.5'
     >>> describe({"kind": "Poisson", "sample_size": 60_000, "batch_size": 512, "max_batch_size": None})
     'Poisson: each of 60,000 records with probability 512/60,000'
+    >>> describe({"kind": "Poisson", "rate": 0.004, "batch_size": 256})
+    'Poisson: each of any number of records with probability 0.004, 256 expected'
     """
     if not isinstance(value, Mapping):
         return f"{value:g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
@@ -54,7 +58,8 @@ def describe(value: Any) -> str:
     rest = {key: item for key, item in value.items() if key != "kind" and item is not None}
     if kind in _SAMPLING:
         cap = f", at most {value['max_batch_size']} of them" if value.get("max_batch_size") else ""
-        return _SAMPLING[kind].format(**value) + cap
+        words = _AT_A_RATE if "rate" in value else _SAMPLING[kind]
+        return words.format(**value) + cap
     if kind == "Flat":
         return describe(value["rule"])
     if kind == "MixUp":
@@ -89,7 +94,7 @@ def event_row(event: Event) -> tuple[str, str, str, str]:
     what = "rounds" if event.unit == "client" else what
     what = f"steps, norms from {event.projections} projections" if isinstance(event, ProjectedSteps) else what
     sampling = getattr(event, "sampling", None)
-    drawn = "every record" if sampling is None else describe({"kind": type(sampling).__name__, **vars(sampling)})
+    drawn = "every record" if sampling is None else describe({"kind": type(sampling).__name__, **arguments(sampling)})
     if event.unit == "client":
         drawn = drawn.replace("records", "users")
     if getattr(event, "own_batches", False):

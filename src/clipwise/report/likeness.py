@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from clipwise.report.run import FINGERPRINT, Run
+from clipwise.report.run import Run
 
 __all__ = ["differing", "same_data"]
 
@@ -41,7 +41,7 @@ def _facts(run: Run) -> dict[str, Any]:
     if isinstance(plan.get("optimizer"), str):
         plan["optimizer"] = _RATE.sub("lr", plan["optimizer"])
     return {
-        "data": None if not data else (known.get("name"), known.get(FINGERPRINT), run.test.count),
+        "data": None if not data else (known.get("name"), run.fingerprint, run.test.count),
         "model": run.provenance.get("model"),
         **plan,
         "clip": _without_norm(plan.get("clip")),

@@ -16,6 +16,7 @@ from clipwise.report.captions import CAPTIONS, kind_of
 from clipwise.report.card import card
 from clipwise.report.content import content, result
 from clipwise.report.figures import Drawing, private_drawings, public_drawings
+from clipwise.report.joint import Joint, joint_of
 from clipwise.report.run import Run, is_run, plain, write_text
 from clipwise.report.uncovered import uncovered
 
@@ -34,6 +35,7 @@ def write(runs: Run | Iterable[Run], path: str | os.PathLike[str], publishable: 
     the files beside it: no statistics of the private training data, no seed of a private run, no run without privacy.
     """
     given = [runs] if isinstance(runs, Run) else list(runs)
+    joint = joint_of(given)  # here, where it is still known which runs draw from one seed
     left_out: list[str] = []
     if publishable:
         left_out = list(dict.fromkeys(run.name for run in given if not run.is_private))
@@ -51,7 +53,7 @@ def write(runs: Run | Iterable[Run], path: str | os.PathLike[str], publishable: 
     if not publishable:
         data["not_covered_by_epsilon"] = {"figures": {each.name: each.values for each in private}}
     data = plain(data)
-    write_text(page, _render(arms, public, private, data, publishable, left_out))
+    write_text(page, _render(arms, joint, public, private, data, publishable, left_out))
     _save_figures(page.parent / "figures", [*public, *private])
     write_text(page.with_name("card.md"), "\n---\n\n".join(card(arm.runs) for arm in arms))
     if not is_run(page.parent):
@@ -72,6 +74,7 @@ def _target(path: str | os.PathLike[str]) -> Path:
 
 def _render(
     arms: Sequence[Arm],
+    joint: Joint | None,
     public: Sequence[Drawing],
     private: Sequence[Drawing],
     data: dict[str, Any],
@@ -89,7 +92,7 @@ def _render(
     choices = sorted({panel.bins for each in public for panel in each.panels if panel.bins is not None})
     first = arms[0].first.test
     return environment.get_template("page.html").render(
-        **content(arms),
+        **content(arms, joint),
         version=clipwise.__version__,
         publishable=publishable,
         left_out=left_out,

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from clipwise.accounting import Ledger
+from clipwise.accounting.relation import restated
 from clipwise.errors import DataError
 from clipwise.files import replacing
 
@@ -24,7 +25,8 @@ __all__ = ["COMPARISON", "FINGERPRINT", "SEEDED", "Run", "is_run", "plain", "wri
 VERSION = 1
 _FORMAT = "clipwise run"
 COMPARISON = "clipwise comparison"
-FINGERPRINT = "fingerprint"
+FINGERPRINT = "data.digest"
+"""The file of a run's folder with the digest of its data, which is in no other one."""
 SEEDED = (
     "Trained with a fixed seed. Whoever knows or guesses it can compute the noise and take it away: keep it secret, or "
     "train without one for a release."
@@ -37,7 +39,7 @@ class Run:
     """One training run as plain values; `save` writes its folder and `load` reads it.
 
     Everything computed from the private training data without noise stands under "private" in the rows of `curves`,
-    in `seed`, `config` and in the provenance's "command", "seeds", "seconds" and "fingerprint" (whoever knows the seed
+    in `seed`, `config`, `fingerprint` and in the provenance's "command", "seeds" and "seconds" (whoever knows the seed
     can remove the noise, a fingerprint confirms a guess of the data, and time depends on the sizes of the batches);
     `publishable` leaves all of that out. Warnings must not tell such numbers.
     """
@@ -60,10 +62,15 @@ class Run:
     guarantees: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """`Guarantee.as_dict()` by accountant, as `privacy_panel` gives them."""
     provenance: Mapping[str, Any] = field(default_factory=dict)
-    """Versions, seeds, command, started, seconds, data set with fingerprint, model, parameters."""
+    """Versions, seeds, command, started, seconds, data set, model, parameters.
+
+    "arm": the name that the seed of the draws was derived with (`clipwise.noise.arm_seed`), where it was.
+    """
     warnings: tuple[str, ...] = ()
     config: str | None = None
     """The text of config.toml."""
+    fingerprint: str | None = field(default=None, repr=False)
+    """A digest of the data, to see whether runs had the same. It is private data: in a file of its own, on no page."""
 
     def __post_init__(self) -> None:
         if self.task not in ("classification", "regression"):
@@ -77,6 +84,11 @@ class Run:
         events = () if self.ledger is None else self.ledger.events
         return bool(events) and all(event.noise_multiplier > 0 for event in events)
 
+    @property
+    def draws_from(self) -> tuple[int, str | None] | None:
+        """The seed of the run's coins and noise; None: the operating system's entropy, or it is not known."""
+        return None if self.seed is None else (self.seed, self.provenance.get("arm"))
+
     def publishable(self) -> Run:
         """The same run without anything that epsilon does not cover.
 
@@ -85,10 +97,11 @@ class Run:
         only: nothing protects it.
         """
         curves = tuple({key: value for key, value in row.items() if key != "private"} for row in self.curves)
+        bare = replace(self, curves=curves, fingerprint=None)
         if not self.is_private:
-            return replace(self, curves=curves)
-        secret = {"command", "seconds", "seeds", FINGERPRINT}
-        stripped = replace(self, seed=None, curves=curves, config=None, provenance=_without(self.provenance, secret))
+            return bare
+        provenance = _without(self.provenance, {"command", "seconds", "seeds"})
+        stripped = replace(bare, seed=None, config=None, provenance=provenance)
         return stripped if self.seed is None else replace(stripped, warnings=(*self.warnings, SEEDED))
 
     def to_dict(self) -> dict[str, Any]:
@@ -101,7 +114,10 @@ class Run:
         return body
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
-        """Write metrics.jsonl, ledger.json, config.toml and result.json, the last one last; returns the folder."""
+        """Write metrics.jsonl, ledger.json, config.toml, data.digest and result.json, the last one last.
+
+        Returns the folder. Every file can be read by its owner alone.
+        """
         path = Path(folder)
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -113,6 +129,8 @@ class Run:
             self.ledger.save(path / "ledger.json")
         if self.config is not None:
             write_text(path / "config.toml", self.config)
+        if self.fingerprint is not None:
+            write_text(path / FINGERPRINT, self.fingerprint)
         write_text(path / "result.json", json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n")
         return path
 
@@ -138,7 +156,11 @@ class Run:
         if body["guarantees"] and ledger is None:
             raise DataError(f"{path} has no ledger.json, so that nothing can be said of the privacy of its run.")
         config = _read(path / "config.toml") if (path / "config.toml").exists() else None
+        events = () if ledger is None else ledger.events
+        fingerprint = _read(path / FINGERPRINT) if (path / FINGERPRINT).exists() else None
         try:
+            body["guarantees"] = {name: restated(saved, events) for name, saved in body["guarantees"].items()}
+            before = _without_fingerprint(body)
             judged = {name: _result("classification", item) for name, item in body["recalibrated"].items()}
             return cls(
                 **{name: body[name] for name in _IN_RESULT},
@@ -148,9 +170,16 @@ class Run:
                 ledger=ledger,
                 warnings=tuple(body["warnings"]),
                 config=config,
+                fingerprint=fingerprint or before,
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise DataError(f"{path / 'result.json'} has a field that is not as it was written: {error}.") from error
+
+
+def _without_fingerprint(body: Mapping[str, Any]) -> str | None:
+    """Take the digest of the data out of a result: earlier versions wrote it there."""
+    data = body["provenance"].get("data")
+    return data.pop("fingerprint", None) if isinstance(data, dict) else None
 
 
 def is_run(folder: str | os.PathLike[str]) -> bool:

@@ -7,7 +7,6 @@ from typing import Any
 
 from clipwise.report.arms import Arm
 from clipwise.report.content import arm_row
-from clipwise.report.run import FINGERPRINT
 from clipwise.report.wording import number, percent
 
 __all__ = ["uncovered"]
@@ -15,17 +14,8 @@ __all__ = ["uncovered"]
 
 def uncovered(arms: Sequence[Arm]) -> dict[str, Any]:
     """What stands in the section that must not be published, but for its figures."""
-    prints = {str(value) for arm in arms for run in arm.runs for value in _find(run.provenance, FINGERPRINT)}
     layers = [_layers(place, arm) for place, arm in enumerate(arms)]
-    return {"layers": [each for each in layers if each is not None], "fingerprints": sorted(prints)}
-
-
-def _find(record: Any, name: str) -> list[Any]:
-    if not isinstance(record, Mapping):
-        return []
-    return [v for k, v in record.items() if k == name and v] + [
-        v for item in record.values() for v in _find(item, name)
-    ]
+    return {"layers": [each for each in layers if each is not None]}
 
 
 def _layers(place: int, arm: Arm) -> dict[str, Any] | None:

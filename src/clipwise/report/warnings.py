@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from clipwise.accounting import Guarantee, account
-from clipwise.errors import AccountingError
 from clipwise.report.arms import Arm
+from clipwise.report.joint import Joint
 from clipwise.report.likeness import same_data
 from clipwise.report.run import SEEDED, Run
 
-__all__ = ["Warned", "together", "warnings_of"]
+__all__ = ["Warned", "warnings_of"]
 
 HELD_OUT = (
     "The metrics are exact numbers of the held-out records. Epsilon protects the records that were trained on, not the "
@@ -33,22 +32,6 @@ def without_noise(run: Run) -> str:
     return f"Not all updates had noise ({', '.join(reasons)})"
 
 
-def together(arms: Sequence[Arm]) -> tuple[int, Guarantee] | None:
-    """How many private runs a page rests on, and what they cost together; None for a single one.
-
-    The runs are taken to use the same records; where they do not, this is an upper bound.
-    """
-    runs = [run for arm in arms for run in arm.runs if run.is_private]
-    deltas = [run.delta for run in runs if run.delta is not None]
-    if len(runs) < 2 or not deltas:
-        return None
-    events = tuple(event for run in runs if run.ledger is not None for event in run.ledger.events)
-    try:
-        return len(runs), account(events, min(deltas))
-    except AccountingError:
-        return None  # runs that protect different things, clients and examples, have no joint epsilon
-
-
 @dataclass(frozen=True)
 class Warned:
     """A warning and the arms it is about; none when it is about all of them."""
@@ -57,26 +40,31 @@ class Warned:
     arms: tuple[str, ...] = ()
 
 
-def warnings_of(arms: Sequence[Arm]) -> list[Warned]:
-    """The runs' own warnings, the accountants', and what the page itself knows; each once, with its arms."""
+def warnings_of(arms: Sequence[Arm], joint: Joint | None = None) -> list[Warned]:
+    """The runs' own warnings, the accountants', and what the page itself knows; each once, with its arms.
+
+    `joint` is what the private runs of a page cost together.
+    """
     found: dict[str, dict[str, None]] = {}
     for arm in arms:
         for text in _of_arm(arm):
             found.setdefault(text, {})[arm.name] = None
     warned = [Warned(text, () if len(names) == len(arms) > 1 else tuple(names)) for text, names in found.items()]
-    joint = together(arms)
     if joint is not None:
-        count, guarantee = joint
-        warned.append(
-            Warned(
-                f"This page rests on {count} private runs. Each has the epsilon of its row; if they used the same "
-                f"records, publishing something of all of them costs epsilon = {guarantee.printed} at delta "
-                f"{guarantee.delta:g}."
-            )
-        )
+        warned.append(Warned(_of_all(joint)))
     if not same_data([arm.first for arm in arms]):
         warned.append(Warned(OTHER_DATA))
     return [*warned, Warned(HELD_OUT)]
+
+
+def _of_all(joint: Joint) -> str:
+    page = f"This page rests on {joint.runs} private runs. Each has the epsilon of its row"
+    if joint.guarantee is None:
+        return f"{page}; together they have {joint} Publish one run of a seed at most."
+    return (
+        f"{page}; if they used the same records, publishing something of all of them costs epsilon = "
+        f"{joint.guarantee.printed} at delta {joint.guarantee.delta:g}."
+    )
 
 
 def _of_arm(arm: Arm) -> list[str]:

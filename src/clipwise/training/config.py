@@ -16,7 +16,7 @@ import torch
 from clipwise.calibration.bins import equal_edges
 from clipwise.calibration.inputs import check_resamples
 from clipwise.clipping import Clip, Flat, NoClip
-from clipwise.errors import DataError
+from clipwise.errors import DataError, InvalidSampling
 from clipwise.sampling import FixedSize, FullBatch, Poisson, Sampling, Shuffled
 from clipwise.training.clips import read_clip
 from clipwise.training.datasets import DataChoice, read_data
@@ -69,7 +69,11 @@ class Batches:
 
     sampling: str
     batch_size: int | None
+    rate: float | None
+    """With it the rate is public and the number of records is not: nothing of a run is made from that number."""
     max_batch_size: int | None
+    largest: int | None
+    """With a rate and a cap: the data never have more records."""
     physical_batch_size: int | None
     steps: int | None
     epochs: float | None
@@ -79,6 +83,7 @@ class Batches:
         """Read the keys of the configuration's top level."""
         sampling = table.text("sampling", "poisson", SAMPLINGS)
         size, cap = table.integer("batch_size", None), table.integer("max_batch_size", None)
+        rate, largest = table.number("rate", None), table.integer("largest", None)
         physical = table.integer("physical_batch_size", None)
         steps, epochs = table.integer("steps", None), table.number("epochs", None)
         if (size is None) != (sampling == "full-batch"):
@@ -87,12 +92,27 @@ class Batches:
             table.fail("max_batch_size", "is for sampling = 'poisson' only.")
         if (steps is None) == (epochs is None):
             table.fail(None, "give exactly one of steps (optimizer steps) and epochs.")
-        return cls(sampling, size, cap, physical, steps, epochs)
+        if rate is not None and sampling != "poisson":
+            table.fail("rate", "is for sampling = 'poisson' only.")
+        if rate is not None and epochs is not None:
+            table.fail("epochs", "would be made from the number of records, which rate keeps to itself: give steps.")
+        if rate is None and largest is not None:
+            table.fail("largest", "goes with rate and max_batch_size: otherwise the number of records is public.")
+        batches = cls(sampling, size, rate, cap, largest, physical, steps, epochs)
+        if rate is not None:
+            try:
+                batches.scheme(0)
+            except InvalidSampling as error:
+                table.fail("rate", str(error))
+        return batches
 
     def scheme(self, sample_size: int) -> Sampling:
-        """The sampling of this many records."""
+        """The sampling of this many records; with a rate their number is not looked at."""
         if self.batch_size is None:
             return FullBatch(sample_size)
+        if self.rate is not None:
+            cut = {"max_batch_size": self.max_batch_size, "largest": self.largest}
+            return Poisson(rate=self.rate, batch_size=self.batch_size, **cut)
         if self.sampling == "poisson":
             return Poisson(sample_size, self.batch_size, self.max_batch_size)
         return (Shuffled if self.sampling == "shuffled" else FixedSize)(sample_size, self.batch_size)
@@ -101,6 +121,7 @@ class Batches:
         """Optimizer steps: as many as the epochs need in expectation, rounded up."""
         if self.steps is not None:
             return self.steps
+        assert sampling.sample_size is not None  # a rate goes with steps
         # As the decimal that was written, not its binary neighbour.
         return math.ceil(Fraction(repr(self.epochs)) * sampling.sample_size / sampling.batch_size)
 
@@ -270,6 +291,7 @@ class Config:
         model.close()
         root.close()
         check(config)
+        _check_rate(root, config)
         return config
 
 
@@ -277,6 +299,24 @@ def _clip(root: Table, privacy: Privacy) -> Clip:
     if "clip" in root or privacy.is_private:
         return read_clip(root.table("clip"))
     return Flat(NoClip())
+
+
+def _check_rate(root: Table, config: Config) -> None:
+    """With a public rate, refuse what would be made from the number of records."""
+    if config.batches.rate is None:
+        return
+    if config.privacy.is_private and config.privacy.delta is None:
+        root.fail("rate", "keeps the number of records to itself, so delta has no default: give privacy.delta.")
+    if config.sampler is not None:
+        root.fail("rate", f"is not for {config.algorithm}: the posterior depends on the number of records.")
+    if config.federated is not None:
+        root.fail("rate", f"is not for {config.algorithm} here: federated.users is a public number of users.")
+    if config.recalibration.private_share is not None:
+        root.fail("rate", "does not go with recalibration.private_share, a part of the number of records.")
+    if config.data.is_cut_from_one_file:
+        root.fail(
+            "rate", "needs held-out records in a file of their own (data.test_file): a part of one file tells its size."
+        )
 
 
 def _device(root: Table) -> str:

@@ -15,6 +15,7 @@ from torch.utils.data import TensorDataset, default_collate
 from clipwise import data
 from clipwise.data import DataSet
 from clipwise.data.catalog import entry
+from clipwise.data.readers import read_table
 from clipwise.errors import DataError, InvalidConfig, MissingExtra
 from clipwise.training.functions import guarded, imported, split_target
 from clipwise.training.toml import Table
@@ -85,6 +86,14 @@ class DataChoice:
     inputs: Inputs = Inputs()
     standardise: bool = False
     """Scale a table with the mean and deviation of its training records, which epsilon does not cover."""
+
+    @property
+    def is_cut_from_one_file(self) -> bool:
+        """Whether the held-out records are a part of the file with the training records: it tells their number."""
+        path = Path(self.source)
+        if split_target(self.source) is not None or path.suffix.lower() not in FILES or "test_file" in self.options:
+            return False
+        return path.suffix.lower() != ".npz" or "x_train" not in read_table(path, ",")
 
     def load(self) -> DataSet:
         """The data set, made ready."""

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from clipwise.clipping import Style
 from clipwise.private import Private
 from clipwise.private.evidence.closure import LossFn
+from clipwise.sampling import public_size
 from clipwise.training.datasets import Records
 from clipwise.training.folder import Folder
 from clipwise.training.job import Job, Trained
@@ -30,7 +31,7 @@ def train(job: Job, folder: Folder, watch: Watch, resume: bool) -> Trained:
     optimizer = job.optimizer.build(job.parameters.values())
     private = begin(Private, job, optimizer, folder, resume)
     carry_on(job, folder, watch, resume, private, optimizer, by_losses(job, private))
-    return Trained(private.ledger, private.checked)
+    return Trained(private.ledger, private.checked, private.looked)
 
 
 def by_losses(job: Job, private: Private) -> Callable[[Any], tuple[bool, float]]:
@@ -89,7 +90,7 @@ def begin(
     """The run's `Private`, new or from the folder's checkpoint."""
     losses = job.losses if loss_fn is None else loss_fn
     if not resume:
-        return kind(job.plan, job.model, optimizer, seed=job.config.seed, loss_fn=losses)
+        return kind(job.plan, job.model, optimizer, seed=job.draw_seed, loss_fn=losses)
     private = kind.resume(folder.checkpoint, job.model, optimizer, plan=job.plan, loss_fn=losses)
     folder.cut_metrics(private.extra["step"])
     folder.seconds = float(private.extra["seconds"])
@@ -111,5 +112,5 @@ def _set_rate(optimizer: Optimizer, rate: float) -> None:
 
 def _row(job: Job, private: Private, loss: float) -> dict[str, Any]:
     step = private.steps_done
-    epoch = step * job.plan.batch_size / len(job.train)
+    epoch = step * job.plan.batch_size / public_size(job.plan.sampling)
     return measured_row(job, private, step, epoch, step_statistics(private.last, loss))

@@ -32,4 +32,4 @@ def train(job: Job, folder: Folder, watch: Watch, resume: bool) -> Trained:
 
     private = begin(ProjectedPrivate, job, optimizer, folder, resume, losses)
     carry_on(job, folder, watch, resume, private, optimizer, lambda batch: (private.step(batch), last))
-    return Trained(private.ledger, private.checked)
+    return Trained(private.ledger, private.checked, private.looked)

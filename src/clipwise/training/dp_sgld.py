@@ -38,4 +38,4 @@ def train(job: Job, folder: Folder, watch: Watch, resume: bool) -> Trained:
         forward=lambda model, *x: job.outputs(model, [each.to(job.config.device) for each in x]).cpu(),
         batch_size=settings.batch_size,
     )
-    return Trained(private.ledger, private.checked, {AVERAGE: found.average})
+    return Trained(private.ledger, private.checked, private.looked, {AVERAGE: found.average})

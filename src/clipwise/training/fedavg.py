@@ -9,7 +9,6 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from clipwise.errors import CheckpointError
 from clipwise.federated import RoundReport, Server, run
 from clipwise.training.folder import Folder
 from clipwise.training.job import Job, Trained
@@ -28,19 +27,20 @@ def train(job: Job, folder: Folder, watch: Watch, resume: bool) -> Trained:
     federation = job.config.federated
     assert federation is not None  # the configuration has one for these algorithms
     users = federation.records_of_users(job.train)
-    server = Server(federation.plan(job.plan), job.model, seed=job.config.seed)
+    server = Server(federation.plan(job.plan), job.model, seed=job.draw_seed)
     optimizer = None if federation.server is None else federation.server.build(job.parameters.values())
     if resume:
         _resume(job, folder, server, optimizer)
     first, begun = server.rounds_done, time.monotonic() - folder.seconds
+    rounds = run(server, job.model, users, federation.work(job.config, _losses(job)), optimizer)
 
     def save() -> None:
         folder.seconds = time.monotonic() - begun
-        server.save(folder.checkpoint, job.model, optimizer, _extra(job, server, folder))
+        extra = {"step": server.rounds_done, "seconds": folder.seconds}
+        server.save(folder.checkpoint, job.model, optimizer, extra)
 
     if not resume:
         save()
-    rounds = run(server, job.model, users, federation.work(job.config, _losses(job)), optimizer)
     while server.rounds_done < server.plan.rounds:
         _set_rate(job, server, optimizer)
         report = next(rounds)
@@ -52,19 +52,11 @@ def train(job: Job, folder: Folder, watch: Watch, resume: bool) -> Trained:
         if last or done % job.checkpoint_every == 0:
             save()
         watch(Progress(done, server.plan.rounds, first, lambda: spent(job, server), row and row["test"]))
-    return Trained(server.ledger)
-
-
-def _extra(job: Job, server: Server, folder: Folder) -> dict[str, Any]:
-    """A seeded run repeats rounds with the noise they had, which is safe with the very same records only."""
-    records = None if job.config.seed is None else job.data.fingerprint
-    return {"step": server.rounds_done, "seconds": folder.seconds, "records": records}
+    return Trained(server.ledger, looked=server.looked)
 
 
 def _resume(job: Job, folder: Folder, server: Server, optimizer: Optimizer | None) -> None:
     extra = server.resume(folder.checkpoint, job.model, optimizer)
-    if extra["records"] is not None and extra["records"] != job.data.fingerprint:
-        raise CheckpointError("the seeded run began with other records: the same noise on them reveals the difference.")
     folder.cut_metrics(extra["step"])
     folder.seconds = float(extra["seconds"])
 

@@ -26,8 +26,10 @@ OURS = (
     "figures",
     "publishable",
     "checkpoint",
+    "checkpoint.digests",
+    "data.digest",
     *(f".{name}.part" for name in ("config.toml", "metrics.jsonl", "ledger.json", "result.json", "checkpoint")),
-    *(f".{name}.part" for name in ("report.html", "card.md")),
+    *(f".{name}.part" for name in ("report.html", "card.md", "checkpoint.digests", "data.digest")),
 )
 """Everything that a run writes; `--force` removes these and nothing else."""
 

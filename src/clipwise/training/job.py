@@ -14,9 +14,10 @@ from clipwise.accounting import Ledger, noise_scale
 from clipwise.calibration import CalibrationResult
 from clipwise.data import DataSet
 from clipwise.errors import InvalidConfig
+from clipwise.noise import arm_seed
 from clipwise.optim import ProjectedPlan
 from clipwise.plan import Plan
-from clipwise.private import Checked
+from clipwise.private import Checked, Looked
 from clipwise.recalibration import PrivateTemperatureScaling
 from clipwise.training.config import Config, default_delta
 from clipwise.training.datasets import Records
@@ -49,6 +50,16 @@ class Job:
     """How the weights move; of the users, where it is federated."""
     delta: float | None
     warnings: tuple[str, ...]
+
+    @property
+    def public_records(self) -> int | None:
+        """The number of training records, where it may be told: with a public rate it may not."""
+        return None if self.config.batches.rate is not None else len(self.train)
+
+    @property
+    def draw_seed(self) -> int | None:
+        """The seed of coins and noise, derived from the configuration's seed and name: no two arms share it."""
+        return arm_seed(self.config.seed, self.config.name)
 
     @property
     def evaluate_every(self) -> int:
@@ -104,6 +115,8 @@ class Trained:
     ledger: Ledger
     checked: Checked | None = None
     """What the run's own checks for samples that mix have shown; None where samples are not clipped one by one."""
+    looked: Looked = field(default_factory=lambda: Looked("not looked at"))
+    """Whether the records stayed the same while a seeded run was made."""
     further: Mapping[str, CalibrationResult] = field(default_factory=dict)
     """On the held-out records, under names for the report."""
 
@@ -145,7 +158,7 @@ def prepare(config: Config, data: DataSet | None = None) -> Job:
         plan,
         optimizer,
         delta,
-        tuple(_warnings(data, units, delta)),
+        tuple(_warnings(data, None if config.batches.rate is not None else units, delta)),
     )
 
 
@@ -166,7 +179,8 @@ def private_scaling(config: Config) -> PrivateTemperatureScaling | None:
     choice = config.recalibration
     if choice.noise_multiplier is None:
         return None
-    return PrivateTemperatureScaling(choice.noise_multiplier, choice.private_share is not None, seed=config.seed)
+    seed = arm_seed(config.seed, config.name)
+    return PrivateTemperatureScaling(choice.noise_multiplier, choice.private_share is not None, seed=seed)
 
 
 def _plan(config: Config, sample_size: int, delta: float | None) -> Plan:
@@ -190,10 +204,10 @@ def _optimizer(config: Config, plan: Plan, model: nn.Module) -> OptimizerChoice:
     return config.sampler.optimizer(config.sampler.chain(plan, model))
 
 
-def _warnings(data: DataSet, units: int, delta: float | None) -> list[str]:
-    """What the report cannot know by itself."""
+def _warnings(data: DataSet, units: int | None, delta: float | None) -> list[str]:
+    """What the report cannot know by itself; `units` only where their number is public."""
     warnings = [data.note] if data.note else []
-    if delta is not None and delta > 1 / units:
+    if delta is not None and units is not None and delta > 1 / units:
         warnings.append(
             f"delta = {delta:g} is over 1/n = {1 / units:.3g}: such a promise allows publishing a whole record. "
             "Use a delta below 1/n."

@@ -21,6 +21,7 @@ from clipwise.accounting.panel import panel_of
 from clipwise.data import DataSet
 from clipwise.errors import ClipwiseError, MissingExtra
 from clipwise.noise import DESCRIPTION
+from clipwise.private.digests import file_of
 from clipwise.report import Run
 from clipwise.training import dp_sgd, dp_sgd_jl, dp_sgld, fedavg
 from clipwise.training.config import Config
@@ -75,6 +76,7 @@ def train(
         _save_weights(job.model, folder.path / "model.safetensors")
         run.save(folder.path)
         folder.checkpoint.unlink()
+        file_of(folder.checkpoint).unlink(missing_ok=True)
         if page:
             report.write(run, folder.path)
     return run, folder.path
@@ -121,9 +123,10 @@ def _run(job: Job, folder: Folder, trained: Trained, origin: Mapping[str, Any]) 
         ledger=ledger if private else None,
         delta=job.delta,
         guarantees={} if job.delta is None else _guarantees(ledger.events, job.delta),
-        provenance={**origin, **_provenance(job, folder), **_other_samples(trained)},
+        provenance={**origin, **_provenance(job, folder, trained), **_other_samples(trained)},
         warnings=(*job.warnings, *problems, *_unchecked(trained)),
         config=job.config.text,
+        fingerprint=job.data.fingerprint,
     )
 
 
@@ -156,20 +159,21 @@ def _choices(job: Job) -> dict[str, Any]:
     }
 
 
-def _provenance(job: Job, folder: Folder) -> dict[str, Any]:
+def _provenance(job: Job, folder: Folder, trained: Trained) -> dict[str, Any]:
     data = job.data
     return {
         "seconds": round(folder.seconds, 3),
         "seeds": [job.config.seed],
+        "arm": None if job.config.seed is None else job.config.name,
         "data": {
             "name": data.name,
-            "records": len(job.train),
+            **({} if job.public_records is None else {"records": job.public_records}),
             "held_out": len(job.test),
             "source": data.source,
             "licence": data.licence,
             "note": data.note,
             "inputs": str(job.config.data.inputs),
-            "fingerprint": data.fingerprint,
+            "while_training": trained.looked.state,
         },
         "model": repr(job.config.model),
         "parameters": sum(p.numel() for p in job.parameters.values()),

@@ -54,7 +54,7 @@ class Sampler:
             plan.sampling, plan.steps, plan.clip, None, self.temperature, self.momentum, prior, self.burn_in, self.thin
         )
         at_one = posterior_learning_rate(
-            plan.noise_multiplier, chain.sensitivity(model), plan.batch_size, plan.sampling.sample_size, self.momentum
+            plan.noise_multiplier, chain.sensitivity(model), plan.batch_size, chain.records, self.momentum
         )
         return replace(chain, learning_rate=self.temperature * at_one)
 

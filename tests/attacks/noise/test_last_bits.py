@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 import clipwise as cw
-from clipwise.noise import grid_of
+from clipwise.noise import Normals, grid_of
+from tests.core.common import Unlabelled
 
 SIZE, TRIALS, MULTIPLIER, R = 4096, 24, 60.0, 1.0
 BATCH = 8
@@ -30,13 +31,14 @@ def data(present: bool) -> Tensor:
     return x
 
 
-def by_private(present: bool, trial: int, dtype: torch.dtype = torch.float32) -> Tensor:
+def by_private(present: bool, trial: int, dtype: torch.dtype = torch.float32, noise: Normals | None = None) -> Tensor:
     """What one step of `Private` subtracts from weights that are 0: its released mean gradient, to the bit."""
     model = nn.Linear(SIZE, 1, bias=False).to(dtype)
     nn.init.zeros_(model.weight)
     plan = cw.Plan(cw.FullBatch(BATCH), steps=1, clip=cw.Abadi(R), noise_multiplier=MULTIPLIER)
     assert plan.epsilon(1e-5) < 0.07
-    private = cw.Private(plan, model, torch.optim.SGD(model.parameters(), lr=1.0), seed=trial, own_batches=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    private = cw.Private(plan, model, optimizer, seed=trial, noise=noise, own_batches=True)
     assert private.step(model(data(present).to(dtype)).squeeze(1))
     return -model.weight.detach().flatten()
 
@@ -78,6 +80,6 @@ def test_the_attack_is_left_to_chance_by_private_step(dtype: torch.dtype) -> Non
 
 @pytest.mark.parametrize("present", [False, True])
 def test_what_a_step_writes_has_no_bits_below_the_public_grid(present: bool) -> None:
-    points = by_private(present, 0, torch.float64) / grid_of(STD)
+    points = by_private(present, 0, torch.float64, Unlabelled()) / grid_of(STD)
     assert torch.equal(points, points.round()) and len(points.unique()) > 1000
-    assert torch.equal(by_private(present, 0).double() / grid_of(STD), points)
+    assert torch.equal(by_private(present, 0, noise=Unlabelled()).double() / grid_of(STD), points)

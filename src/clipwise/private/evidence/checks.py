@@ -14,9 +14,9 @@ from clipwise.engine.graph import LEAF, Graph, walk
 from clipwise.engine.origin import Origin, memory_of
 from clipwise.errors import NotSeparable
 from clipwise.noise import Entropy
-from clipwise.private.evidence.collate import Collate, check_collate
+from clipwise.private.evidence.collate import PADDED, Collate, check_collate
 from clipwise.private.evidence.memory import Memory
-from clipwise.private.evidence.records import Again, Change, Records, reads_the_same
+from clipwise.private.evidence.records import Again, Change, Records, unreadable
 from clipwise.private.evidence.sizes import Pass, refuse_sizes
 from clipwise.private.evidence.twin import Twin
 from clipwise.private.evidence.verdict import Findings, judge
@@ -109,6 +109,13 @@ class Checks:
         """Note why something was not checked."""
         self._unclear[why] = None
 
+    def losses_checked(self, unclear: str) -> None:
+        """The loss function was called with longer and shorter records, or could not be."""
+        if unclear:
+            self.not_checked(unclear)
+        else:
+            self._unclear.pop(PADDED, None)
+
     def note_clean(self, step: int) -> None:
         """Note that the losses of a step were checked and found clean."""
         if step not in self._steps:
@@ -143,10 +150,9 @@ class Checks:
     def _changes(self, records: Records, again: Again | None) -> list[Change]:
         draw = self._draw("halves")
         if records.ragged:
-            if again is None or not reads_the_same(again, records):
-                self.not_checked(
-                    "the batch is not in rows of one per sample, and its records do not read the same twice"
-                )
+            why = "they are not known" if again is None else unreadable(again, records)
+            if again is None or why:
+                self.not_checked(f"the batch is not in rows of one per sample, and its records cannot be read ({why})")
                 return []
             self.not_checked("whether the integers of other records matter (lengths, edges): twins keep them")
             return records.ragged_changes(draw, again)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from clipwise.engine.graph import walk
 from clipwise.errors import InvalidLosses, NotSeparable
 from clipwise.private.evidence.memory import Memory
-from clipwise.private.evidence.records import Again, Records, reads_the_same
+from clipwise.private.evidence.records import Again, Records, unreadable
 from clipwise.private.evidence.twin import Twin
 from clipwise.private.evidence.verdict import judge
 from clipwise.private.evidence.watch import Watch
@@ -43,18 +43,23 @@ def check_model(model: nn.Module, loss_fn: LossFn, batch: Batch) -> None:
     check_losses(model, loss_fn, batch, batch_size(batch), None)
 
 
-def check_losses(model: nn.Module, loss_fn: LossFn, batch: Batch, size: int, again: Again | None) -> None:
-    """`check_model`, also for batches that are not in rows; `again` makes the batch of longer and shorter records."""
+def check_losses(model: nn.Module, loss_fn: LossFn, batch: Batch, size: int, again: Again | None) -> str:
+    """`check_model`, also for batches that are not in rows; says what could not be checked, if anything.
+
+    `again` makes the batch of longer and shorter records.
+    """
     if size < _FEWEST:
         raise InvalidLosses(f"check_model needs a batch of at least three samples, got {size}.")
     with _unchanged(model) as run:
         _watched(model, loss_fn, batch, size, run)
         repeat = _Repeated(model, loss_fn, batch, size, run)
-        if again is not None and reads_the_same(again, Records.of(batch, size)):
+        why = "" if again is None else unreadable(again, Records.of(batch, size))
+        if again is not None and not why:
             for sample in (size // 2, 0):
                 repeat.demand_with_others(again, sample)
         if len(Records.of(batch, size).tensors) and _in_rows(batch, size):
             repeat.demand_without(model)
+    return why and f"longer and shorter records in loss_fn: the records of a batch cannot be read again ({why})"
 
 
 def _in_rows(batch: Batch, size: int) -> bool:

@@ -6,7 +6,7 @@ when it was there before the first batch and holds what it held then, or what th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.data import Dataset
 
-from clipwise.engine.origin import backing, memory_of
+from clipwise.engine.origin import backing, constant_tensors, memory_of
 from clipwise.errors import NotSeparable
-from clipwise.private.evidence.traffic import BATCH
+from clipwise.private.evidence.traffic import BATCH, tensors_in
 from clipwise.private.evidence.watch import Watch
 
 _DEEPEST = 3
@@ -54,19 +54,8 @@ def held_by(model: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:
                     yield dot + name, tensor, True
         for name, value in vars(module).items():
             if name not in ("_parameters", "_buffers", "_modules"):
-                for tensor in _tensors(value, _DEEPEST):
+                for tensor in tensors_in(value, _DEEPEST):
                     yield dot + name, tensor, False
-
-
-def _tensors(value: Any, depth: int) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif depth and isinstance(value, Mapping):
-        for item in value.values():
-            yield from _tensors(item, depth - 1)
-    elif depth and isinstance(value, (list, tuple, set)):
-        for item in value:
-            yield from _tensors(item, depth - 1)
 
 
 class Memory:
@@ -98,7 +87,7 @@ class Memory:
         """
         self._hidden, self.notes = hidden, []
         self._step, self._consecutive, self.look_again = step, consecutive, False
-        self._declared = {memory_of(t) for item in self._constants for t in _declared(item)}
+        self._declared = {memory_of(tensor) for tensor in constant_tensors(self._constants)}
         self._trained = {memory_of(p) for p in self.model.parameters() if p.requires_grad}
         self._before = {name: (memory_of(t), _sum(t)) for name, t, _ in held_by(self.model)}
 
@@ -203,14 +192,6 @@ def _sum(tensor: Tensor) -> int:
         return checksum(backing(tensor))
     except (NotImplementedError, RuntimeError):
         return tensor._version
-
-
-def _declared(item: Tensor | nn.Module) -> Iterator[Tensor]:
-    if isinstance(item, nn.Module):
-        yield from item.parameters()
-        yield from item.buffers()
-    else:
-        yield item
 
 
 def _record_memory(value: Any, length: int, depth: int) -> Iterator[tuple[int, int]]:

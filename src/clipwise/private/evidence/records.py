@@ -209,12 +209,12 @@ def some(samples: Sequence[int]) -> str:
     return f"sample{'s' if len(samples) != 1 else ''} {few}{' and others' if len(samples) > 4 else ''}"
 
 
-def reads_the_same(again: Again | None, records: Records) -> bool:
-    """Whether the records of a batch can be read a second time, and are the same then."""
+def unreadable(again: Again, records: Records) -> str:
+    """Why the records of a batch cannot be read a second time; empty when they can, and are the same then."""
     try:
-        return again is not None and records.reads_as(again.scaled([True] * records.size, 1.0))
-    except Exception:  # whatever a data set and its collate function do not do twice
-        return False
+        return "" if records.reads_as(again.scaled([True] * records.size, 1.0)) else "they are others the second time"
+    except Exception as error:  # whatever a data set and its collate function do not do twice
+        return f"{type(error).__name__} the second time"
 
 
 def scaled(value: Any, scale: float) -> Any:

@@ -7,7 +7,7 @@ integer where it is used by the very next kernel. Tensors made of plain data cou
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -29,16 +29,16 @@ _SCALING = ("mul.", "mul_.", "div.", "div_.")
 _NUMBER_LEFT = "a number was taken out of a tensor of the batch"
 
 
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """The tensors among the arguments or results of a kernel."""
+def tensors_in(value: Any, depth: int = 8) -> Iterator[Tensor]:
+    """The tensors in a value and in containers of it, such as the arguments or results of a kernel."""
     if isinstance(value, Tensor):
         yield value
-    elif isinstance(value, (tuple, list)):
+    elif depth and isinstance(value, (tuple, list, set)):
         for item in value:
-            yield from tensors_in(item)
-    elif isinstance(value, dict):
+            yield from tensors_in(item, depth - 1)
+    elif depth and isinstance(value, Mapping):
         for item in value.values():
-            yield from tensors_in(item)
+            yield from tensors_in(item, depth - 1)
 
 
 class Marks(Protocol):

@@ -1,0 +1,100 @@
+"""Which neighbouring data sets a guarantee is about: what the sampling supports, and nothing else.
+
+| sampling | number of records | relations that hold, the default first |
+| --- | --- | --- |
+| `Poisson(rate=...)` | any; nothing of the mechanism depends on it | add_remove, zero_out, replace_one |
+| `Poisson(sample_size=...)`, `FullBatch`, `Shuffled` | public | zero_out, replace_one |
+| `FixedSize` | public | replace_one |
+| calibration statistics, which are sums over all records | any | add_remove, zero_out, replace_one |
+
+With a public number n the rate, the divisor or the order of an epoch is made from n, so a data set with one record
+more would run another mechanism: there is no promise about adding a record. Blanking one (its contribution becomes
+zero) is the comparison that the mechanism allows, and for Poisson and full batches it costs the same epsilon. For
+batches of a fixed size only replacing is proven.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from typing import Any, Literal, get_args
+
+from clipwise.accounting.events import Event, PrivateCalibration
+from clipwise.accounting.guarantee import Guarantee
+from clipwise.errors import AccountingError
+from clipwise.sampling import FixedSize, FullBatch, Poisson, Sampling, Shuffled
+
+__all__ = ["Relation", "is_tight", "relation_of", "restated", "sampling_of"]
+
+Relation = Literal["add_remove", "replace_one", "zero_out"]
+
+_OF_A_RATE: tuple[Relation, ...] = ("add_remove", "zero_out", "replace_one")
+_OF_A_NUMBER: tuple[Relation, ...] = ("zero_out", "replace_one")
+_OF_A_FIXED_SIZE: tuple[Relation, ...] = ("replace_one",)
+
+
+def sampling_of(event: Event) -> Sampling | None:
+    """How the event's records were drawn; None: all of them, whatever their number."""
+    return None if isinstance(event, PrivateCalibration) else event.sampling
+
+
+def relation_of(events: Iterable[Event], asked: Relation | None = None) -> tuple[Relation, tuple[str, ...]]:
+    """The relation that an answer about these events is for, and a warning where it is not the one asked for.
+
+    >>> from clipwise import GaussianSteps, Poisson
+    >>> relation_of([GaussianSteps(Poisson(sample_size=60_000, batch_size=256), 1.1)])[0]
+    'zero_out'
+    >>> relation_of([GaussianSteps(Poisson(rate=0.004, batch_size=256), 1.1)])[0]
+    'add_remove'
+    """
+    if asked is not None and asked not in get_args(Relation):
+        raise AccountingError(f"relation must be None or one of {', '.join(get_args(Relation))}, got {asked!r}.")
+    schemes = [sampling_of(event) for event in events]
+    common = [relation for relation in _OF_A_RATE if all(relation in _supported(scheme) for scheme in schemes)]
+    if asked is None or asked in common:
+        return asked or common[0], ()
+    if asked == "add_remove":
+        scheme = next(scheme for scheme in schemes if asked not in _supported(scheme))
+        raise AccountingError(
+            f"relation='add_remove' does not hold for {scheme!r}: its number of records is public and part of the "
+            "mechanism, so a data set with one record more would run another one. Draw with a public rate, "
+            "Poisson(rate=..., batch_size=...), or leave relation out: what holds here is "
+            f"{common[0]}{', at the same epsilon' if isinstance(scheme, (Poisson, FullBatch)) else ''}."
+        )
+    return common[0], (
+        "Batches of a fixed size have a meaning only for replacing a record, so the relation is replace_one.",
+    )
+
+
+def _supported(scheme: Sampling | None) -> tuple[Relation, ...]:
+    if isinstance(scheme, FixedSize):
+        return _OF_A_FIXED_SIZE
+    public_rate = scheme is None or scheme.sample_size is None
+    return _OF_A_RATE if public_rate else _OF_A_NUMBER
+
+
+def is_tight(events: Iterable[Event]) -> bool:
+    """Whether the laws that are accounted are reached by some data; else an answer is an upper bound at best.
+
+    Of batches that are cut the law assumes the worst of every record that takes another's place.
+    """
+    schemes = [sampling_of(event) for event in events]
+    loose = (isinstance(s, (FixedSize, Shuffled)) or (isinstance(s, Poisson) and s.is_cut) for s in schemes)
+    return not any(loose)
+
+
+def restated(saved: Mapping[str, Any], events: Iterable[Event]) -> dict[str, Any]:
+    """A `Guarantee.as_dict()` as it would be written today: its number, with the relation and the kind that hold.
+
+    Guarantees of earlier versions say add_remove where the number of records is public, and call batches that are cut
+    numerically exact. The number is right under zero_out, which has the same law.
+    """
+    events = tuple(events)
+    known = {f.name: saved[f.name] for f in fields(Guarantee)}
+    if known["relation"] == "add_remove":
+        known["relation"] = relation_of(events)[0]
+    if known["kind"] == "numerically exact" and not is_tight(events):
+        known["kind"] = "upper bound"
+    known["epsilon"] = math.inf if known["epsilon"] is None else known["epsilon"]
+    return Guarantee(**{**known, "warnings": tuple(known["warnings"])}).as_dict()

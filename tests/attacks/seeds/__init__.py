@@ -1,0 +1,1 @@
+"""Seeds that cancelled, and digests that told."""

@@ -1,0 +1,32 @@
+"""Runs that were made when add/remove was written everywhere: their folders are read, and the relation is put right."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from clipwise.accounting import account
+from clipwise.report import Run, card
+
+RUNS = Path(__file__).resolve().parents[3] / "papers"
+
+
+@pytest.mark.parametrize(
+    "name", ["mnist/runs/r-1-0", "federated/runs/r-1-0", "wine/runs/r-2-0", "california/runs/r-1-0"]
+)
+def test_a_committed_run_says_the_relation_that_holds(name: str) -> None:
+    written = json.loads((RUNS / name / "result.json").read_text(encoding="utf-8"))["guarantees"]
+    assert written["exact"]["relation"] == "add_remove" and "adding or removing" in written["exact"]["statement"]
+    run = Run.load(RUNS / name)
+    assert run.ledger is not None and run.delta is not None and run.ledger.relation == "zero_out"
+    for accountant, guarantee in run.guarantees.items():
+        assert guarantee["relation"] == "zero_out" and "blanking one" in guarantee["statement"]
+        assert {k: v for k, v in guarantee.items() if k not in ("relation", "statement")} == {
+            k: v for k, v in written[accountant].items() if k not in ("relation", "statement")
+        }
+    today = account(run.ledger.events, run.delta)
+    assert today.printed == run.guarantees["exact"]["printed"]
+    assert today.statement() == run.guarantees["exact"]["statement"]
+    assert "blanking one" in card(run) and "adding or removing" not in card(run)
