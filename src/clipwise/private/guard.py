@@ -45,8 +45,10 @@ class Guard:
         self._tensors: Sequence[Tensor] = ()
         self._identities: frozenset[int] = frozenset()
         self._known: dict[int, tuple[Callable[[], Tensor | None], int]] = {}
-        self._due = False  # a gradient was released, and the caller steps the optimizer
+        self._wrote = False  # what is known; else it was there before
         self._stepping: weakref.ref[Optimizer] | None = None
+        self.is_due = False
+        """Whether a gradient was released, with which the caller steps the optimizer."""
         self.begun = False
         """Whether the run has had data."""
         self.seen: str | None = None
@@ -59,7 +61,7 @@ class Guard:
         """Watch these parameters from here on; gradients that they have already are known."""
         self._names, self._tensors = names, tensors
         self._identities = frozenset(map(id, tensors))
-        self.accept()
+        self._accept(wrote=False)
 
     def close(self) -> None:
         """From here on the parameters are the caller's own."""
@@ -68,17 +70,18 @@ class Guard:
 
     # Gradients
 
-    def accept(self) -> None:
+    def _accept(self, wrote: bool) -> None:
         """What is in `p.grad` now is known."""
+        self._wrote = wrote
         self._known = {id(p): (weakref.ref(g), g._version) for p in self._tensors if (g := p.grad) is not None}
 
     def look(self, ledger: Ledger, sampling: Sampling) -> None:
         """Look for gradients from elsewhere; the first one found is a step without noise on the ledger."""
         if self.seen is not None or not self.is_open:
             return
-        found = self._foreign()
-        if found is not None:
-            self.seen = _FOREIGN.format(name=self._names[found])
+        name = self.foreign()
+        if name is not None:
+            self.seen = _FOREIGN.format(name=name)
             ledger.record(GaussianSteps(sampling, noise_multiplier=0.0, reason=_REASON))
 
     def check(self) -> None:
@@ -86,12 +89,13 @@ class Guard:
         if self.seen is not None:
             raise UnaccountedUpdate(self.seen)
 
-    def _foreign(self) -> int | None:
-        """The place of a parameter whose gradient is not known."""
+    def foreign(self) -> str | None:
+        """The name of a parameter whose gradient is neither known here nor written by another run."""
         for place, p in enumerate(self._tensors):
             g = p.grad
-            if g is not None and not any(guard._knows(p, g) for guard in (self, *_OPEN)):
-                return place
+            if g is None or self._knows(p, g) or any(guard._wrote and guard._knows(p, g) for guard in list(_OPEN)):
+                continue
+            return self._names[place]
         return None
 
     def _knows(self, p: Tensor, g: Tensor) -> bool:
@@ -124,37 +128,34 @@ class Guard:
 
     def expect_step(self) -> None:
         """The gradient in `p.grad` was released: the caller may step once with it."""
-        self.accept()
-        self._due, self._stepping = True, None
+        self._accept(wrote=True)
+        self.is_due, self._stepping = True, None
 
     def expect_none(self) -> None:
         """The step was made, or will not be."""
-        self.accept()
-        self._due, self._stepping = False, None
+        self._accept(wrote=True)
+        self.is_due, self._stepping = False, None
 
     def holds(self, optimizer: Optimizer) -> bool:
         """Whether the optimizer has a parameter of the run."""
         return any(not self._identities.isdisjoint(map(id, group["params"])) for group in optimizer.param_groups)
 
-    def admits(self, optimizer: Optimizer) -> bool:
-        """Whether the caller may step this optimizer now."""
-        if self._stepping is not None and self._stepping() is optimizer:
-            return True  # a step that calls the one of its base class
-        if self._due:
-            changed = self._foreign()
-            if changed is not None:
-                raise UnaccountedUpdate(
-                    f"the gradient of {self._names[changed]!r} is not what private.release() wrote. The step was "
-                    "stopped before it was made. Step the optimizer with the released gradient as it is, and do not "
-                    "call loss.backward()."
-                )
-            self._due, self._stepping = False, weakref.ref(optimizer)
-            return True
-        return not self.begun and all(p.grad is None or not p.grad.any() for p in self._tensors)
+    @property
+    def has_gradient(self) -> bool:
+        """Whether a parameter of the run has a gradient that is not zero."""
+        return any(p.grad is not None and bool(p.grad.any()) for p in self._tensors)
 
-    def stepped(self, optimizer: Optimizer) -> None:
+    def begin_step(self, optimizer: Optimizer) -> None:
+        """The caller steps, with the released gradient."""
+        self.is_due, self._stepping = False, weakref.ref(optimizer)
+
+    def is_stepping(self, optimizer: Optimizer) -> bool:
+        """Whether this optimizer is in the caller's step: some call the step of their base class."""
+        return self._stepping is not None and self._stepping() is optimizer
+
+    def end_step(self, optimizer: Optimizer) -> None:
         """The caller's step is over; some optimizers write on the gradients."""
-        if self._stepping is not None and self._stepping() is optimizer:
+        if self.is_stepping(optimizer):
             self.expect_none()
 
 
@@ -178,7 +179,14 @@ def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     if not _OPEN or getattr(_OURS, "active", False):
         return
     holding = [guard for guard in list(_OPEN) if guard.holds(optimizer)]
-    if holding and not any(guard.admits(optimizer) for guard in holding):
+    if any(guard.is_stepping(optimizer) for guard in holding):
+        return
+    due = [guard for guard in holding if guard.is_due]
+    if due:
+        _check_released(holding, kwargs.get("closure", args[1] if len(args) > 1 else None))
+        for guard in due:
+            guard.begin_step(optimizer)
+    elif any(guard.begun or guard.has_gradient for guard in holding):
         raise UnaccountedUpdate(
             f"{type(optimizer).__name__}.step() was called on parameters of a private run, and stopped before it "
             "changed them: no epsilon covers that update. private.step(losses) steps the optimizer itself, so leave "
@@ -187,11 +195,26 @@ def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         )
 
 
+def _check_released(holding: Sequence[Guard], closure: object) -> None:
+    """Refuse the caller's step with anything but a released gradient."""
+    changed = next((name for guard in holding if (name := guard.foreign()) is not None), None)
+    if changed is not None:
+        what = f"the gradient of {changed!r} is not what private.release() wrote"
+    elif closure is not None:
+        what = "optimizer.step(closure) would compute a gradient that private.release() did not write"
+    else:
+        return
+    raise UnaccountedUpdate(
+        f"{what}. The step was stopped before it was made. Call optimizer.step() with the released gradient as it is, "
+        "without loss.backward()."
+    )
+
+
 def _after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     if not _OPEN or getattr(_OURS, "active", False):
         return
     for guard in list(_OPEN):
-        guard.stepped(optimizer)
+        guard.end_step(optimizer)
 
 
 @cache

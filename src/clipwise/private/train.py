@@ -241,19 +241,8 @@ class Private:
     def release(self) -> bool:
         """As `step()`, but the caller steps the optimizer: once, with `p.grad` as it is. True if there is one.
 
-        The batch is charged, noised and written to `p.grad` when this returns True, whether or not a step follows.
-
-        >>> import clipwise as cw
-        >>> from torch.utils.data import TensorDataset
-        >>> model = torch.nn.Linear(3, 1)
-        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        >>> plan = cw.Plan(sampling=cw.FullBatch(10), steps=2, clip=cw.Abadi(1.0), noise_multiplier=1.0)
-        >>> private = cw.Private(plan, model, optimizer)
-        >>> for x, y in private.loader(TensorDataset(torch.randn(10, 3), torch.randn(10)), physical_batch_size=5):
-        ...     private.backward((model(x).squeeze(1) - y).square())
-        ...     if private.release():
-        ...         optimizer.step()
-        ...         optimizer.zero_grad()
+        The batch is charged, noised and written to `p.grad` when this returns True, whether or not a step follows. Give
+        the losses to `backward` before; docs/training.md has the loop.
         """
         self._check_gathered()
         return self._end_batch(self._release)
@@ -452,9 +441,9 @@ class Private:
     ) -> Private:
         """Go on from `save`: model and optimizer are filled, and `private.loader(dataset)` gives the next batch.
 
-        `plan` is only needed when it holds a clipping rule of your own, and must equal the saved one. A seeded run
-        repeats the steps after the last save bit for bit. An unseeded one draws fresh noise, and the steps begun
-        since stay charged.
+        `plan` is only needed when it holds a clipping rule of your own, and must equal the saved one; `own_batches` is
+        as it was saved. A seeded run repeats the steps after the last save bit for bit. An unseeded one draws fresh
+        noise, and the steps begun since stay charged.
         """
         options = dict(loss_fn=loss_fn, noise=noise, constants=constants)
         return saving.resume(cls, path, model, optimizer, plan, options)

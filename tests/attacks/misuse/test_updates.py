@@ -145,7 +145,37 @@ def a_gradient_put_in_place_of_a_released_one(s: Setting) -> None:
         break
 
 
+def a_closure_after_a_release(s: Setting) -> None:
+    def closure() -> Tensor:
+        s.optimizer.zero_grad()
+        loss = s.losses(s.x, s.y).mean()
+        loss.backward()
+        return loss
+
+    for x, y in s.batches():
+        s.private.backward(s.losses(x, y))
+        assert s.private.release()
+        stopped(s, lambda: s.optimizer.step(closure))
+        stopped(s, lambda: s.optimizer.step(closure=closure))
+        break
+
+
+def a_release_of_another_run_that_has_a_part_of_the_weights(s: Setting) -> None:
+    head = s.model[2]  # type: ignore[index]
+    other = cw.Private(s.plan, head, torch.optim.SGD(head.parameters(), lr=0.1), own_batches=True)
+    for x, y in s.batches():
+        s.losses(x, y).mean().backward()
+        head.zero_grad()
+        stopped(s, s.optimizer.step)  # the other run has had no data
+        other.backward(head(torch.ones(N, 4)).square().sum(1))
+        assert other.release()
+        stopped(s, s.optimizer.step)
+        break
+
+
 STOPPED: list[Program] = [
+    a_closure_after_a_release,
+    a_release_of_another_run_that_has_a_part_of_the_weights,
     never_a_private_step,
     a_loader_of_the_users_own_beside_the_run,
     a_second_step_with_the_same_batch,
@@ -277,6 +307,17 @@ def test_the_ledger_notices_by_itself() -> None:
         break
     assert s.private.ledger.epsilon(1e-5) == float("inf")
     refused_from_now_on(s)
+
+
+def test_a_new_run_does_not_hide_the_gradient_from_the_old_one() -> None:
+    s = Setting(cw.FullBatch(N))
+    for x, y in s.batches():
+        by_hand(s, x, y)
+        break
+    again = cw.Private(s.plan, s.model, s.optimizer)
+    with pytest.raises(cw.UnaccountedUpdate, match="cannot state an epsilon"):
+        s.private.epsilon(1e-5)
+    assert again.ledger.events == ()
 
 
 def test_own_batches_are_guarded_too() -> None:
