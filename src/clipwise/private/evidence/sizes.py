@@ -33,6 +33,8 @@ def refuse_sizes(now: Pass, earlier: Sequence[Pass]) -> None:
             continue
         if used & other_used:
             raise _scaled(min(used & other_used))
+        if others.keys() != numbers.keys():
+            continue  # another program: what is in one place is not the same number
         ratio = Fraction(size, other_size)
         sure = max(ratio.numerator, ratio.denominator) > _SIMPLE
         for place, value in numbers.items():

@@ -68,7 +68,7 @@ class Traffic:
     def __init__(self, watch: Marks, carried: frozenset[float]) -> None:
         self.depth = 0  # calls of torch that are under way
         self.imported_any = False  # a tensor was made from values that may be the batch's
-        self.numbers: dict[tuple[int, str, str], float] = {}  # that kernels of the batch computed with, by their place
+        self.numbers: dict[tuple[int, str, str], float] = {}  # that kernels of the batch computed with, in their order
         self.size_used: set[str] = set()  # kernels that computed with the number of samples just after it was read
         self.values: dict[float, list[Any]] = {}  # floating point numbers that left, and what they would have been
         self._watch, self._carried = watch, carried
@@ -205,7 +205,7 @@ class Traffic:
             ):
                 continue
             if marks and scales:
-                self.numbers[self._watch.count, name, argument.name] = float(value)
+                self.numbers[len(self.numbers), name, argument.name] = float(value)
                 if self._size_read and value == self._watch.records.size and name.startswith(_SCALING):
                     self.size_used.add(name)
             if self._was_carried(value):
@@ -221,7 +221,7 @@ class Traffic:
             if plain and tensor.numel():
                 flat = tensor.detach().flatten()
                 if same(flat[1:], flat[:-1]):
-                    self.numbers[self._watch.count, "a constant tensor", str(place)] = float(flat[0])
+                    self.numbers[len(self.numbers), "a constant tensor", str(place)] = float(flat[0])
 
     def imported(self, func: Any, args: Any, kwargs: Any) -> Any:
         """A tensor made from Python or NumPy values: of the batch when those may be, else a constant."""
@@ -267,7 +267,7 @@ class Traffic:
         def other(name: str, value: Any) -> Any:
             kind = kinds.get(name, "")
             if isinstance(value, (list, tuple)) and kind.startswith("List[int]") and not name.startswith("dim"):
-                return [self._shifted(item, place) for item in value]
+                return [self._shifted(item, place, common=name == "shifts") for item in value]
             if isinstance(value, bool) or not isinstance(value, (int, float)) or name.startswith("dim"):
                 return value
             return self._other(value, place) if kind in _COMPUTED_WITH else self._shifted(value, place)
@@ -286,8 +286,8 @@ class Traffic:
         others = self.values.get(value)
         return self._shifted(value, place) if others is None else others[place]
 
-    def _shifted(self, value: Any, place: int) -> Any:
-        if _is_common(value):
+    def _shifted(self, value: Any, place: int, common: bool = False) -> Any:
+        if _is_common(value) and not common:
             return value
         for number, twins in self._just_left:
             if value == number:
