@@ -273,3 +273,18 @@ def test_a_checkpoint_that_hides_the_parameters_is_named() -> None:
     with pytest.raises(cw.InvalidLosses, match="use_reentrant"):
         train(body)
     assert not modes()
+
+
+def test_after_a_refusal_the_next_steps_are_watched() -> None:
+    """A loop that mends every refused batch, and mixes again with the next one, is refused every time."""
+    model, refused = mlp(), 0
+    private = private_of(model, 8)
+    for batch in private.loader(points()):
+        try:
+            private.step(with_x(model, batch, batch[0] - batch[0].mean(0)))
+        except cw.NotSeparable:
+            refused += 1
+            with private.watch(batch):
+                losses = losses_of(model, batch)
+            private.step(losses)
+    assert refused == private.ledger.steps == 8

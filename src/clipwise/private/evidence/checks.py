@@ -80,6 +80,7 @@ class Checks:
         self._again = False
         self._blocked = False  # a pass was refused: nothing that was not watched is accepted until one was clean
         self._forgiven = False
+        self._wary = 0  # passes still to be watched after one was refused
         self._last = -1  # the last step that was watched
         self._next = 0
         self._number = 0
@@ -129,7 +130,8 @@ class Checks:
 
     def is_due(self, step: int) -> bool:
         """Whether the forward pass of this step is watched."""
-        return self._again or self._blocked or not self._number or step < _EARLY or step >= self._next
+        wary = self._again or self._blocked or self._wary > 0
+        return wary or not self._number or step < _EARLY or step >= self._next
 
     def _draw(self, purpose: str) -> int:
         return int.from_bytes(self._entropy.take(8, purpose, self._number), "little") >> 1
@@ -193,7 +195,7 @@ class Checks:
         """A watched pass was refused: until the next one, nothing is accepted."""
         if self._watch is not None or self._findings is not None:
             self.abandon()
-            self._blocked, self._findings = True, None
+            self._blocked, self._findings, self._wary = True, None, _EARLY
 
     def close(self, losses: Tensor, position: dict[int, int], parameters: Sequence[Tensor]) -> Seen:
         """The forward pass is over: refuse samples that mix, and give the engine what is known of it."""
@@ -232,6 +234,7 @@ class Checks:
         if findings is None:
             return
         self._number += 1
+        self._wary = max(0, self._wary - 1)
         self._again = self.memory.look_again
         self._rigid = self._rigid or bool(findings.unclear)
         self._schedule(step)
