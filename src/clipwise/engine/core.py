@@ -118,7 +118,8 @@ class Engine:
         if all(place < 0 for place in graph.leaf_parameter.values()):
             raise InvalidLosses(
                 "no parameter is reached from the losses. Pass the parameters that the losses were computed from "
-                "(model.parameters() of the very model that was called)."
+                "(model.parameters() of the very model that was called). torch.utils.checkpoint hides them with "
+                "use_reentrant=True: give it use_reentrant=False."
             )
         return graph
 

@@ -16,8 +16,11 @@ from clipwise.errors import NotSeparable
 from clipwise.noise import Entropy
 from clipwise.private.evidence.collate import PADDED, Collate, check_collate
 from clipwise.private.evidence.memory import Memory
+from clipwise.private.evidence.modes import none_watching
+from clipwise.private.evidence.places import refuse_places
 from clipwise.private.evidence.records import Again, Change, Records, unreadable
 from clipwise.private.evidence.sizes import Pass, refuse_sizes
+from clipwise.private.evidence.traffic import PLACE
 from clipwise.private.evidence.twin import Twin
 from clipwise.private.evidence.verdict import Findings, judge
 from clipwise.private.evidence.watch import Watch
@@ -77,6 +80,7 @@ class Checks:
         self._again = False
         self._blocked = False  # a pass was refused: nothing that was not watched is accepted until one was clean
         self._forgiven = False
+        self._wary = 0  # passes still to be watched after one was refused
         self._last = -1  # the last step that was watched
         self._next = 0
         self._number = 0
@@ -86,6 +90,7 @@ class Checks:
         self._findings: Findings | None = None  # of the pass that was just judged
         self._carried: set[float] = set()
         self._numbers: list[Pass] = []
+        self._imports: list[int] | None = None  # tensors made of plain values in the last watched pass
         self._origins: dict[int, Origin] = {}  # of structures, by hash
 
     @property
@@ -125,7 +130,8 @@ class Checks:
 
     def is_due(self, step: int) -> bool:
         """Whether the forward pass of this step is watched."""
-        return self._again or self._blocked or not self._number or step < _EARLY or step >= self._next
+        wary = self._again or self._blocked or self._wary > 0
+        return wary or not self._number or step < _EARLY or step >= self._next
 
     def _draw(self, purpose: str) -> int:
         return int.from_bytes(self._entropy.take(8, purpose, self._number), "little") >> 1
@@ -140,16 +146,17 @@ class Checks:
         """Watch from here on, until `close`. `again` makes the same batch of other records."""
         self.abandon()
         self._blocked = False
-        records = Records.of(batch, size)
-        twins = [Twin(change) for change in self._changes(records, again)]
-        self.memory.begin(step, consecutive=self._last in (step, step - 1), hidden=records.hidden)
-        self._last = step
-        self._watch = Watch(records, twins, self.memory.familiar, frozenset(self._carried))
-        self._watch.start()
+        with none_watching():  # of another run in the same loop
+            records = Records.of(batch, size)
+            twins = [Twin(change) for change in self._changes(records, again)]
+            self.memory.begin(step, consecutive=self._last in (step, step - 1), hidden=records.hidden)
+            watch = Watch(records, twins, self.memory.familiar, frozenset(self._carried))
+        self._last, self._watch = step, watch
+        watch.start()
 
     def _changes(self, records: Records, again: Again | None) -> list[Change]:
         draw = self._draw("halves")
-        if records.ragged:
+        if records.ragged or (again is not None and records.has_other_rows(draw, again)):
             why = "they are not known" if again is None else unreadable(again, records)
             if again is None or why:
                 self.not_checked(f"the batch is not in rows of one per sample, and its records cannot be read ({why})")
@@ -188,7 +195,7 @@ class Checks:
         """A watched pass was refused: until the next one, nothing is accepted."""
         if self._watch is not None or self._findings is not None:
             self.abandon()
-            self._blocked, self._findings = True, None
+            self._blocked, self._findings, self._wary = True, None, _EARLY
 
     def close(self, losses: Tensor, position: dict[int, int], parameters: Sequence[Tensor]) -> Seen:
         """The forward pass is over: refuse samples that mix, and give the engine what is known of it."""
@@ -203,8 +210,10 @@ class Checks:
         if not watch.knows(memory_of(losses)):
             return self._not_seen()
         graph = walk(losses, position, parameters)
+        if not any(place >= 0 for place in graph.leaf_parameter.values()):
+            return Seen(self, watch)  # refused by the engine
         self._findings = judge(watch, losses, graph)
-        self._look_at_numbers(watch)
+        self._look_at_numbers(watch, graph)
         self.memory.end(watch)
         self._carried.update(watch.traffic.values)
         self._learn(graph, watch)
@@ -225,6 +234,7 @@ class Checks:
         if findings is None:
             return
         self._number += 1
+        self._wary = max(0, self._wary - 1)
         self._again = self.memory.look_again
         self._rigid = self._rigid or bool(findings.unclear)
         self._schedule(step)
@@ -233,11 +243,15 @@ class Checks:
         if findings.conclusive:
             self.note_clean(step)
 
-    def _look_at_numbers(self, watch: Watch) -> None:
+    def _look_at_numbers(self, watch: Watch, graph: Graph) -> None:
         """Refuse the number of samples; note numbers that may be those which left earlier, by way of Python."""
         now = (watch.records.size, dict(watch.traffic.numbers), frozenset(watch.traffic.size_used))
         if self._counted:
             refuse_sizes(now, self._numbers)
+            refuse_places(watch.node_marks(graph), PLACE, watch.place)
+        if self._imports not in (None, watch.traffic.imports):
+            self.not_checked("where tensors made of Python or NumPy values come from that differ from step to step")
+        self._imports = watch.traffic.imports
         before = self._numbers[-1][1] if self._numbers and self._carried else {}
         if any(before.get(place, value) != value for place, value in now[1].items()):
             self.not_checked("numbers that change from step to step, after others were taken out of earlier batches")

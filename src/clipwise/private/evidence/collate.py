@@ -56,7 +56,7 @@ def _check(collate: Collate, items: list[Any], spare: Any, seed: int) -> str:
             elif before.dim() and before.shape[0] == after.shape[0] == count:
                 unclear = _compare_rows(number, before, after, j) or unclear
             elif before.shape == after.shape and before.dim():
-                changed[number].append(_changed(before, after))
+                changed[number].append(_changed(before.flatten(), after.flatten()))
     for number, sets in enumerate(changed):
         if any(a & b for k, a in enumerate(sets) for b in sets[:k]):
             raise _mixing(f"tensor {number} of its batch is computed from several records together")
@@ -97,7 +97,8 @@ def _compare_rows(number: int, before: Tensor, after: Tensor, j: int) -> str:
     front = [slice(None), *(slice(0, min(a, b)) for a, b in zip(before.shape[1:], after.shape[1:], strict=True))]
     back = [slice(None), *(slice(-min(a, b), None) for a, b in zip(before.shape[1:], after.shape[1:], strict=True))]
     moved = set.intersection(*(_changed(before[tuple(cut)], after[tuple(cut)]) for cut in (front, back))) - {j}
-    if moved:
+    columns = before.dim() > 1 and before.shape == after.shape and before.shape[1] == before.shape[0]
+    if moved and not (columns and _changed(before.transpose(0, 1), after.transpose(0, 1)) <= {j}):
         raise _mixing(f"with another record {j}, row {min(moved)} of tensor {number} of its batch changed")
     return PADDED if padded else ""
 

@@ -6,6 +6,7 @@ when it was there before the first batch and holds what it held then, or what th
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,7 @@ from clipwise.private.evidence.traffic import BATCH, tensors_in
 from clipwise.private.evidence.watch import Watch
 
 _DEEPEST = 3
+_MOST = 100_000  # records of a list whose memory is known again
 
 
 @dataclass
@@ -68,7 +70,7 @@ class Memory:
         self._held: dict[int, _Held] = {}
         self._made: dict[int, StorageWeakRef] = {}  # by watched passes, without the batch
         self._updating: set[str] = set()  # names that the model itself was seen to rewrite without the batch
-        self._records: list[tuple[int, int]] = []  # addresses of the data set's own memory
+        self._records: list[tuple[int, int]] = []  # addresses of the data set's own memory, in order
         self._first, self._consecutive, self._step, self._hidden = True, True, 0, False
         self._declared: set[int] = set()
         self._trained: set[int] = set()
@@ -78,7 +80,7 @@ class Memory:
 
     def add_data(self, dataset: Dataset[Any]) -> None:
         """Memory with a row per record of the data set is private, however it is reached."""
-        self._records = list(_record_memory(dataset, len(dataset), _DEEPEST))  # type: ignore[arg-type]
+        self._records = _merged(_record_memory(dataset, len(dataset), _DEEPEST))  # type: ignore[arg-type]
 
     def begin(self, step: int, consecutive: bool, hidden: bool = False) -> None:
         """Before a forward pass: what the model holds now.
@@ -126,7 +128,8 @@ class Memory:
     def is_record(self, tensor: Tensor) -> bool:
         """Whether a tensor lies in the data set's own memory."""
         address = tensor.data_ptr() if tensor.layout is torch.strided else 0
-        return any(start <= address < end for start, end in self._records)
+        place = bisect(self._records, address, key=lambda ends: ends[0])
+        return place > 0 and address < self._records[place - 1][1]
 
     def _learn(self, tensor: Tensor, name: str) -> None:
         try:
@@ -194,6 +197,17 @@ def _sum(tensor: Tensor) -> int:
         return tensor._version
 
 
+def _merged(intervals: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The same addresses as intervals that do not overlap, in order."""
+    found: list[tuple[int, int]] = []
+    for start, end in sorted(intervals):
+        if found and start <= found[-1][1]:
+            found[-1] = (found[-1][0], max(end, found[-1][1]))
+        else:
+            found.append((start, end))
+    return found
+
+
 def _record_memory(value: Any, length: int, depth: int) -> Iterator[tuple[int, int]]:
     if isinstance(value, Tensor):
         if value.layout is torch.strided and value.dim() and value.shape[0] == length > 1:
@@ -203,7 +217,10 @@ def _record_memory(value: Any, length: int, depth: int) -> Iterator[tuple[int, i
         if value.ndim and value.shape[0] == length > 1 and value.nbytes:
             yield value.__array_interface__["data"][0], value.__array_interface__["data"][0] + value.nbytes
     elif depth and isinstance(value, (list, tuple)):
-        if len(value) <= 64:
+        if len(value) == length > 1:
+            for tensor in tensors_in(value[:_MOST], _DEEPEST):
+                yield from _record_memory(tensor[None].expand(length, *tensor.shape), length, depth)
+        elif len(value) <= 64:
             for item in value:
                 yield from _record_memory(item, length, depth - 1)
     elif depth and hasattr(value, "__dict__"):

@@ -76,6 +76,15 @@ class Records:
         rows = {id(tensor) for tensor in self.rows}
         return any(tensor.dim() and id(tensor) not in rows for tensor in self.tensors)
 
+    def has_other_rows(self, draw: int, again: Again) -> bool:
+        """Whether the first axis, though as long as the batch, is not the samples': as many steps of time."""
+        square = [k for k, t in enumerate(self.tensors) if t.dim() > 1 and t.shape[0] == t.shape[1] == self.size]
+        if not square or unreadable(again, self):
+            return False
+        half = self._half(draw)
+        others = Records.of(again.scaled((~half).tolist(), _LARGER), self.size).tensors
+        return any(not same(self.tensors[k][~half], others[k][~half]) for k in square)
+
     def _half(self, draw: int) -> Tensor:
         """A random half of the samples, so that no shift along the batch stays inside it for long."""
         order = torch.randperm(self.size, generator=torch.Generator().manual_seed(draw))

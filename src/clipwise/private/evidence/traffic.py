@@ -7,7 +7,7 @@ integer where it is used by the very next kernel. Tensors made of plain data cou
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -15,17 +15,22 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from clipwise.engine.origin import memory_of
-from clipwise.private.evidence.records import Records
+from clipwise.private.evidence.records import Records, same
 from clipwise.private.evidence.twin import Twin
 
-BATCH, CARRIED = 1, 2  # marks: computed from the batch; of memory that changed outside a watched forward pass
+# Marks: computed from the batch; of memory that changed outside a watched pass; from a sample's place in its batch.
+BATCH, CARRIED, PLACE = 1, 2, 4
 
 _LEAVING = {"__array__", "__dlpack__", "data_ptr", "numpy", "storage", "tolist", "untyped_storage"}
-_SIZES = {"__len__", "numel", "nelement", "size"}
-_SHAPE = torch.Tensor.shape
+_SHARING = _LEAVING - {"tolist"}  # what leaves may be written into
+_SIZES = {"__len__", "numel", "nelement", "size", "stride"}
+_SIZES_OF_ANOTHER = {"expand_as", "reshape_as", "view_as"}
+_SHAPES = (torch.Tensor.shape, torch.Tensor.nbytes)
+_GATHERING = {"as_tensor", "asarray", "new_tensor", "tensor"}  # they read the tensors in a list out of sight
 _COMPUTED_WITH = ("number", "Optional[number]", "float", "Optional[float]", "Tensor", "Optional[Tensor]")
 _COUNTING = ("arange", "linspace", "eye", "range")  # their numbers are sizes
 _SCALING = ("mul.", "mul_.", "div.", "div_.")
+_COMMON, _EIGHTHS = 4, 8  # whole numbers up to 4 and eighths up to 1 are written in programs anyway
 _NUMBER_LEFT = "a number was taken out of a tensor of the batch"
 
 
@@ -47,11 +52,13 @@ class Marks(Protocol):
     records: Records
     twins: list[Twin]
     count: int
+    drawn: set[int]
 
     def marks_of(self, tensor: Tensor) -> int: ...
     def mark(self, tensor: Tensor, marks: int) -> None: ...
     def remember(self, tensor: Tensor, memory: int) -> None: ...
     def knows(self, memory: int) -> bool: ...
+    def last_written(self, memory: int) -> int: ...
     def note_node(self, marks: int) -> None: ...
 
 
@@ -61,13 +68,15 @@ class Traffic:
     def __init__(self, watch: Marks, carried: frozenset[float]) -> None:
         self.depth = 0  # calls of torch that are under way
         self.imported_any = False  # a tensor was made from values that may be the batch's
-        self.numbers: dict[tuple[int, str, str], float] = {}  # that kernels of the batch computed with, by their place
+        self.numbers: dict[tuple[int, str, str], float] = {}  # that kernels of the batch computed with, in their order
         self.size_used: set[str] = set()  # kernels that computed with the number of samples just after it was read
         self.values: dict[float, list[Any]] = {}  # floating point numbers that left, and what they would have been
         self._watch, self._carried = watch, carried
         self._just_left: list[tuple[Any, list[Any]]] = []  # until the next kernel on more than a number
         self._size_read = False
+        self.imports: list[int] = []  # hashes of tensors made from Python or NumPy values, in their order
         self._arrays = False  # whole arrays left
+        self._shared: list[tuple[Tensor, Tensor, int]] = []  # memory that left, what it held, the last kernel before
 
     def settle(self) -> None:
         """A kernel has run: integers that left before it are not expected any more."""
@@ -84,11 +93,13 @@ class Traffic:
             if args and isinstance(args[0], Tensor):
                 if name in _LEAVING:
                     self._leaves(args[0], name)
-                elif name in _SIZES or (name == "__get__" and func.__self__ is _SHAPE):
+                elif name in _SIZES or (name == "__get__" and any(func.__self__ is shape for shape in _SHAPES)):
                     self._size(args[0])
+                elif name in _SIZES_OF_ANOTHER and len(args) > 1:
+                    self._shape_read(args[1])
                 elif name == "__deepcopy__":
                     return self._copied(func, args, kwargs)
-            return func(*args, **kwargs)
+            return self._gathered(func, args, kwargs) if name in _GATHERING else func(*args, **kwargs)
         finally:
             self.depth -= 1
 
@@ -97,9 +108,42 @@ class Traffic:
             if not self._watch.marks_of(tensor):
                 return
             self._arrays = True
+            if how in _SHARING:
+                ours = tensor.detach()
+                self._shared.append((ours, ours.clone(), self._watch.last_written(memory_of(tensor))))
             for twin in self._watch.twins:
-                if not twin.broken and not torch.equal(twin.of(tensor), tensor):
+                other = tensor if twin.broken else twin.of(tensor)
+                if other is not tensor and not torch.equal(other, tensor):
                     twin.left.append((self._watch.count, f"values of the batch left the tensors by {how}"))
+
+    def written_outside(self) -> bool:
+        """Whether memory of the batch was changed by something other than torch since it left."""
+        with torch._C.DisableTorchFunction(), _disable_current_modes():
+            return any(
+                self._watch.last_written(memory_of(tensor)) == kernel and not same(tensor, held)
+                for tensor, held, kernel in self._shared
+            )
+
+    def _gathered(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """A tensor made from a list of tensors: the numbers in them are read by no kernel."""
+        out = func(*args, **kwargs)
+        with torch._C.DisableTorchFunction(), _disable_current_modes():
+            marks = 0
+            for tensor in tensors_in((args, kwargs)):
+                marks |= self._watch.marks_of(tensor)
+            if marks and not self._watch.marks_of(out):
+                self._watch.mark(out, marks)
+                for twin in self._watch.twins:
+                    self._gather_twin(twin, out, func, args, kwargs)
+        return out
+
+    def _gather_twin(self, twin: Twin, out: Tensor, func: Any, args: Any, kwargs: Any) -> None:
+        try:
+            other = func(*(twin.mapped(value) for value in args), **kwargs)
+            if not twin.broken:
+                twin.enter(out, other)
+        except Exception as error:
+            twin.broken = twin.broken or f"{func.__name__} does not take the other records ({type(error).__name__})"
 
     def scalar(self, func: Any, args: Any) -> Any:
         """A number leaves, by whatever method."""
@@ -130,21 +174,29 @@ class Traffic:
 
     def _size(self, tensor: Tensor) -> None:
         """A shape is read: of a value whose shape follows the records, or the number of samples."""
+        self._shape_read(tensor)
+        with torch._C.DisableTorchFunction():
+            first = not tensor.is_nested and tensor.dim() and tensor.shape[0] == self._watch.records.size
+            self._size_read = self._size_read or bool(first and self._watch.marks_of(tensor))
+
+    def _shape_read(self, tensor: Any) -> None:
         with torch._C.DisableTorchFunction():
             for twin in self._watch.twins:
                 if twin.has_odd and twin.is_odd(tensor):
                     twin.broken = twin.broken or "a shape that follows the records is read"
-            first = tensor.dim() and tensor.shape[0] == self._watch.records.size
-            self._size_read = self._size_read or bool(first and self._watch.marks_of(tensor))
 
     # Coming back
+
+    def _is_ours(self, value: Any) -> bool:
+        """Whether a number is one that left. One that programs write down anyway tells nothing."""
+        return not _is_common(value) and (value in self.values or any(value == number for number, _ in self._just_left))
 
     def marks(self, func: Any, args: Any, kwargs: Any, marks: int) -> int:
         """The marks of numbers among the arguments of a kernel, beside those of its tensors."""
         name, found = str(func.name()).removeprefix("aten::"), 0
         if name.startswith(_COUNTING):
             return 0
-        scales = name.startswith(_SCALING) and any(t.is_floating_point() for t in tensors_in(args))  # not places
+        scales = torch.Tag.pointwise in func.tags and any(t.is_floating_point() for t in tensors_in(args))  # not places
         for argument, value in _given(func, args, kwargs):
             if (
                 isinstance(value, bool)
@@ -153,14 +205,23 @@ class Traffic:
             ):
                 continue
             if marks and scales:
-                self.numbers[self._watch.count, name, argument.name] = float(value)
-                if self._size_read and value == self._watch.records.size:
+                self.numbers[len(self.numbers), name, argument.name] = float(value)
+                if self._size_read and value == self._watch.records.size and name.startswith(_SCALING):
                     self.size_used.add(name)
-            if isinstance(value, float) and value in self._carried:
+            if self._was_carried(value):
                 found |= CARRIED
-            if value in self.values or any(value == number for number, _ in self._just_left):
+            if self._is_ours(value):
                 found |= BATCH
         return found
+
+    def note_constants(self, tensors: Iterable[Tensor]) -> None:
+        """Constants that are one number, which a kernel of the batch computes with."""
+        for place, tensor in enumerate(tensors):
+            plain = tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_complex()
+            if plain and tensor.numel():
+                flat = tensor.detach().flatten()
+                if same(flat[1:], flat[:-1]):
+                    self.numbers[len(self.numbers), "a constant tensor", str(place)] = float(flat[0])
 
     def imported(self, func: Any, args: Any, kwargs: Any) -> Any:
         """A tensor made from Python or NumPy values: of the batch when those may be, else a constant."""
@@ -169,14 +230,13 @@ class Traffic:
             watch.note_node(watch.marks_of(out))
             return out
         value = out.item() if not out.dim() else None
-        if value is None:
-            ours = watch.records.opaque or self._arrays or bool(self.values)
-        else:
-            ours = value in self.values or any(value == number for number, _ in self._just_left)
-        marks = BATCH * ours | CARRIED * (isinstance(value, float) and value in self._carried)
+        ours = self._may_be_ours(out) if value is None else self._is_ours(value)
+        marks = BATCH * ours | CARRIED * self._was_carried(value)
         watch.note_node(marks)
         if not marks:
             watch.remember(out, memory_of(out))
+            if value is None:
+                watch.drawn.add(memory_of(out))
             return out
         watch.mark(out, marks)
         self.imported_any = self.imported_any or value is None
@@ -188,6 +248,18 @@ class Traffic:
                 twin.enter(out, other)
         return out
 
+    def _may_be_ours(self, out: Tensor) -> bool:
+        """Whether a tensor of plain values counts as the batch's; where that is open it is noted."""
+        self.imports.append(hash((out.dtype, tuple(out.shape), tuple(out.flatten().tolist()))))
+        if self._watch.records.opaque:
+            return True
+        self.imported_any = self.imported_any or self._arrays or bool(self.values)
+        rows = out.shape[0] == self._watch.records.size
+        return (self.imported_any and rows) or any(map(self._is_ours, out.flatten().tolist()))
+
+    def _was_carried(self, value: Any) -> bool:
+        return isinstance(value, float) and value in self._carried and not _is_common(value)
+
     def other_numbers(self, func: Any, args: Any, kwargs: Any, place: int) -> tuple[Any, Any]:
         """Arguments with what numbers of the batch would be: those computed with, and shifts taken just before."""
         kinds = {argument.name: str(argument.type) for argument in func._schema.arguments}
@@ -195,7 +267,7 @@ class Traffic:
         def other(name: str, value: Any) -> Any:
             kind = kinds.get(name, "")
             if isinstance(value, (list, tuple)) and kind.startswith("List[int]") and not name.startswith("dim"):
-                return [self._shifted(item, place) for item in value]
+                return [self._shifted(item, place, common=name == "shifts") for item in value]
             if isinstance(value, bool) or not isinstance(value, (int, float)) or name.startswith("dim"):
                 return value
             return self._other(value, place) if kind in _COMPUTED_WITH else self._shifted(value, place)
@@ -209,16 +281,27 @@ class Traffic:
         return bool(self._just_left or self.values)
 
     def _other(self, value: Any, place: int) -> Any:
+        if _is_common(value):
+            return value
         others = self.values.get(value)
         return self._shifted(value, place) if others is None else others[place]
 
-    def _shifted(self, value: Any, place: int) -> Any:
+    def _shifted(self, value: Any, place: int, common: bool = False) -> Any:
+        if _is_common(value) and not common:
+            return value
         for number, twins in self._just_left:
             if value == number:
                 return twins[place]
             if value == -number:
                 return -twins[place]
         return value
+
+
+def _is_common(value: Any) -> bool:
+    """Whether programs write such a number down by themselves: 0, 1, 2, 0.5, 0.25, ..."""
+    if not isinstance(value, (int, float)) or not abs(value) <= _COMMON:
+        return False
+    return value == int(value) or (abs(value) <= 1 and _EIGHTHS * value == int(_EIGHTHS * value))
 
 
 def _given(func: Any, args: Any, kwargs: Any) -> Iterator[tuple[Any, Any]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -61,6 +61,12 @@ class Twin:
             return odd[_geometry(tensor)]
         held = self._storages.get(memory_of(tensor))
         return tensor if held is None else _view(held[1], tensor)
+
+    def mapped(self, value: Any) -> Any:
+        """The same for all tensors in a list."""
+        if isinstance(value, Tensor):
+            return self.of(value)
+        return [self.mapped(item) for item in value] if isinstance(value, (list, tuple)) else value
 
     def enter(self, tensor: Tensor, other: Tensor) -> None:
         """A tensor of the batch, and what it would be."""

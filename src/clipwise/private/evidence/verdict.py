@@ -47,7 +47,10 @@ def judge(watch: Watch, losses: Tensor, graph: Graph) -> Findings:
     made = watch.made_by.get(memory_of(losses), watch.count)
     passed, unclear, passed_over = 0, [], False
     known: dict[tuple[int, ...], list[Tensor | None]] = {}
+    outside = watch.traffic.written_outside()
     for twin in watch.twins:
+        if outside:
+            twin.broken = twin.broken or "values of the batch were changed outside torch"
         reason = _unable(twin, losses, watch)
         if reason:
             unclear.append(reason)
@@ -93,9 +96,9 @@ def _compare_losses(twin: Twin, losses: Tensor) -> None:
     ours, theirs = losses.detach()[kept].double(), twin.of(losses.detach())[kept].double()
     moved = (theirs - ours).abs()
     limit = _tolerance(losses) * ours.abs() + torch.finfo(torch.float32).tiny
-    wrong = (moved > limit) & torch.isfinite(ours)
+    wrong = ~(moved <= limit) & torch.isfinite(ours)
     if bool(wrong.any()):
-        worst = int(torch.where(wrong, moved, -1).argmax())
+        worst = int(torch.where(wrong, moved.nan_to_num(float("inf")), -1).argmax())
         raise _mixing(
             twin, f"the loss of sample {int(kept[worst])} moved from {ours[worst]:.6g} to {theirs[worst]:.6g}"
         )

@@ -16,13 +16,15 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import _disable_current_modes
 
 from clipwise.engine.chains import VIEWS
 from clipwise.engine.graph import Graph
 from clipwise.engine.origin import Origin, backing, memory_of
 from clipwise.private.evidence.modes import Modes
+from clipwise.private.evidence.places import is_row_by_row, meets_places, operands_of
 from clipwise.private.evidence.records import Records, same
-from clipwise.private.evidence.traffic import BATCH, CARRIED, Traffic, tensors_in
+from clipwise.private.evidence.traffic import BATCH, CARRIED, PLACE, Traffic, tensors_in
 from clipwise.private.evidence.twin import Twin
 
 _REJECTING = {"_sample_dirichlet", "_standard_gamma", "binomial", "poisson"}  # another record moves the others' draws
@@ -75,6 +77,8 @@ class Watch:
         self.count = 0
         self.written: set[int] = set()  # memory from before that a kernel wrote into
         self.made_by: dict[int, int] = {}  # which kernel made a storage
+        self.drawn: set[int] = set()  # constants drawn at random, and those made outside torch, which may be
+        self.place = ""  # where samples first met a constant that differs from place to place
         self._familiar = familiar
         self._marks: dict[int, int] = {}
         self._known: set[int] = set()
@@ -125,7 +129,9 @@ class Watch:
             return marks
         if memory not in self._known:
             script = not self.traffic.depth and not tensor.dim()  # a number inside TorchScript, not a call of torch
-            if script or self._familiar(tensor):
+            with _disable_current_modes():  # of another run, which is not to see this
+                familiar = script or self._familiar(tensor)
+            if familiar:
                 self.remember(tensor, memory)
                 self._from_before.add(memory)
             else:
@@ -140,6 +146,10 @@ class Watch:
     def held_marks(self, memory: int) -> int:
         """The marks of memory that this pass has met; 0 for any other."""
         return self._marks.get(memory, 0)
+
+    def last_written(self, memory: int) -> int:
+        """The last kernel that made or wrote memory."""
+        return self.made_by.get(memory, 0)
 
     def constants_alive(self) -> Iterator[tuple[int, StorageWeakRef]]:
         """Memory that this pass made without the batch and that somebody still holds: caches, tables."""
@@ -184,25 +194,48 @@ class Watch:
         name = _short(func)
         if name == "lift_fresh":
             return self.traffic.imported(func, args, kwargs)
-        if name == "_local_scalar_dense":
+        if name in ("_local_scalar_dense", "item"):  # the latter under inference mode
             return self.traffic.scalar(func, args)
         marks = 0
-        if name not in _METADATA_ONLY:
+        if name not in _METADATA_ONLY or self._shape_follows_records(args):
             for tensor in tensors_in(args):
                 marks |= self.marks_of(tensor)
             if kwargs:
                 for tensor in tensors_in(kwargs):
                     marks |= self.marks_of(tensor)
         marks |= self.traffic.marks(func, args, kwargs, marks)
+        if marks and is_row_by_row(func, name):
+            marks |= self._place(name, args)
         self.note_node(marks)
         written = list(self._arguments(func, args, kwargs))
         if not marks:
             out = func(*args, **kwargs)
+            made = [memory_of(tensor) for tensor in (*tensors_in(out), *written)]
             for tensor in tensors_in(out):
                 self.remember(tensor, memory_of(tensor))
             self.written.update(memory_of(t) for t in written)
+            if _is_random(func) or (self.drawn and any(memory_of(t) in self.drawn for t in tensors_in(args))):
+                self.drawn.update(made)
             return out
         return self._marked_kernel(func, args, kwargs, marks, written)
+
+    def _place(self, name: str, args: Any) -> int:
+        """The mark of samples that meet a constant with other values for every one of them; numbers among the rest."""
+        with _disable_current_modes():
+            operands, read = operands_of(name, args)
+        fixed = [t for t in read if not self.marks_of(t) and memory_of(t) not in self.drawn]
+        ours = [t for t in operands if self.marks_of(t)]
+        if not any(t.is_floating_point() for t in ours):
+            return 0  # numbers of rows, not values
+        with _disable_current_modes():
+            self.traffic.note_constants(t for t in fixed if self.made_here(memory_of(t)))
+            if not meets_places(ours, fixed, self.twins, self.records.size):
+                return 0
+        self.place = self.place or _where()
+        return PLACE
+
+    def _shape_follows_records(self, args: Any) -> bool:
+        return any(twin.has_odd and any(map(twin.is_odd, tensors_in(args))) for twin in self.twins)
 
     def _arguments(self, func: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:
         for place, name in _written(func):
@@ -232,8 +265,11 @@ class Watch:
         if any(tensor.dim() for tensor in results):
             self.traffic.settle()
         for twin, theirs in others:
-            if not twin.broken:
-                self._pair(twin, func, results, list(tensors_in(theirs)))
+            if twin.broken:
+                continue
+            if isinstance(out, (bool, int, float)) and theirs != out:
+                twin.left.append((self.count, f"{name} of the batch gave a plain value"))
+            self._pair(twin, func, results, list(tensors_in(theirs)))
         if self.count % _SWEEP == 0:
             for twin in self.twins:
                 twin.let_go()
@@ -259,7 +295,12 @@ class Watch:
             return None
 
     def _pair(self, twin: Twin, func: Any, ours: list[Tensor], theirs: list[Tensor]) -> None:
-        for tensor, other in zip(ours, theirs, strict=True):
+        if len(ours) != len(theirs):
+            twin.broken = f"the number of results of {_short(func)} follows the records"
+        for tensor, other in zip(ours, theirs, strict=False):
+            if tensor.is_quantized or tensor.is_nested:
+                twin.broken = f"{_short(func)} gives a {'nested' if tensor.is_nested else 'quantized'} tensor"
+                return
             if tensor.layout is not torch.strided or other.layout is not torch.strided:
                 twin.broken = f"{_short(func)} gives a sparse tensor"
                 return
@@ -273,8 +314,10 @@ class Watch:
 
     def _look(self, twin: Twin, func: Any, tensor: Tensor, other: Tensor) -> None:
         """Remember the first operation that moved a kept sample's row: where to look, if samples turn out to mix."""
-        kept = twin.change.kept.to(tensor.device)
-        if not same(tensor.detach()[kept], other.detach()[kept]):
+        with _disable_current_modes():
+            kept = twin.change.kept.to(tensor.device)
+            moved = not same(tensor.detach()[kept], other.detach()[kept])
+        if moved:
             twin.moved = _short(func), _where()
 
     def call(self, func: Any, args: Any, kwargs: Any) -> Any:

@@ -1,0 +1,75 @@
+"""The place of a sample in its batch says how many others were drawn before it: losses must not depend on it.
+
+Where batches are drawn by Poisson sampling, one record more or less moves all that follow to another place. A constant
+with a row for every sample is harmless when it was drawn at random, or when its rows are the same. A table of weights
+or positions along the batch (`x + encoding[: len(x)]`, with samples and time mixed up) is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clipwise.errors import NotSeparable
+from clipwise.private.evidence.records import same
+from clipwise.private.evidence.traffic import tensors_in
+from clipwise.private.evidence.twin import Twin
+
+_ROW_BY_ROW = {
+    "binary_cross_entropy", "binary_cross_entropy_with_logits", "cat", "copy_", "gather", "huber_loss", "mse_loss",
+    "nll_loss_forward", "smooth_l1_loss",
+}  # fmt: skip
+
+
+def is_row_by_row(func: Any, name: str) -> bool:
+    """Whether a kernel meets the rows of its operands one by one."""
+    return torch.Tag.pointwise in func.tags or name in _ROW_BY_ROW
+
+
+def operands_of(name: str, args: Any) -> tuple[list[Tensor], list[Tensor]]:
+    """The operands of such a kernel, and those among them that are read: what is overwritten does not matter."""
+    found = list(tensors_in(args))
+    if name == "nll_loss_forward":  # the classes, beside one row of scores each
+        scores, classes = found[:2]
+        found = [scores, classes[:, None]] if scores.dim() == 2 else []
+    elif name == "cat" and (len(args) < 2 or args[1] in (0, -found[0].dim())):
+        found = []  # one below the other
+    return found, found[1:] if name == "copy_" else found
+
+
+def meets_places(ours: Sequence[Tensor], fixed: Sequence[Tensor], twins: Sequence[Twin], size: int) -> bool:
+    """Whether values with a row per sample meet a constant whose rows differ from sample to sample."""
+    axes = max((tensor.dim() for tensor in (*ours, *fixed)), default=0)
+
+    def has_rows(tensor: Tensor) -> bool:
+        plain = tensor.layout is torch.strided and not tensor.is_nested
+        return plain and tensor.dim() == axes > 0 and tensor.shape[0] == size
+
+    if not any(has_rows(t) and not same(t.detach()[1:], t.detach()[:-1]) for t in fixed):
+        return False
+    return any(has_rows(t) and _rows_are_samples(t.detach(), twin) for t in ours for twin in twins if not twin.broken)
+
+
+def _rows_are_samples(tensor: Tensor, twin: Twin) -> bool:
+    """Other records move rows of their own and of nobody else: the first axis is the samples'."""
+    other = twin.of(tensor)
+    if other is tensor or other.shape != tensor.shape or twin.change.losses_only:
+        return False
+    kept = torch.zeros(tensor.shape[0], dtype=torch.bool, device=tensor.device)
+    kept[twin.change.kept.to(tensor.device)] = True
+    return same(tensor[kept], other[kept]) and not same(tensor[~kept], other[~kept])
+
+
+def refuse_places(marks: Sequence[int], place: int, where: str) -> None:
+    """Refuse losses that depend on the place of a sample in its batch."""
+    line = f" ({where})" if where else ""
+    if any(found & place for found in marks):
+        raise NotSeparable(
+            f"the losses depend on the place of a sample in its batch{line}: a constant with other values for every "
+            "row meets the samples. The place says how many others were drawn before, so with one record more or less "
+            "every gradient after it changes. Typical causes: positions added along the axis of samples instead of "
+            "time, weights by position in the batch. Use constants that are the same for all samples, or random ones."
+        )
