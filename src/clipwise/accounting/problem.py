@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 from clipwise.accounting.events import Event, PrivateCalibration, ProjectedSteps
-from clipwise.accounting.laws import Composition, Law, fixed_size, gaussian, poisson, truncated_poisson
+from clipwise.accounting.laws import Composition, Law, fixed_size, gaussian, mixed, poisson, truncated_poisson
+from clipwise.accounting.projected import Spread, spread
 from clipwise.errors import AccountingError
 from clipwise.sampling import FixedSize, FullBatch, Poisson, Sampling, Shuffled
 
@@ -32,6 +34,10 @@ LEAST_NOISE = 0.01
 """Below this noise multiplier a run counts as not private: epsilon would be in the tens of thousands."""
 
 
+SPARE = 1e-12
+"""What may be lost where no delta says how much: estimates of norms that are too small are cut off there."""
+
+
 LEAST_DELTA = 1e-20
 """Below, components of mixtures that are left out as impossible would count."""
 
@@ -47,7 +53,11 @@ class ShuffledRun:
 
 @dataclass(frozen=True)
 class Problem:
-    """The pairs to compose. The answer is the largest over `upper`; `lower` and `shuffled` prove a lower end."""
+    """The pairs to compose. The answer is the largest over `upper`; `lower` and `shuffled` prove a lower end.
+
+    `lost` is a probability that no pair covers, to be added to delta. `tight` says that the pairs are the truth and
+    not only worse than it.
+    """
 
     upper: tuple[Composition, ...]
     lower: tuple[Composition, ...] | None
@@ -58,6 +68,8 @@ class Problem:
     sampling: str
     group: int
     private: bool
+    tight: bool
+    lost: float
     sample_size: int | None
     warnings: tuple[str, ...]
 
@@ -79,8 +91,13 @@ def check_epsilon(epsilon: object) -> float:
     return float(epsilon)  # type: ignore[arg-type]
 
 
-def pose(events: Iterable[Event], relation: Relation = "add_remove", group: int = 1) -> Problem:
-    """Turn events into the pairs to compose, refusing what has no meaning."""
+def pose(
+    events: Iterable[Event], relation: Relation = "add_remove", group: int = 1, spare: float = SPARE
+) -> Problem:
+    """Turn events into the pairs to compose, refusing what has no meaning.
+
+    About `spare` of delta, in all, may be lost to estimates of norms that are far too small.
+    """
     events = _merged(events)
     if relation not in get_args(Relation):
         raise AccountingError(f"relation must be one of {', '.join(get_args(Relation))}, got {relation!r}.")
@@ -92,26 +109,28 @@ def pose(events: Iterable[Event], relation: Relation = "add_remove", group: int 
             "The ledger mixes events that protect examples with events that protect clients; one epsilon cannot "
             "state both. Keep two ledgers."
         )
-    if any(isinstance(event, ProjectedSteps) for event in events):
-        raise AccountingError(
-            "Steps with estimated norms have no pair of distributions of their own; ask for an epsilon at a delta, or "
-            "the other way round."
-        )
     schemes = [_sampling(event) for event in events]
     relation, warnings = _meaningful_relation(schemes, relation)
     private = all(event.noise_multiplier >= LEAST_NOISE for event in events)
     sizes = [scheme.sample_size for scheme in schemes if scheme is not None]
-    upper, lower = _directions(events, relation, group) if private else ((), None)
+    spreads = _spreads(events, relation, group, spare) if private else {}
+    upper, lower = _directions(events, relation, group, spreads) if private else ((), None)
+    fewest = min((event.projections for event in events if isinstance(event, ProjectedSteps)), default=None)
+    if fewest is not None:
+        note = f"Norms were estimated from {fewest} random projections: accounted as if these were published."
+        warnings = (*warnings, note)
     return Problem(
         upper=upper,
         lower=lower,
-        shuffled=tuple(_shuffled_runs(events)) if private else (),
+        shuffled=tuple(_shuffled_runs(events)) if lower is not None else (),
         events=events,
         relation=relation,
         unit=units.pop(),
         sampling=_describe(schemes),
         group=group,
         private=private,
+        tight=lower is None and fewest is None,
+        lost=math.fsum(event.count * spreads[event].lost for event in events if event in spreads),
         sample_size=min(sizes) if sizes else None,
         warnings=warnings,
     )
@@ -146,12 +165,29 @@ def _meaningful_relation(schemes: Sequence[Sampling | None], relation: Relation)
     return relation, ()
 
 
+def _spreads(events: Sequence[Event], relation: Relation, group: int, spare: float) -> dict[Event, Spread]:
+    """What estimated norms do to the mean shift, for each event that has such."""
+    estimated = [event for event in events if isinstance(event, ProjectedSteps)]
+    steps = sum(event.count for event in estimated)
+    records = group * (2 if relation == "replace_one" else 1)
+    found: dict[Event, Spread] = {}
+    for event in estimated:
+        sampled = isinstance(event.sampling, Poisson) and event.sampling.rate < 1.0
+        shifts = 1 if sampled else records
+        # Splitting has no proof where a sampled record is replaced, or several are sampled.
+        convex = records == 1 or not sampled
+        mu, widest = shifts / event.noise_multiplier, shifts / LEAST_NOISE
+        found[event] = spread(event.projections, records, mu, convex, spare / steps, widest)
+    return found
+
+
 def _directions(
-    events: tuple[Event, ...], relation: Relation, group: int
+    events: tuple[Event, ...], relation: Relation, group: int, spreads: Mapping[Event, Spread]
 ) -> tuple[tuple[Composition, ...], tuple[Composition, ...] | None]:
     upper: list[Composition] = []
     lower: list[Composition] = []
-    interval = any(isinstance(_sampling(event), (FixedSize, Shuffled)) for event in events)
+    # The lower end of steps with exact norms is none of steps with estimated ones.
+    interval = any(isinstance(_sampling(event), (FixedSize, Shuffled)) for event in events) and not spreads
     # Disjoint calibration data composes in parallel: a record is in one of two parts, but a group may be in both.
     numbered = list(enumerate(events))
     apart = [(i, e) for i, e in numbered if isinstance(e, PrivateCalibration) and e.disjoint]
@@ -159,7 +195,11 @@ def _directions(
     for part in (together, apart) if group == 1 else (numbered,):
         for bucket, bound in ((upper, "upper"), (lower, "lower")):
             composition = Composition.of(
-                [(law, n) for i, event in part for law, n in _laws(event, relation, group, bound, first=i == 0)]
+                [
+                    (mixed(law, spreads[event].parts) if event in spreads else law, n)
+                    for i, event in part
+                    for law, n in _laws(event, relation, group, bound, first=i == 0)
+                ]
             )
             if composition.empty:
                 continue
@@ -170,15 +210,7 @@ def _directions(
 
 
 def _symmetric(composition: Composition) -> bool:
-    def mirrored(law: Law) -> Law:
-        return Law(
-            tuple(
-                (w, type(pair)(tuple((v, -m) for v, m in pair.p), tuple((v, -m) for v, m in pair.q), pair.symmetrised))
-                for w, pair in law.parts
-            )
-        )
-
-    return all(mirrored(law.reversed()) == law for law, _ in composition.terms)
+    return all(pair == pair.mirrored() for law, _ in composition.terms for _, pair in law.parts)
 
 
 def _laws(event: Event, relation: Relation, group: int, bound: str, first: bool) -> list[tuple[Law, int]]:
