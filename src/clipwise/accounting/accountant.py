@@ -98,9 +98,10 @@ def account_delta(
             answer = replace(answer, value=min(1.0, answer.value + problem.lost))
         else:
             answer = _Answer(0.0, "numerically exact", accountant)
-        if problem.lost <= _LOST_SHARE * answer.value or spare <= _LEAST_SPARE:
+        less = max(_LEAST_SPARE, _SPARED * answer.value)
+        if problem.lost <= _LOST_SHARE * answer.value or less >= spare:
             break
-        spare = max(_LEAST_SPARE, _SPARED * answer.value)  # what is lost should not count beside delta
+        spare = less  # what is lost should not count beside delta
     lower = _lower_delta(problem, epsilon, answer.value) if problem.lower is not None else None
     warnings = problem.warnings + answer.warnings + _warnings(problem, epsilon, answer.value)
     return _guarantee(problem, answer, epsilon, answer.value, lower, warnings, time.perf_counter() - start)
@@ -179,10 +180,11 @@ def _exact(problem: Problem, given: float, ask: _Question) -> _Answer:
     for composition in problem.upper:
         if value >= 0.0 and ask.quick(composition, given) <= value:
             continue
-        found, source = _exact_or_bound(composition, given, ask, value)
+        found, source = _exact_or_bound(composition, given, ask, value, problem.estimated)
         if found > value:
             value, sources = found, {source}
-    kind: Kind = "numerically exact" if problem.tight else "upper bound"
+    tight = problem.lower is None and not problem.estimated
+    kind: Kind = "numerically exact" if tight else "upper bound"
     source = sources.pop()
     if source == "exact":
         return _Answer(value, kind, "exact")
@@ -191,9 +193,12 @@ def _exact(problem: Problem, given: float, ask: _Question) -> _Answer:
 
 
 def _exact_or_bound(
-    composition: Composition, given: float, ask: _Question, known: float = -math.inf
+    composition: Composition, given: float, ask: _Question, known: float, estimated: bool
 ) -> tuple[float, str]:
-    """The value, or a bound of it where the contours fail; below `known` the value does not matter."""
+    """The value, or a bound of it where the contours fail; below `known` the value does not matter.
+
+    Estimated norms only have a bound, and laws of so many pairs that trying hard takes seconds.
+    """
     with contextlib.suppress(NotConverged):
         return ask.exact(composition, given, EASY), "exact"
     if known >= 0.0:
@@ -201,6 +206,9 @@ def _exact_or_bound(
             rough = ask.rough(composition, given)
             if rough <= known:
                 return rough, "grid"
+    if estimated:
+        with contextlib.suppress(NotConverged):
+            return ask.grid(composition, given), "grid"
     with contextlib.suppress(NotConverged):
         return ask.exact(composition, given, HARD), "exact"
     bounds = [(ask.rdp(composition, given), "rdp"), (ask.quick(composition, given), "rdp")]

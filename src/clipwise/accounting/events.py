@@ -14,7 +14,16 @@ from typing import Any, TypeAlias
 from clipwise.errors import AccountingError, ClipwiseError, LedgerError
 from clipwise.sampling import FixedSize, FullBatch, Poisson, Sampling, Shuffled
 
-__all__ = ["Event", "FederatedRounds", "GaussianSteps", "PrivateCalibration", "ProjectedSteps", "decode", "encode"]
+__all__ = [
+    "Event",
+    "FederatedRounds",
+    "GaussianSteps",
+    "PrivateCalibration",
+    "ProjectedSteps",
+    "check_projected_sampling",
+    "decode",
+    "encode",
+]
 
 _SAMPLINGS: dict[str, type[Any]] = {
     "poisson": Poisson,
@@ -105,6 +114,14 @@ class GaussianSteps:
         )
 
 
+def check_projected_sampling(sampling: Sampling) -> None:
+    """Refuse schemes in which a record takes the place of another: then the estimates for both of them matter."""
+    cut = isinstance(sampling, Poisson) and sampling.max_batch_size is not None
+    if cut or isinstance(sampling, FixedSize):
+        what = "batches that are cut: leave max_batch_size out" if cut else "batches of a fixed size: use cw.Poisson"
+        raise AccountingError(f"estimated norms have no proof for {what}, or use exact norms.")
+
+
 @dataclass(frozen=True)
 class ProjectedSteps:
     """Steps whose norms were only estimated, each from `projections` fresh random ones (DP-SGD-JL).
@@ -130,10 +147,7 @@ class ProjectedSteps:
         _check_count("projections", self.projections)
         _check_count("steps", self.steps)
         _check_reason(self.reason)
-        if isinstance(self.sampling, Poisson) and self.sampling.max_batch_size is not None:
-            raise AccountingError(
-                "estimated norms have no proof for batches that are cut: leave max_batch_size out, or use exact norms."
-            )
+        check_projected_sampling(self.sampling)
 
     @property
     def count(self) -> int:

@@ -55,8 +55,8 @@ class ShuffledRun:
 class Problem:
     """The pairs to compose. The answer is the largest over `upper`; `lower` and `shuffled` prove a lower end.
 
-    `lost` is a probability that no pair covers, to be added to delta. `tight` says that the pairs are the truth and
-    not only worse than it.
+    `estimated` says that norms were, so that the pairs are worse than the truth; `lost` is a probability that no pair
+    covers, to be added to delta.
     """
 
     upper: tuple[Composition, ...]
@@ -68,7 +68,7 @@ class Problem:
     sampling: str
     group: int
     private: bool
-    tight: bool
+    estimated: bool
     lost: float
     sample_size: int | None
     warnings: tuple[str, ...]
@@ -91,9 +91,7 @@ def check_epsilon(epsilon: object) -> float:
     return float(epsilon)  # type: ignore[arg-type]
 
 
-def pose(
-    events: Iterable[Event], relation: Relation = "add_remove", group: int = 1, spare: float = SPARE
-) -> Problem:
+def pose(events: Iterable[Event], relation: Relation = "add_remove", group: int = 1, spare: float = SPARE) -> Problem:
     """Turn events into the pairs to compose, refusing what has no meaning.
 
     About `spare` of delta, in all, may be lost to estimates of norms that are far too small.
@@ -129,7 +127,7 @@ def pose(
         sampling=_describe(schemes),
         group=group,
         private=private,
-        tight=lower is None and fewest is None,
+        estimated=fewest is not None,
         lost=math.fsum(event.count * spreads[event].lost for event in events if event in spreads),
         sample_size=min(sizes) if sizes else None,
         warnings=warnings,

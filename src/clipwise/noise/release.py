@@ -99,7 +99,7 @@ class GaussianNoise:
         def serve(lane: _Lane) -> None:
             with np.errstate(all="ignore"):  # a sum that is not finite stays so
                 for piece in lane.pieces:
-                    drawn = self._normals(lane, piece, step).numpy()
+                    drawn = self._normals(lane, piece, self._entropy, step).numpy()
                     targets = [flat[part.tensor][part.start : part.stop] for part in piece.parts]
                     _add_and_round(drawn, targets, [stds[part.tensor] for part in piece.parts], scale)
 
@@ -109,13 +109,13 @@ class GaussianNoise:
                 target.copy_(done)
         return whole
 
-    def directions(self, like: Sequence[Tensor], number: int) -> list[Tensor]:
+    def directions(self, like: Sequence[Tensor], entropy: Entropy, number: int) -> list[Tensor]:
         """Standard normal tensors, not a release: neither on a grid nor served only once."""
         made = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in like]
 
         def serve(lane: _Lane) -> None:
             for piece in lane.pieces:
-                numbers = self._normals(lane, piece, number)
+                numbers = self._normals(lane, piece, entropy, number)
                 for part, own in zip(piece.parts, numbers.split([part.size for part in piece.parts]), strict=True):
                     target = made[part.tensor].view(-1)[part.start : part.stop]
                     target.copy_(own.to(target.dtype))
@@ -123,9 +123,9 @@ class GaussianNoise:
         self._on_all_lanes(serve)
         return made
 
-    def _normals(self, lane: _Lane, piece: Piece, step: int) -> Tensor:
+    def _normals(self, lane: _Lane, piece: Piece, entropy: Entropy, step: int) -> Tensor:
         numbers = lane.buffer[: piece.size]
-        self._source.fill_(numbers, self._entropy, step, piece.number)
+        self._source.fill_(numbers, entropy, step, piece.number)
         return numbers
 
     def _check(self, sums: Sequence[Tensor], stds: Sequence[float], scale: float, step: int) -> None:
