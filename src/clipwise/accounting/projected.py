@@ -61,7 +61,7 @@ def spread(projections: int, records: int, mu: float, convex: bool, spare: float
 
     >>> found = spread(projections=100, records=1, mu=0.1, convex=True, spare=1e-12, widest=100.0)
     >>> len(found.parts), round(sum(share * factor for share, factor in found.parts), 4)
-    (27, 1.0076)
+    (26, 1.0076)
     """
     half = 0.5 * projections
     low = max(float(special.gammaincinv(half, spare / records)) / half * (1.0 - _HAIR), (mu / widest) ** 2)
