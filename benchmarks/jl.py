@@ -96,10 +96,10 @@ def errors(name: str) -> Json:
     exact = cw.per_sample_norms(workload.losses(model, batch), named).double()
     rule = cw.Abadi(float(exact.min()) / 4)  # every sample is clipped
     wanted = cw.clipped_gradients(workload.losses(model, batch), named, rule)
-    projections = Projections(model, workload.losses, named, Entropy(0), None)
+    projections = Projections(model, workload.losses, named)
     found: Json = {}
     for count in COUNTS:
-        norms = projections.norms(batch, count, count << 32, Replay(model))[0]
+        norms = projections.norms(batch, count, Entropy(count), Replay(model))[0]
         factors = rule(norms)
         sums = sums_by_backward(workload.losses(model, batch), list(named.values()), factors)
         got = ClippedSum(norms, dict(zip(named, sums, strict=True)))
@@ -182,7 +182,7 @@ def privacy_table(results: Json) -> str:
     lines = header("projections", f"epsilon at noise multiplier {noise:g}", "noise multiplier for the exact epsilon")
     lines.append(row("exact norms", printed(found["exact"]), f"{noise:g}"))
     for each in found["rows"]:
-        lines.append(row(str(each["projections"]), printed(each["epsilon"]), f"{each['noise_multiplier']:.3g}"))
+        lines.append(row(str(each["projections"]), printed(each["epsilon"]), f"{each['noise_multiplier']:.4g}"))
     return "\n".join(lines)
 
 

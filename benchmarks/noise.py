@@ -57,14 +57,18 @@ class Float32:
 
 
 def ways(total: Tensor) -> dict[str, Callable[[], object]]:
-    """The old and the new way, and the cryptographic one, on the same sum."""
-    float32 = Float32(len(total))
+    """The old and the new way, and the cryptographic one, on the same sum; and bare numbers, on one thread."""
+    float32, source = Float32(len(total)), ZigguratNormals()
+    single, double = torch.empty(len(total)).split(PIECE), torch.empty(len(total), dtype=torch.float64).split(1 << 16)
+    generator = torch.Generator()
     grid, secure = GaussianNoise([total], Entropy()), GaussianNoise([total], Entropy(), SecureNormals())
     steps = iter(range(10**9))
     return {
         "float32": lambda: float32.release(total),
         "grid": lambda: grid.release([total], [STD], SCALE, next(steps)),
         "secure": lambda: secure.release([total], [STD], SCALE, next(steps)),
+        "normal_": lambda: [piece.normal_(generator=generator) for piece in single],
+        "ziggurat": lambda: [source.fill_(piece, Entropy(), 0, 0) for piece in double],
     }
 
 
@@ -161,15 +165,30 @@ def tables(found: Json) -> str:
         "",
         f"Written by `python -m benchmarks.noise` on {found['date']} ({versions}). CPU nanoseconds per number, all "
         "threads together, with adding, scaling and rounding to the grid: median and, in brackets, the least of 15 "
-        "rounds in which the ways took turns, on a machine that others used too. The ratio is the median over the "
-        "rounds. `float32` is the noise before decision 0012.",
+        "rounds in which the ways took turns, on a machine that others used too. The ratios are the median over the "
+        "rounds and that of the least. `float32` is the noise before decision 0012; `normal_` and `ziggurat` are the "
+        "numbers alone, which nothing is done with.",
         "",
-        *header("threads", "numbers", "float32", "now", "ratio", "`SecureNormals`", "wall: float32", "wall: now"),
+        *header(
+            "threads",
+            "numbers",
+            "float32",
+            "now",
+            "ratio",
+            "of the least",
+            "`normal_`",
+            "`ziggurat`",
+            "`SecureNormals`",
+            "wall: float32",
+            "wall: now",
+        ),
     ]
     for each in found["numbers"]:
-        cpu = [f"{each['cpu'][name]:.1f} ({each['best'][name]:.1f})" for name in ("float32", "grid", "secure")]
+        names = ("float32", "grid", "normal_", "ziggurat", "secure")
+        cpu = [f"{each['cpu'][name]:.1f} ({each['best'][name]:.1f})" for name in names]
         wall = [f"{each['wall'][name]:.1f}" for name in ("float32", "grid")]
-        lines.append(row(str(each["threads"]), f"{each['size']:,}", *cpu[:2], f"{each['ratio']:.2f}", cpu[2], *wall))
+        ratios = [f"{ratio:.2f}" for ratio in (each["ratio"], each["best"]["grid"] / each["best"]["float32"])]
+        lines.append(row(str(each["threads"]), f"{each['size']:,}", *cpu[:2], *ratios, *cpu[2:], *wall))
     lines += ["", "Its share of a whole private step, in CPU time on one thread:", ""]
     lines += header("workload", "parameters", "ms", "share")
     for each in found["shares"]:

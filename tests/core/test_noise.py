@@ -244,17 +244,17 @@ def test_sums_of_another_kind_are_refused(dtype: torch.dtype) -> None:
 
 def test_directions_are_normal_and_on_no_grid() -> None:
     like = [torch.zeros(20_000, dtype=torch.float64), torch.zeros(3, 2)]
-    first, second = adder_for(like).directions(like, 1)
+    first, second = adder_for(like).directions(like, Entropy(0), 1)
     assert stats.kstest(first.numpy(), "norm").pvalue > LEVEL and second.shape == (3, 2)
     assert (first * 2**20 != (first * 2**20).round()).all()
-    assert torch.equal(first, adder_for(like).directions(like, 1)[0])
+    assert torch.equal(first, adder_for(like).directions(like, Entropy(0), 1)[0])
 
 
 def test_no_number_is_used_twice(piece_elements: int) -> None:
     sums = [torch.zeros(shape, dtype=torch.float64) for shape in SHAPES]
     adder = adder_for(sums)
     for step in range(3):
-        values = torch.cat([s.reshape(-1) for s in adder.directions(sums, step)])
+        values = torch.cat([s.reshape(-1) for s in adder.directions(sums, Entropy(0), step)])
         assert len(values.unique()) == len(values)
 
 

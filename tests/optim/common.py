@@ -55,13 +55,15 @@ class Remembered:
     def fill_(self, buffer: Tensor, entropy: Entropy, step: int, piece: int) -> None:
         assert piece == 0, "a tiny model fits one piece"
         key = (entropy.seed, step)
-        assert key not in self._given, "no stream may be used twice"
-        generator = torch.Generator().manual_seed(len(self._given))
-        self._given[key] = torch.randn(buffer.numel(), generator=generator, dtype=torch.float64)
+        if key in self._given:
+            assert entropy.seed is not None and entropy.seed >> 32, "only directions are drawn again"
+        else:
+            generator = torch.Generator().manual_seed(len(self._given))
+            self._given[key] = torch.randn(buffer.numel(), generator=generator, dtype=torch.float64)
         buffer.copy_(self._given[key])
 
     def noise(self, seed: int, step: int) -> Tensor:
         return self._given[seed, step]
 
-    def direction(self, seed: int, number: int) -> Tensor:
-        return self._given[Entropy(seed).child("projections").seed, number]
+    def direction(self, seed: int, step: int, number: int) -> Tensor:
+        return self._given[int.from_bytes(Entropy(seed).take(16, "projections", step), "little"), number]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,11 @@ from torch.utils.data import TensorDataset
 import clipwise as cw
 from clipwise.accounting import ProjectedSteps
 from clipwise.errors import CheckpointError, InvalidLosses, InvalidPlan, NotSeparable, UnsupportedNode
-from clipwise.noise import Entropy
+from clipwise.noise import Entropy, SecureNormals
 from clipwise.optim import ProjectedPlan, ProjectedPrivate
 from clipwise.optim.projections import Projections, Replay
 from tests.core.common import Recorder
 from tests.optim.common import N, Remembered, data, flat, gradients_of_each, loss_fn, network
-
-PART = 1 << 32
-STEP = 1 << 64
 
 
 def plan_of(**changes: Any) -> ProjectedPlan:
@@ -44,7 +42,7 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
 
 def estimates(model: nn.Module, batch: Any, count: int, seed: int = 0, function: Any = loss_fn) -> Tensor:
     params = dict(model.named_parameters())
-    return Projections(model, function, params, Entropy(seed), None).norms(batch, count, 0, Replay(model))[0]
+    return Projections(model, function, params).norms(batch, count, Entropy(seed), Replay(model))[0]
 
 
 def clipped_sum(model: nn.Module, batch: Any, rule: Any, directions: list[Tensor]) -> Tensor:
@@ -67,18 +65,17 @@ def test_steps_equal_the_printed_algorithm_in_a_plain_loop(rule: Any, size: int 
     model, source, seed, r = network(), Remembered(), 3, 60
     recorder = Recorder(model.parameters())
     private = ProjectedPrivate(plan_of(clip=rule), model, recorder, loss_fn=loss_fn, seed=seed, noise=source)
-    total, part = torch.zeros_like(flat(model)), 0
+    total = torch.zeros_like(flat(model))
     for batch in private.loader(data(), physical_batch_size=size, yield_empty=True):
         step = private.steps_done
         finished = private.step(batch)
         if len(batch[0]):
-            directions = [source.direction(seed, step * STEP + part * PART + j) for j in range(r)]
+            directions = [source.direction(seed, step, j) for j in range(r)]
             total += clipped_sum(model, batch, rule, directions)
-        part += 1
         if finished:
             expected = (total + 5.0 * rule.R * source.noise(seed, step)) / 8
             torch.testing.assert_close(joined(recorder.seen[-1]), expected, rtol=1e-10, atol=1e-12)
-            total, part = torch.zeros_like(total), 0
+            total = torch.zeros_like(total)
     assert len(recorder.seen) == 5
     assert private.ledger.events == (ProjectedSteps(cw.Poisson(N, 8), 5.0, r, 5),)
 
@@ -190,7 +187,7 @@ def test_samples_that_are_not_finite_contribute_nothing() -> None:
     broken[2], broken[5] = torch.nan, torch.inf
     private.step([broken, y])
     assert private.last is not None and private.last.bad_samples == 2
-    directions = [source.direction(0, STEP + j) for j in range(20)]
+    directions = [source.direction(0, 1, j) for j in range(20)]
     expected = clipped_sum(model, [x[others], y[others]], cw.Abadi(0.5), directions) / N
     torch.testing.assert_close(joined(recorder.seen[1]), expected, rtol=1e-10, atol=1e-12)
     private.step([x * torch.nan, y])
@@ -293,11 +290,11 @@ def test_plans_that_make_no_sense_are_refused(changes: dict[str, Any], message: 
 
 
 def test_runs_that_prove_nothing_are_refused_with_the_number() -> None:
-    model = network()
+    model, many = network(), cw.Poisson(1_000_000, 8)
     with pytest.raises(InvalidPlan, match="epsilon is infinite at delta"):
-        ProjectedPrivate(plan_of(projections=1), model, sgd(model), loss_fn=loss_fn)
+        ProjectedPrivate(plan_of(projections=1, sampling=many), model, sgd(model), loss_fn=loss_fn)
     with pytest.raises(InvalidPlan, match=r"epsilon is \d+.* Use more projections"):
-        ProjectedPrivate(plan_of(projections=8, noise_multiplier=0.3), model, sgd(model), loss_fn=loss_fn)
+        ProjectedPrivate(plan_of(sampling=cw.FullBatch(N), noise_multiplier=0.2), model, sgd(model), loss_fn=loss_fn)
     with pytest.raises(InvalidPlan, match="accounting of their own"):
         ProjectedPrivate(
             cw.Plan(cw.FullBatch(N), 1, cw.Abadi(1.0), 1.0),
@@ -346,12 +343,27 @@ def test_interrupted_steps_stay_charged_as_what_they_were(tmp_path: Path) -> Non
     assert private.ledger.events == (ProjectedSteps(cw.FullBatch(N), 5.0, 60, 1, "interrupted", own_batches=True),)
 
 
-def test_directions_are_fresh_without_a_seed() -> None:
-    model, batch = network(), [column[:2] for column in data().tensors]
-    params = dict(model.named_parameters())
-    projections = Projections(model, loss_fn, params, Entropy(None), None)
-    first, second = (projections.norms(batch, 2, 0, Replay(model))[0] for _ in range(2))
-    assert not torch.equal(first, second)
+@pytest.mark.parametrize("seed", [None, 3])
+@pytest.mark.parametrize("secure", [False, True])
+def test_directions_are_fresh_in_every_step_and_one_set_for_all_its_physical_batches(
+    seed: int | None, secure: bool
+) -> None:
+    if secure and (seed is not None or not find_spec("cryptography")):
+        pytest.skip("a secure source takes no seed, and needs its extra")
+    model, source = network(), SecureNormals() if secure else None
+    plan = plan_of(sampling=cw.FullBatch(N), noise_multiplier=0.0, steps=4)
+    private = ProjectedPrivate(plan, model, torch.optim.SGD(model.parameters(), lr=0.0), loss_fn=loss_fn, seed=seed,
+                               noise=source)  # fmt: skip
+    batch, found = data().tensors, []
+    for _ in range(4):
+        for part in (slice(0, 0), slice(0, 4), slice(4, N)):
+            private.backward([column[part] for column in batch])
+        first, second = (part.norms.clone() for part in private._gathered[1:])
+        again = private._projections.norms(batch, 60, private._directions(), Replay(model))[0]
+        torch.testing.assert_close(torch.cat([first, second]), again)
+        found.append(first)
+        private.step()
+    assert len({tuple(norms.tolist()) for norms in found}) == 4
 
 
 @pytest.mark.slow

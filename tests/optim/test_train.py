@@ -157,7 +157,7 @@ def test_configurations_are_read_strictly(text: str, override: str, message: str
         (SGLD, f"data.source={ROOT}/examples/own_code.py:waves", InvalidConfig, "clipwise.optim in a loop"),
         (SGLD, "clip={schedule='MixUp', switch_at=0.5, small={rule='Abadi', R=1.0}, large={rule='Abadi', R=2.0}}",
          InvalidPlan, "schedule"),
-        (JL, "projections=2", InvalidPlan, "Use more projections"),
+        (JL, "privacy.noise_multiplier=0.005", InvalidPlan, "Use more projections"),
         (JL, "clip={style='Layerwise', rule='Abadi', R=1.0}", InvalidPlan, "over all parameters together"),
         (JL, "max_batch_size=100", InvalidPlan, "batches that are cut"),
     ],

@@ -6,8 +6,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import get_args
 
 from clipwise.accounting.contour import EASY, HARD, Attempt, NotConverged, exact_delta, exact_epsilon
@@ -18,10 +17,17 @@ from clipwise.accounting.grid import grid_delta, grid_epsilon, rough_delta, roug
 from clipwise.accounting.guarantee import Guarantee, Kind
 from clipwise.accounting.laws import Composition
 from clipwise.accounting.pld import pld_delta, pld_epsilon
-from clipwise.accounting.problem import LEAST_NOISE, Accountant, Problem, Relation, check_delta, check_epsilon, pose
-from clipwise.accounting.projected import has_projections, projected_delta, projected_epsilon, records_at_risk
+from clipwise.accounting.problem import (
+    LEAST_NOISE,
+    SPARE,
+    Accountant,
+    Problem,
+    Relation,
+    check_delta,
+    check_epsilon,
+    pose,
+)
 from clipwise.accounting.rdp import rdp_delta, rdp_epsilon
-from clipwise.accounting.relation import relation_of
 from clipwise.accounting.saddle import quick_delta, quick_epsilon
 from clipwise.accounting.shuffle import shuffled_delta, shuffled_epsilon
 from clipwise.errors import AccountingError
@@ -30,6 +36,9 @@ __all__ = ["Accountant", "Relation", "account", "account_delta"]
 
 _LARGE_EPSILON = 50.0
 _NO_NOISE = f"Some steps had no noise, or a noise multiplier below {LEAST_NOISE:g}: nothing is private."
+_TOO_FEW = "So few random projections prove nothing here: their estimates are too often far too small. Use more."
+_SPARED = 1e-4  # the share of delta that may be lost to norms under-estimated so much that no pair covers them
+_LOST_SHARE, _LEAST_SPARE = 1e-3, 1e-22
 _SOURCES = {"rdp": "Renyi divergences", "grid": "privacy losses on a grid"}
 
 
@@ -55,16 +64,13 @@ def account(
     """
     start = time.perf_counter()
     delta = check_delta(delta)
-    events = tuple(events)
-    if has_projections(events):
-        ask = partial(account, relation=relation, group=group)
-        holds, _ = relation_of(events, relation)
-        return projected_epsilon(events, delta, accountant, ask, records_at_risk(events, holds, group))
-    problem = _pose(events, relation, group, accountant)
+    problem = _pose(events, relation, group, accountant, _SPARED * delta)
     if not problem.private:
         answer = _Answer(math.inf, "upper bound", accountant, (_NO_NOISE,))
+    elif problem.lost >= delta:
+        answer = _Answer(math.inf, "upper bound", accountant, (_TOO_FEW,))
     elif problem.upper:
-        answer = _answer(problem, delta, accountant, _EPSILON)
+        answer = _answer(problem, delta - problem.lost, accountant, _EPSILON)
     else:
         answer = _Answer(0.0, "numerically exact", accountant)
     lower = _lower_epsilon(problem, delta, answer.value) if problem.lower is not None else None
@@ -82,27 +88,29 @@ def account_delta(
     """Delta at `epsilon` for everything in `events`; `lower` is in terms of delta here."""
     start = time.perf_counter()
     epsilon = check_epsilon(epsilon)
-    events = tuple(events)
-    if has_projections(events):
-        ask = partial(account_delta, relation=relation, group=group)
-        holds, _ = relation_of(events, relation)
-        return projected_delta(events, epsilon, accountant, ask, records_at_risk(events, holds, group))
-    problem = _pose(events, relation, group, accountant)
-    if not problem.private:
-        answer = _Answer(1.0, "upper bound", accountant, (_NO_NOISE,))
-    elif problem.upper:
-        answer = _answer(problem, epsilon, accountant, _DELTA)
-    else:
-        answer = _Answer(0.0, "numerically exact", accountant)
+    events, spare = tuple(events), SPARE
+    while True:
+        problem = _pose(events, relation, group, accountant, spare)
+        if not problem.private:
+            answer = _Answer(1.0, "upper bound", accountant, (_NO_NOISE,))
+        elif problem.upper:
+            answer = _answer(problem, epsilon, accountant, _DELTA)
+            answer = replace(answer, value=min(1.0, answer.value + problem.lost))
+        else:
+            answer = _Answer(0.0, "numerically exact", accountant)
+        less = max(_LEAST_SPARE, _SPARED * answer.value)
+        if problem.lost <= _LOST_SHARE * answer.value or less >= spare:
+            break
+        spare = less  # what is lost should not count beside delta
     lower = _lower_delta(problem, epsilon, answer.value) if problem.lower is not None else None
     warnings = problem.warnings + answer.warnings + _warnings(problem, epsilon, answer.value)
     return _guarantee(problem, answer, epsilon, answer.value, lower, warnings, time.perf_counter() - start)
 
 
-def _pose(events: Iterable[Event], relation: Relation | None, group: int, accountant: str) -> Problem:
+def _pose(events: Iterable[Event], relation: Relation | None, group: int, accountant: str, spare: float) -> Problem:
     if accountant not in get_args(Accountant):
         raise AccountingError(f"accountant must be one of {', '.join(get_args(Accountant))}, got {accountant!r}.")
-    return pose(events, relation, group)
+    return pose(events, relation, group, spare)
 
 
 def _guarantee(
@@ -172,10 +180,11 @@ def _exact(problem: Problem, given: float, ask: _Question) -> _Answer:
     for composition in problem.upper:
         if value >= 0.0 and ask.quick(composition, given) <= value:
             continue
-        found, source = _exact_or_bound(composition, given, ask, value)
+        found, source = _exact_or_bound(composition, given, ask, value, problem.estimated)
         if found > value:
             value, sources = found, {source}
-    kind: Kind = "numerically exact" if problem.tight else "upper bound"
+    tight = problem.tight and not problem.estimated
+    kind: Kind = "numerically exact" if tight else "upper bound"
     source = sources.pop()
     if source == "exact":
         return _Answer(value, kind, "exact")
@@ -184,9 +193,12 @@ def _exact(problem: Problem, given: float, ask: _Question) -> _Answer:
 
 
 def _exact_or_bound(
-    composition: Composition, given: float, ask: _Question, known: float = -math.inf
+    composition: Composition, given: float, ask: _Question, known: float, estimated: bool
 ) -> tuple[float, str]:
-    """The value, or a bound of it where the contours fail; below `known` the value does not matter."""
+    """The value, or a bound of it where the contours fail; below `known` the value does not matter.
+
+    Estimated norms only have a bound, and laws of so many pairs that trying hard takes seconds.
+    """
     with contextlib.suppress(NotConverged):
         return ask.exact(composition, given, EASY), "exact"
     if known >= 0.0:
@@ -194,6 +206,9 @@ def _exact_or_bound(
             rough = ask.rough(composition, given)
             if rough <= known:
                 return rough, "grid"
+    if estimated:
+        with contextlib.suppress(NotConverged):
+            return ask.grid(composition, given), "grid"
     with contextlib.suppress(NotConverged):
         return ask.exact(composition, given, HARD), "exact"
     bounds = [(ask.rdp(composition, given), "rdp"), (ask.quick(composition, given), "rdp")]

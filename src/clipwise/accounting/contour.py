@@ -71,8 +71,8 @@ class Attempt:
     work: int
 
     def budget(self, composition: Composition) -> _Budget:
-        """The work for this composition: each law of a schedule needs its own lattice."""
-        return _Budget(self.work + 50_000 * len(composition.terms))
+        """The work for this composition: each pair of each law needs its own lattice."""
+        return _Budget(self.work + 50_000 * sum(len(law.parts) for law, _ in composition.terms))
 
 
 _ATTEMPTS = (
@@ -169,15 +169,13 @@ def _total_variation(composition: Composition) -> float:
     """A bound of delta at epsilon 0: total variation distances add up at most."""
     total = gaussian_delta(math.sqrt(composition.gaussian), 0.0)
     for law, count in composition.terms:
-        total += count * sum(share * single_delta(pair, 0.0) for share, pair in law.parts)
+        total += count * single_delta(law, 0.0)
     return total
 
 
 def _one_step_delta(composition: Composition, epsilon: float) -> float:
     """A lower bound of delta: whoever sees all steps sees each one."""
-    return max(
-        sum(share * single_delta(pair, epsilon) for share, pair in law.parts) for law, _ in composition.terms[:16]
-    )
+    return max(single_delta(law, epsilon) for law, _ in composition.terms[:16])
 
 
 def _assert_agreement(first: float, second: float, lost: float) -> None:

@@ -14,7 +14,16 @@ from typing import Any, TypeAlias
 from clipwise.errors import AccountingError, ClipwiseError, LedgerError
 from clipwise.sampling import FixedSize, FullBatch, Poisson, Sampling, Shuffled, arguments, made_from
 
-__all__ = ["Event", "FederatedRounds", "GaussianSteps", "PrivateCalibration", "ProjectedSteps", "decode", "encode"]
+__all__ = [
+    "Event",
+    "FederatedRounds",
+    "GaussianSteps",
+    "PrivateCalibration",
+    "ProjectedSteps",
+    "check_projected_sampling",
+    "decode",
+    "encode",
+]
 
 _SAMPLINGS: dict[str, type[Any]] = {
     "poisson": Poisson,
@@ -116,12 +125,21 @@ class GaussianSteps:
         )
 
 
+def check_projected_sampling(sampling: Sampling) -> None:
+    """Refuse schemes in which a record takes the place of another: then the estimates for both of them matter."""
+    cut = isinstance(sampling, Poisson) and sampling.max_batch_size is not None
+    if cut or isinstance(sampling, FixedSize):
+        what = "batches that are cut: leave max_batch_size out" if cut else "batches of a fixed size: use cw.Poisson"
+        raise AccountingError(f"estimated norms have no proof for {what}, or use exact norms.")
+
+
 @dataclass(frozen=True)
 class ProjectedSteps:
     """Steps whose norms were only estimated, each from `projections` fresh random ones (DP-SGD-JL).
 
     An estimate that is too small lets a sample contribute more than the sensitivity that `noise_multiplier` refers to,
-    so such steps are never accounted like exact ones: `clipwise.accounting.projected` says how.
+    so such steps are never accounted like exact ones: `clipwise.accounting.projected` says how. All records of a step
+    share its projections.
 
     >>> from clipwise.sampling import Poisson
     >>> ProjectedSteps(Poisson(60_000, 256), noise_multiplier=1.1, projections=64, steps=10).count
@@ -142,10 +160,7 @@ class ProjectedSteps:
         _check_count("steps", self.steps)
         _check_reason(self.reason)
         _check_flag("own_batches", self.own_batches)
-        if isinstance(self.sampling, Poisson) and self.sampling.max_batch_size is not None:
-            raise AccountingError(
-                "estimated norms have no proof for batches that are cut: leave max_batch_size out, or use exact norms."
-            )
+        check_projected_sampling(self.sampling)
 
     @property
     def count(self) -> int:

@@ -35,6 +35,7 @@ Floats = NDArray[np.float64]
 WINDOW_WIDTH = 1.0 / 6.0  # width of the smooth step that parts small from large losses, over its place
 
 _ACCURACY = 40.0  # nats: e^-40 is below double precision
+_FEWEST_FINE = 8_000  # points of each pair of a fine lattice
 _GAUSS_NODES, _GAUSS_WEIGHTS = np.polynomial.legendre.leggauss(16)
 
 
@@ -125,6 +126,11 @@ class _Span:
     margin: float = 0.0
 
 
+def _tails(law: Law, tail: float) -> list[tuple[Pair, float]]:
+    """The pairs, and the probability that each of them may leave out for a total of `tail`."""
+    return [(pair, tail / (share * len(law.parts))) for share, pair in law.parts]
+
+
 def _faded(pair: Pair, tail: float, tilt: float) -> _Span:
     low, high = _extent(pair, tail)
     # The fade must fall faster than the tilt exp(t L) rises, or the tail would come back.
@@ -134,7 +140,7 @@ def _faded(pair: Pair, tail: float, tilt: float) -> _Span:
 
 
 def _nodes(
-    pair: Pair, span: _Span, tilt: float, frequency: float, scale: float, window: float
+    pair: Pair, span: _Span, tilt: float, frequency: float = 0.0, scale: float = 1.0, window: float = 0.0
 ) -> tuple[Floats, Floats, Floats]:
     """Outputs, their quadrature weights, and the share that is kept of each."""
     begin, end = span.low - span.margin, span.high + span.margin
@@ -175,14 +181,15 @@ def points(
     The law is faded out where a probability of about `tail` is left. `scale` < 1 refines; with `window`, a smooth step
     of the loss there is resolved too.
     """
-    return _join(law, [(pair, _faded(pair, tail, tilt)) for _, pair in law.parts], tilt, frequency, scale, window)
+    nodes = [_nodes(pair, _faded(pair, own, tilt), tilt, frequency, scale, window) for pair, own in _tails(law, tail)]
+    return _join(law, nodes)
 
 
 def count_points(law: Law, tail: float, tilt: float, frequency: float, scale: float, window: float) -> int:
     """How many points `points` would return."""
     total = 0
-    for _, pair in law.parts:
-        span = _faded(pair, tail, tilt)
+    for pair, own in _tails(law, tail):
+        span = _faded(pair, own, tilt)
         begin, end = span.low - span.margin, span.high + span.margin
         total += int((end - begin) / (scale * _spacing(pair, begin, end, tilt, frequency, span.taper, window))) + 2
     # A symmetrised pair has about twice as many on half the length, and their mirror images.
@@ -191,31 +198,27 @@ def count_points(law: Law, tail: float, tilt: float, frequency: float, scale: fl
 
 def points_cut(law: Law, tail: float, tilt: float = 8.0) -> Points:
     """A quick lattice for real exponents up to `tilt`, simply cut off where a probability of `tail` is left."""
-    return _join(law, [(pair, _Span(*_extent(pair, tail))) for _, pair in law.parts], tilt)
+    return _join(law, [_nodes(pair, _Span(*_extent(pair, own)), tilt) for pair, own in _tails(law, tail)])
 
 
 @lru_cache(maxsize=8)
 def points_fine(law: Law, tail: float, count: int) -> Points:
-    """At least `count` points per pair, cut off where a probability of `tail` is left."""
-    spans = [(pair, _Span(*_extent(pair, tail))) for _, pair in law.parts]
-    widths = [(span.high - span.low) / _spacing(pair, span.low, span.high, 8.0, 0.0, 0.0, 0.0) for pair, span in spans]
-    return _join(law, spans, 8.0, scale=min(1.0, min(widths) / count))
+    """At least `count` points, and thousands per pair, cut off where a probability of `tail` is left."""
+    each, nodes = max(count // len(law.parts), _FEWEST_FINE), []
+    for pair, own in _tails(law, tail):
+        span = _Span(*_extent(pair, own))
+        coarse = (span.high - span.low) / _spacing(pair, span.low, span.high, 8.0, 0.0, 0.0, 0.0)
+        nodes.append(_nodes(pair, span, 8.0, scale=min(1.0, coarse / each)))
+    return _join(law, nodes)
 
 
 def points_whole(law: Law, high: float, tilt: float) -> Points:
     """The law on [-high, high], nothing faded out."""
-    return _join(law, [(pair, _Span(-high, high)) for _, pair in law.parts], tilt)
+    return _join(law, [_nodes(pair, _Span(-high, high), tilt) for _, pair in law.parts])
 
 
-def _join(
-    law: Law,
-    spans: list[tuple[Pair, _Span]],
-    tilt: float,
-    frequency: float = 0.0,
-    scale: float = 1.0,
-    window: float = 0.0,
-) -> Points:
-    parts = [_pair_points(pair, _nodes(pair, span, tilt, frequency, scale, window)) for pair, span in spans]
+def _join(law: Law, nodes: list[tuple[Floats, Floats, Floats]]) -> Points:
+    parts = [_pair_points(pair, own) for (_, pair), own in zip(law.parts, nodes, strict=True)]
     if len(parts) == 1:
         return parts[0]
     shares = [share for share, _ in law.parts]

@@ -21,6 +21,7 @@ __all__ = [
     "Pair",
     "fixed_size",
     "gaussian",
+    "mixed",
     "poisson",
     "truncated_poisson",
     "truncated_up_to",
@@ -48,6 +49,19 @@ class Pair:
     def reversed(self) -> Pair:
         """The pair with the roles of the two data sets exchanged."""
         return self if self.symmetrised else Pair(self.q, self.p)
+
+    def mirrored(self) -> Pair:
+        """The reversed pair of outputs with the other sign: two Gaussians are their own."""
+        if self.shift is not None:
+            return self
+        turned = self.reversed()
+        p, q = (tuple((weight, -mean) for weight, mean in side) for side in (turned.p, turned.q))
+        return Pair(p, q, self.symmetrised)
+
+    def scaled(self, factor: float) -> Pair:
+        """The pair with all means `factor` times as far out."""
+        p, q = (tuple((weight, factor * mean) for weight, mean in side) for side in (self.p, self.q))
+        return Pair(p, q, self.symmetrised)
 
     @property
     def gap(self) -> float:
@@ -110,10 +124,10 @@ class Composition:
         return self.gaussian + sum(count * max(pair.reach for _, pair in law.parts) ** 2 for law, count in self.terms)
 
     @property
-    def single(self) -> Pair | None:
-        """The pair when there is one step only, and that of one pair."""
-        if self.gaussian == 0.0 and len(self.terms) == 1 and self.terms[0][1] == 1 and len(self.terms[0][0].parts) == 1:
-            return self.terms[0][0].parts[0][1]
+    def single(self) -> Law | None:
+        """The law when there is one step only."""
+        if self.gaussian == 0.0 and len(self.terms) == 1 and self.terms[0][1] == 1:
+            return self.terms[0][0]
         return None
 
     @property
@@ -125,6 +139,16 @@ class Composition:
 def gaussian(shift: float) -> Law:
     """The plain Gaussian mechanism: N(shift, 1) against N(0, 1)."""
     return Law(((1.0, Pair(((1.0, shift),))),))
+
+
+def mixed(law: Law, parts: tuple[tuple[float, float], ...]) -> Law:
+    """With each share's probability the law with its means times the factor, and which one it is, is revealed.
+
+    >>> [round(pair.reach, 2) for _, pair in mixed(gaussian(1.0), ((0.5, 0.9), (0.5, 1.2))).parts]
+    [0.9, 1.2]
+    """
+    ((_, pair),) = law.parts
+    return Law(tuple((share, pair.scaled(factor)) for share, factor in parts))
 
 
 def _binomial(rate: float, mu: float, group: int) -> Mixture:

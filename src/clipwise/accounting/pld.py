@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from clipwise.accounting.events import PrivateCalibration
+from clipwise.accounting.events import PrivateCalibration, ProjectedSteps
 from clipwise.accounting.problem import Problem, uses
 from clipwise.accounting.saddle import quick_epsilon
 from clipwise.errors import AccountingError, MissingExtra
@@ -72,6 +72,8 @@ def _distributions(problem: Problem, interval: float) -> list[Any]:
 def _event(pld: Any, relation: Any, event: Any, sensitivity: float, interval: float, first: bool) -> Any:
     scheme = None if isinstance(event, PrivateCalibration) else event.sampling
     common: dict[str, Any] = {"value_discretization_interval": interval, "neighboring_relation": relation}
+    if isinstance(event, ProjectedSteps):
+        raise AccountingError("dp-accounting has no privacy loss distribution for estimated norms; ask exact or rdp.")
     if isinstance(scheme, FixedSize):
         raise AccountingError(
             "dp-accounting has no privacy loss distribution for fixed-size batches; ask exact or rdp."

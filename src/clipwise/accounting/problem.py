@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from clipwise.accounting.events import Event, GaussianSteps, PrivateCalibration, ProjectedSteps
-from clipwise.accounting.laws import Composition, Law, fixed_size, gaussian, poisson, truncated_poisson, truncated_up_to
+from clipwise.accounting.laws import (
+    Composition,
+    Law,
+    fixed_size,
+    gaussian,
+    mixed,
+    poisson,
+    truncated_poisson,
+    truncated_up_to,
+)
+from clipwise.accounting.projected import Spread, spread
 from clipwise.accounting.relation import Relation, is_tight, relation_of, sampling_of
 from clipwise.errors import AccountingError
 from clipwise.sampling import FixedSize, FullBatch, Poisson, Sampling, Shuffled, public_size
@@ -36,6 +47,10 @@ OWN_BATCHES = (
     "that is accounted for, each record at most once in a batch, is declared and not checked."
 )
 
+SPARE = 1e-12
+"""What may be lost where no delta says how much: estimates of norms that are too small are cut off there."""
+
+
 LEAST_DELTA = 1e-20
 """Below, components of mixtures that are left out as impossible would count."""
 
@@ -53,7 +68,8 @@ class ShuffledRun:
 class Problem:
     """The pairs to compose. The answer is the largest over `upper`; `lower` and `shuffled` prove a lower end.
 
-    `tight` says that no smaller answer is true: some data reach it.
+    `tight` says that no smaller answer is true: some data reach it. `estimated` says that norms were, so that the pairs
+    are worse than the truth; `lost` is a probability that no pair covers, to be added to delta.
     """
 
     upper: tuple[Composition, ...]
@@ -66,6 +82,8 @@ class Problem:
     group: int
     private: bool
     tight: bool
+    estimated: bool
+    lost: float
     records: float | None
     warnings: tuple[str, ...]
 
@@ -87,8 +105,11 @@ def check_epsilon(epsilon: object) -> float:
     return float(epsilon)  # type: ignore[arg-type]
 
 
-def pose(events: Iterable[Event], relation: Relation | None = None, group: int = 1) -> Problem:
-    """Turn events into the pairs to compose, refusing what has no meaning."""
+def pose(events: Iterable[Event], relation: Relation | None = None, group: int = 1, spare: float = SPARE) -> Problem:
+    """Turn events into the pairs to compose, refusing what has no meaning.
+
+    About `spare` of delta, in all, may be lost to estimates of norms that are far too small.
+    """
     events = _merged(events)
     relation, warnings = relation_of(events, relation)
     if not isinstance(group, int) or isinstance(group, bool) or not 1 <= group <= _GROUP_LIMIT:
@@ -99,20 +120,20 @@ def pose(events: Iterable[Event], relation: Relation | None = None, group: int =
             "The ledger mixes events that protect examples with events that protect clients; one epsilon cannot "
             "state both. Keep two ledgers."
         )
-    if any(isinstance(event, ProjectedSteps) for event in events):
-        raise AccountingError(
-            "Steps with estimated norms have no pair of distributions of their own; ask for an epsilon at a delta, or "
-            "the other way round."
-        )
     schemes = [sampling_of(event) for event in events]
     own = any(_own_batches(event) for event in events)
     private = all(event.noise_multiplier >= LEAST_NOISE for event in events)
     sizes = [public_size(scheme) for scheme in schemes if scheme is not None]
-    upper, lower = _directions(events, relation, group) if private else ((), None)
+    spreads = _spreads(events, relation, group, spare) if private else {}
+    upper, lower = _directions(events, relation, group, spreads) if private else ((), None)
+    fewest = min((event.projections for event in events if isinstance(event, ProjectedSteps)), default=None)
+    if fewest is not None:
+        note = f"Norms were estimated from {fewest} random projections: accounted as if these were published."
+        warnings = (*warnings, note)
     return Problem(
         upper=upper,
         lower=lower,
-        shuffled=tuple(_shuffled_runs(events)) if private else (),
+        shuffled=tuple(_shuffled_runs(events)) if lower is not None else (),
         events=events,
         relation=relation,
         unit=units.pop(),
@@ -120,6 +141,8 @@ def pose(events: Iterable[Event], relation: Relation | None = None, group: int =
         group=group,
         private=private,
         tight=is_tight(events),
+        estimated=fewest is not None,
+        lost=math.fsum(event.count * spreads[event].lost for event in events if event in spreads),
         records=min(sizes) if sizes else None,
         warnings=(*warnings, OWN_BATCHES) if own else warnings,
     )
@@ -142,12 +165,29 @@ def _own_batches(event: Event) -> bool:
     return isinstance(event, (GaussianSteps, ProjectedSteps)) and event.own_batches
 
 
+def _spreads(events: Sequence[Event], relation: Relation, group: int, spare: float) -> dict[Event, Spread]:
+    """What estimated norms do to the mean shift, for each event that has such."""
+    estimated = [event for event in events if isinstance(event, ProjectedSteps)]
+    steps = sum(event.count for event in estimated)
+    records = group * (2 if relation == "replace_one" else 1)
+    found: dict[Event, Spread] = {}
+    for event in estimated:
+        sampled = isinstance(event.sampling, Poisson) and event.sampling.rate < 1.0
+        shifts = 1 if sampled else records
+        # Splitting has no proof where a sampled record is replaced, or several are sampled.
+        convex = records == 1 or not sampled
+        mu, widest = shifts / event.noise_multiplier, shifts / LEAST_NOISE
+        found[event] = spread(event.projections, records, mu, convex, spare / steps, widest)
+    return found
+
+
 def _directions(
-    events: tuple[Event, ...], relation: Relation, group: int
+    events: tuple[Event, ...], relation: Relation, group: int, spreads: Mapping[Event, Spread]
 ) -> tuple[tuple[Composition, ...], tuple[Composition, ...] | None]:
     upper: list[Composition] = []
     lower: list[Composition] = []
-    interval = any(isinstance(sampling_of(event), (FixedSize, Shuffled)) for event in events)
+    # The lower end of steps with exact norms is none of steps with estimated ones.
+    interval = any(isinstance(sampling_of(event), (FixedSize, Shuffled)) for event in events) and not spreads
     # Disjoint calibration data composes in parallel: a record is in one of two parts, but a group may be in both.
     numbered = list(enumerate(events))
     apart = [(i, e) for i, e in numbered if isinstance(e, PrivateCalibration) and e.disjoint]
@@ -155,7 +195,11 @@ def _directions(
     for part in (together, apart) if group == 1 else (numbered,):
         for bucket, bound in ((upper, "upper"), (lower, "lower")):
             composition = Composition.of(
-                [(law, n) for i, event in part for law, n in _laws(event, relation, group, bound, first=i == 0)]
+                [
+                    (mixed(law, spreads[event].parts) if event in spreads else law, n)
+                    for i, event in part
+                    for law, n in _laws(event, relation, group, bound, first=i == 0)
+                ]
             )
             if composition.empty:
                 continue
@@ -166,15 +210,7 @@ def _directions(
 
 
 def _symmetric(composition: Composition) -> bool:
-    def mirrored(law: Law) -> Law:
-        return Law(
-            tuple(
-                (w, type(pair)(tuple((v, -m) for v, m in pair.p), tuple((v, -m) for v, m in pair.q), pair.symmetrised))
-                for w, pair in law.parts
-            )
-        )
-
-    return all(mirrored(law.reversed()) == law for law, _ in composition.terms)
+    return all(pair == pair.mirrored() for law, _ in composition.terms for _, pair in law.parts)
 
 
 def _laws(event: Event, relation: Relation, group: int, bound: str, first: bool) -> list[tuple[Law, int]]:

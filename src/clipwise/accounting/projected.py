@@ -1,142 +1,104 @@
-"""Clipping by estimated norms (DP-SGD-JL): what can be proven, and what it costs.
+"""Clipping by estimated norms (DP-SGD-JL): a step is a mixture over the error of the estimate.
 
-The norm of a gradient g is estimated as M = ||g|| sqrt(X) from r random projections, with X distributed as chi2_r / r,
-fresh in every step. Clipping by M lets a sample contribute at most R / sqrt(X). Choose a g < 1 and call a step bad for
-a sample when X < 1 - g, which has probability d whatever happened before. While no step is bad, the mechanism is the
-Gaussian one at noise multiplier sigma sqrt(1 - g). Whether a step is bad for the one record in question is decided by
-the projections and the weights so far, and these can be published: with or without the record, some step is bad
-with probability at most T d. So
+The norm of a gradient g is estimated as M = ||g|| sqrt(X) from r random projections, X ~ chi2_r / r whatever g is, and
+fresh in every step. A rule bounds factor * M by R, so a sample contributes at most R / sqrt(X). Let the projections be
+published with every step: the result is only easier to attack, since throwing them away again is post-processing, and
+they are drawn without looking at the data. Given the projections a step is the Gaussian mechanism (after sampling) with
+mean shift 1 / (sigma sqrt(X)), so the whole step is the mixture over X of such pairs, with the component known. Its
+hockey-stick divergence is E_X[delta(eps; 1 / (sigma sqrt(X)))] at most, for every history, so the mixture dominates
+the step and its powers dominate the run (Zhu, Dong, Wang 2022, theorem 10).
 
-    delta(epsilon) <= delta of T steps at noise multiplier sigma sqrt(1 - g)  +  T d
+`spread` replaces the law of X by a finite one that is worse for privacy, in one of two ways:
 
-in both directions, for every g; the best one is looked for. Replacing a record concerns two of them: 2 T d. This is
-an upper bound, never the exact value.
+- *Rounding*: X is rounded down. All means grow by one factor, and y -> c y + noise undoes that.
+- *Splitting*: delta(eps; mu) of N(mu, 1) against N(0, 1) has the derivatives phi(a) and -(mu/4 - eps^2/mu^3) phi(a) in
+  mu, a = mu/2 - eps/mu. With u = Phi(mu/2), for which mu'' = mu/4 mu'^2, its second derivative in u is
+  eps^2/mu^3 phi(a) mu'^2 >= 0: it is convex in u. So X may be moved to both ends of a cell if the mean of u is
+  kept. Poisson sampling of one record replaces delta(eps) by a positive multiple of delta(eps'), plus a number without
+  mu, so it stays convex. The error is of second order in the cell.
+
+X below the first cell has a probability that is added to delta. Where neighbouring data sets differ in k records (two
+for replacing one), nothing is known about how their X depend on each other: each is as small as the least of them,
+and P(least < x) <= k P(X < x).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
-from typing import TypeAlias
+from dataclasses import dataclass
+from functools import lru_cache
 
-from scipy import optimize, stats
+import numpy as np
+from scipy import special
 
-from clipwise.accounting.events import Event, GaussianSteps, ProjectedSteps
-from clipwise.accounting.gaussian import gaussian_epsilon, gaussian_mu
-from clipwise.accounting.guarantee import Guarantee, Kind
-from clipwise.accounting.problem import Accountant, Relation
-from clipwise.sampling import FixedSize
+from clipwise.accounting.lattice import Floats
 
-__all__ = ["has_projections", "noise_kept", "projected_delta", "projected_epsilon", "records_at_risk"]
+__all__ = ["Spread", "spread"]
 
-Ask: TypeAlias = Callable[[tuple[Event, ...], float, Accountant], Guarantee]
-"""Events, a delta (or an epsilon) and an accountant in, the guarantee out."""
-
-_LEAST_NOISE = 1e-2  # below it nothing is worth computing
-_SHARES = (1e-6, 0.9)  # of delta, for bad steps
-_USUAL_SHARE = 0.1
+_CELL = 0.04  # width of a cell in log mu; the error in epsilon is about its square over six
+_FEWEST_CELLS, _MOST_CELLS = 24, 128
+_LARGE = 1e-9  # the probability of an X that is rounded to the top of the cells
+_HAIR = 1e-9  # by which shares are rounded to the safe side, far above the error of the quadrature
+_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(16)
 
 
-def noise_kept(projections: int, failure: float) -> float:
-    """sqrt(1 - g) with P(X < 1 - g) = `failure`: the part of the noise multiplier that can be accounted for.
+@dataclass(frozen=True)
+class Spread:
+    """What estimates do to a mean shift: (share, factor) pairs, the shares summing to one, and what they do not cover.
 
-    >>> round(noise_kept(projections=100, failure=1e-9), 3)
-    0.608
+    `lost` is the probability of a larger factor than any of these.
     """
-    # A hair below, so that rounding is on the safe side.
-    return math.sqrt(float(stats.chi2.ppf(failure, projections)) / projections) * (1.0 - 1e-9)
+
+    parts: tuple[tuple[float, float], ...]
+    lost: float
 
 
-def has_projections(events: Iterable[Event]) -> bool:
-    """Whether some norms were only estimated."""
-    return any(isinstance(event, ProjectedSteps) for event in events)
+@lru_cache(maxsize=256)
+def spread(projections: int, records: int, mu: float, convex: bool, spare: float, widest: float) -> Spread:
+    """The factors 1 / sqrt(X) as finitely many, worse for privacy: by splitting if `convex`, else by rounding.
+
+    `mu` is the mean shift of exact norms. What is lost is about `spare`, or more where a shift would exceed `widest`.
+
+    >>> found = spread(projections=100, records=1, mu=0.1, convex=True, spare=1e-12, widest=100.0)
+    >>> len(found.parts), round(sum(share * factor for share, factor in found.parts), 4)
+    (26, 1.0076)
+    """
+    half = 0.5 * projections
+    low = max(float(special.gammaincinv(half, spare / records)) / half * (1.0 - _HAIR), (mu / widest) ** 2)
+    top = special.gammainccinv(half, _LARGE) if records == 1 else special.gammaincinv(half, 1.0 / records)
+    high = float(top) / half
+    if low >= high:
+        return Spread(((1.0, low**-0.5),), 1.0)
+    count = min(max(_FEWEST_CELLS, math.ceil(0.5 * math.log(high / low) / _CELL)), _MOST_CELLS)
+    edges = np.geomspace(low, high, count + 1)
+    below = np.minimum(1.0, records * special.gammainc(half, half * edges))
+    cells = np.diff(below)
+    worse = _worse_share(half, mu, edges) if convex else np.ones(count)
+    shares = np.zeros(count + 1)
+    shares[:-1] += worse * cells
+    shares[1:] += (1.0 - worse) * cells
+    shares[-1] += 1.0 - below[-1]
+    shares[0] += below[0]  # also lost, but a law has shares that sum to one
+    used = shares > 0.0
+    parts = tuple(zip((shares / shares.sum())[used].tolist(), (edges**-0.5)[used].tolist(), strict=True))
+    return Spread(parts, float(below[0]) * (1.0 + _HAIR))
 
 
-def projected_epsilon(
-    events: tuple[Event, ...], delta: float, accountant: Accountant, ask: Ask, records: int
-) -> Guarantee:
-    """Epsilon at `delta`, a part of which is for bad steps; `records` is what the neighbouring data sets differ in."""
-    at_risk = _steps_at_risk(events, records)
-
-    def spent(share: float) -> Guarantee:
-        found = ask(_at_reduced_noise(events, share * delta / at_risk), delta * (1.0 - share), accountant)
-        return _restated(found, events, share * delta / at_risk, delta)
-
-    usual = spent(_USUAL_SHARE)
-    if not 0.0 < usual.epsilon < math.inf:
-        return usual
-    projections = _fewest(events)
-    mu = gaussian_mu(usual.epsilon, (1.0 - _USUAL_SHARE) * delta)
-    scale = mu * noise_kept(projections, _USUAL_SHARE * delta / at_risk)
-
-    def as_if_gaussian(log_share: float) -> float:
-        share = math.exp(log_share)
-        return gaussian_epsilon(scale / noise_kept(projections, share * delta / at_risk), (1.0 - share) * delta)
-
-    return min(usual, spent(math.exp(_lowest(as_if_gaussian, _SHARES))), key=lambda found: found.epsilon)
+def _worse_share(half: float, mu: float, edges: Floats) -> Floats:
+    """The part of each cell's probability for its lower end, such that the mean of Phi(mu / (2 sqrt(X))) is kept."""
+    low, wide = np.log(edges[:-1, None]), np.diff(np.log(edges))[:, None]
+    x = np.exp(low + 0.5 * wide * (1.0 + _NODES))
+    log_density = half * (np.log(x) - x)  # of log X, up to a factor
+    weight = _WEIGHTS * np.exp(log_density - log_density.max(axis=1, keepdims=True))
+    weight /= weight.sum(axis=1, keepdims=True)
+    # Differences from the cell's upper end, so that nothing cancels where mu is small.
+    ends, inside = 0.5 * mu * edges**-0.5, 0.5 * mu * x**-0.5
+    gain, whole = np.sum(weight * _between(ends[1:, None], inside), axis=1), _between(ends[1:], ends[:-1])
+    share = np.divide(gain, whole, out=np.ones_like(gain), where=whole > 0.0)
+    return np.asarray(np.minimum(1.0, share * (1.0 + _HAIR) + _HAIR))
 
 
-def projected_delta(
-    events: tuple[Event, ...], epsilon: float, accountant: Accountant, ask: Ask, records: int
-) -> Guarantee:
-    """Delta at `epsilon`, the chance of a bad step included."""
-    at_risk = _steps_at_risk(events, records)
-
-    def spent(log_failure: float) -> Guarantee:
-        failure = math.exp(log_failure)
-        found = ask(_at_reduced_noise(events, failure), epsilon, accountant)
-        return _restated(found, events, failure, min(1.0, found.delta + at_risk * failure))
-
-    def log_delta(log_failure: float) -> float:
-        return math.log(max(spent(log_failure).delta, 1e-300))
-
-    return spent(_lowest(log_delta, (1e-20 / at_risk, 0.1 / at_risk)))
-
-
-def records_at_risk(events: Iterable[Event], relation: Relation, group: int) -> int:
-    """The records that neighbouring data sets differ in: replacing one concerns the old and the new one."""
-    fixed = any(isinstance(event, ProjectedSteps) and isinstance(event.sampling, FixedSize) for event in events)
-    return group * (2 if fixed or relation == "replace_one" else 1)
-
-
-def _steps_at_risk(events: Sequence[Event], records: int) -> int:
-    """In how many places an estimate that is too small would matter."""
-    return records * sum(event.count for event in events if isinstance(event, ProjectedSteps))
-
-
-def _at_reduced_noise(events: Sequence[Event], failure: float) -> tuple[Event, ...]:
-    """The steps as those of exact norms, with the noise that is left when no step is bad."""
-    found: list[Event] = []
-    for event in events:
-        if isinstance(event, ProjectedSteps):
-            noise = event.noise_multiplier * noise_kept(event.projections, failure)
-            noise = noise if noise >= _LEAST_NOISE else 0.0
-            found.append(GaussianSteps(event.sampling, noise, event.steps, event.reason, event.own_batches))
-        else:
-            found.append(event)
-    return tuple(found)
-
-
-def _lowest(value: Callable[[float], float], between: tuple[float, float]) -> float:
-    """The logarithm in this range with about the lowest value; every one gives a bound, so about is enough."""
-    bounds = math.log(between[0]), math.log(between[1])
-    return float(optimize.minimize_scalar(value, bounds=bounds, method="bounded", options={"xatol": 0.2}).x)
-
-
-def _fewest(events: Sequence[Event]) -> int:
-    return min(event.projections for event in events if isinstance(event, ProjectedSteps))
-
-
-def _restated(found: Guarantee, events: Sequence[Event], failure: float, delta: float) -> Guarantee:
-    projections = _fewest(events)
-    kept = noise_kept(projections, failure)
-    note = (
-        f"Norms were estimated from {projections} random projections: accounted at about {kept:.2f} of the noise "
-        "multiplier, and delta covers estimates that are too small."
-    )
-    if math.isinf(found.epsilon):
-        note = f"Norms estimated from only {projections} random projections prove nothing here: use more."
-    kind: Kind = found.kind if found.kind == "approximation" else "upper bound"
-    # A proven lower end would be that of the mechanism with less noise, which this one is not.
-    return replace(found, kind=kind, delta=delta, lower=None, warnings=(*found.warnings, note))
+def _between(low: Floats, high: Floats) -> Floats:
+    """Phi(high) - Phi(low) for 0 < low <= high, twice as much."""
+    low, high = low / math.sqrt(2.0), high / math.sqrt(2.0)
+    return np.asarray(np.where(low < 0.5, special.erf(high) - special.erf(low), special.erfc(low) - special.erfc(high)))

@@ -55,6 +55,10 @@ def renyi(composition: Composition) -> Floats:
 
 @lru_cache(maxsize=4096)
 def _step(law: Law) -> Floats:
+    if len(law.parts) > 1:
+        # The moment of a mixture whose component is known is the mean of the components' moments.
+        logs = [math.log(share) + (ORDERS - 1.0) * _step(Law(((1.0, pair),))) for share, pair in law.parts]
+        return np.asarray(np.maximum(0.0, special.logsumexp(logs, axis=0)) / (ORDERS - 1.0))
     whole = np.floor(ORDERS) == ORDERS
     result = np.empty_like(ORDERS)
     pair = law.parts[0][1]
@@ -68,14 +72,14 @@ def _step(law: Law) -> Floats:
     else:
         result = _by_quadrature(law, ORDERS)
     # Renyi divergences are quasi-convex, so no mixture exceeds its farthest components; far orders have no lattice.
-    result = np.minimum(result, 0.5 * ORDERS * max(pair.reach for _, pair in law.parts) ** 2)
+    result = np.minimum(result, 0.5 * ORDERS * pair.reach**2)
     result.flags.writeable = False
     return result
 
 
 def _is_plain_poisson(law: Law) -> bool:
     pair = law.parts[0][1]
-    return len(law.parts) == 1 and pair.q == ((1.0, 0.0),) and len(pair.p) == 2 and not pair.symmetrised
+    return pair.q == ((1.0, 0.0),) and len(pair.p) == 2 and not pair.symmetrised
 
 
 @lru_cache(maxsize=len(ORDERS))

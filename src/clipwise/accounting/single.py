@@ -8,13 +8,17 @@ import numpy as np
 from scipy import optimize, special
 
 from clipwise.accounting.lattice import log_density_ratio
-from clipwise.accounting.laws import Mixture, Pair
+from clipwise.accounting.laws import Law, Mixture, Pair
 
 __all__ = ["single_delta", "single_epsilon"]
 
 
-def single_delta(pair: Pair, epsilon: float) -> float:
+def single_delta(law: Law, epsilon: float) -> float:
     """P(L > eps) - e^eps Q(L > eps) for the loss L of one step, epsilon >= 0."""
+    return sum(share * _pair_delta(pair, epsilon) for share, pair in law.parts)
+
+
+def _pair_delta(pair: Pair, epsilon: float) -> float:
     side = 1.0 if _mean(pair.p) >= _mean(pair.q) else -1.0
     threshold = _threshold(pair, epsilon, side)
     if math.isinf(threshold):
@@ -23,11 +27,11 @@ def single_delta(pair: Pair, epsilon: float) -> float:
     return math.exp(log_p) * -math.expm1(min(0.0, epsilon + log_q - log_p))
 
 
-def single_epsilon(pair: Pair, delta: float) -> float:
+def single_epsilon(law: Law, delta: float) -> float:
     """The epsilon of one step at `delta`."""
 
     def gap(epsilon: float) -> float:
-        return single_delta(pair, epsilon) - delta
+        return single_delta(law, epsilon) - delta
 
     if gap(0.0) <= 0.0:
         return 0.0

@@ -17,8 +17,10 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -34,6 +36,8 @@ GRID_POINTS = 1024
 
 DESCRIPTION = "float64 ziggurat, rounded to a grid of about std/1024 (decision 0012); labelled seeds (decision 0014)"
 """How a run's record names the noise."""
+
+Floats: TypeAlias = npt.NDArray[np.floating[Any]]
 
 _MOST_LANES = 16
 _SMALLEST, _LARGEST = 2.0**-900, 2.0**900
@@ -100,7 +104,8 @@ class GaussianNoise:
         self._check(sums, stds, scale, step)
         self._served = step
         whole = [total.detach().contiguous() for total in sums]
-        flat = [total.view(-1) for total in whole]
+        here = [total.cpu() for total in whole]  # themselves, unless they are elsewhere
+        flat = [total.numpy().reshape(-1) for total in here]
         entropy = self._entropy
         if entropy.seed is not None:
             entropy = entropy.labelled(label, repr((*stds, scale)).encode(), _digest(flat))
@@ -108,18 +113,21 @@ class GaussianNoise:
                 before(entropy.take(16, "release", step))
 
         def serve(lane: _Lane) -> None:
-            for piece in lane.pieces:
-                drawn = self._normals(lane, piece, entropy, step)
-                targets = [flat[part.tensor][part.start : part.stop] for part in piece.parts]
-                _add_and_round(drawn, targets, [stds[part.tensor] for part in piece.parts], scale)
+            with np.errstate(all="ignore"):  # a sum that is not finite stays so
+                for piece in lane.pieces:
+                    drawn = self._normals(lane, piece, entropy, step).numpy()
+                    targets = [flat[part.tensor][part.start : part.stop] for part in piece.parts]
+                    _add_and_round(drawn, targets, [stds[part.tensor] for part in piece.parts], scale)
 
         self._on_all_lanes(serve)
+        for target, done in zip(whole, here, strict=True):
+            if done is not target:
+                target.copy_(done)
         return whole
 
-    def directions(self, like: Sequence[Tensor], number: int, label: bytes = b"") -> list[Tensor]:
+    def directions(self, like: Sequence[Tensor], entropy: Entropy, number: int) -> list[Tensor]:
         """Standard normal tensors, not a release: neither on a grid nor served only once."""
         made = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in like]
-        entropy = self._entropy.labelled(label)
 
         def serve(lane: _Lane) -> None:
             for piece in lane.pieces:
@@ -167,24 +175,25 @@ class GaussianNoise:
             raise
 
 
-def _digest(flat: Sequence[Tensor]) -> bytes:
+def _digest(flat: Sequence[Floats]) -> bytes:
     """Every bit of these tensors: 2.6 ns a float32 number, in seeded runs only."""
-    return joined([hashlib.sha256(total.cpu().numpy().data).digest() for total in flat])
+    return joined([hashlib.sha256(total.data).digest() for total in flat])
 
 
-def _add_and_round(drawn: Tensor, targets: Sequence[Tensor], stds: Sequence[float], scale: float) -> None:
+def _add_and_round(drawn: Floats, targets: Sequence[Floats], stds: Sequence[float], scale: float) -> None:
     """The release of one piece: `drawn` are its normal numbers, `targets` what they serve, one after the other."""
-    joined = targets[0] if len(targets) == 1 else torch.cat(tuple(targets))
-    here = joined.cpu()  # itself, unless the parameters are elsewhere
-    numbers, sums, end = drawn.numpy(), here.numpy(), 0
-    with np.errstate(all="ignore"):  # a sum that is not finite stays so
-        for std, together in itertools.groupby(zip(stds, targets, strict=True), key=lambda pair: pair[0]):
-            start, end = end, end + sum(target.numel() for _, target in together)
-            z, total, grid = numbers[start:end], sums[start:end], grid_of(std * scale)
-            np.multiply(z, std, out=z)
-            np.add(z, total, out=z)
-            np.multiply(z, scale / grid, out=z)
-            np.rint(z, out=z)
-            np.multiply(z, grid, out=total, casting="same_kind")
-    if here is not targets[0]:
-        torch._foreach_copy_(list(targets), list(here.split([target.numel() for target in targets])))
+    sums = targets[0] if len(targets) == 1 else np.concatenate(targets)
+    end = 0
+    for std, together in itertools.groupby(zip(stds, targets, strict=True), key=lambda pair: pair[0]):
+        start, end = end, end + sum(target.size for _, target in together)
+        z, total, grid = drawn[start:end], sums[start:end], grid_of(std * scale)
+        np.multiply(z, std, out=z)
+        np.add(z, total, out=z)
+        np.multiply(z, scale / grid, out=z)
+        np.rint(z, out=z)
+        np.multiply(z, grid, out=total, casting="same_kind")
+    if sums is not targets[0]:
+        start = 0
+        for target in targets:
+            target[:] = sums[start : start + target.size]
+            start += target.size

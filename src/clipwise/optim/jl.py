@@ -18,12 +18,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from clipwise.accounting import Event, ProjectedSteps
+from clipwise.accounting.events import check_projected_sampling
 from clipwise.clipping import Flat, MixUp, Style
 from clipwise.engine import Clipped, Constants
 from clipwise.engine.norms import negligible_norm
 from clipwise.engine.origin import Evidence
-from clipwise.errors import InvalidLosses, InvalidPlan
-from clipwise.noise import Normals
+from clipwise.errors import AccountingError, InvalidLosses, InvalidPlan
+from clipwise.noise import Entropy, Normals
 from clipwise.optim.projections import Projections, Replay, demand_same, sums_by_backward
 from clipwise.optim.vacuous import refuse_vacuous
 from clipwise.plan import Plan
@@ -31,12 +32,10 @@ from clipwise.private import Private, checkpoint
 from clipwise.private.evidence.closure import LossFn, check_model, take
 from clipwise.private.evidence.records import Again
 from clipwise.private.state import section
-from clipwise.sampling import Poisson
 
 __all__ = ["ProjectedPlan", "ProjectedPrivate"]
 
 _FEWEST_TO_CHECK = 3
-_PART_BITS, _PROJECTION_BITS = 32, 32
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,8 @@ class ProjectedPlan(Plan):
     """A plan whose norms are estimated from `projections` random directions, fresh in every step.
 
     Clipping is by one norm over all parameters (a rule, `Flat`, or `MixUp` of such). Guarantees: `epsilon` and
-    `calibrate` are upper bounds that take estimates which are too small into account.
+    `calibrate` are upper bounds that take estimates which are too small into account, as if the directions were
+    published.
 
     >>> import clipwise as cw
     >>> plan = ProjectedPlan(cw.Poisson(60_000, 256), 1_000, cw.Abadi(1.0), noise_multiplier=1.1, projections=256)
@@ -58,13 +58,15 @@ class ProjectedPlan(Plan):
     def __post_init__(self) -> None:
         super().__post_init__()
         count = self.projections
-        if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count < 1 << _PROJECTION_BITS:
+        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
             raise InvalidPlan(f"projections must be a positive integer, got {count!r}.")
         styles = [self.clip.small, self.clip.large] if isinstance(self.clip, MixUp) else [self.style(0)]
         for style in styles:
             _check_flat(style)
-        if isinstance(self.sampling, Poisson) and self.sampling.max_batch_size is not None:
-            raise InvalidPlan("estimated norms have no proof for batches that are cut: leave max_batch_size out.")
+        try:
+            check_projected_sampling(self.sampling)
+        except AccountingError as error:
+            raise InvalidPlan(str(error)) from error
 
     def events(self) -> tuple[Event, ...]:
         """What the whole run will have put on its ledger."""
@@ -159,6 +161,7 @@ class ProjectedPrivate(Private):
         if not callable(loss_fn):
             raise InvalidPlan("ProjectedPrivate needs loss_fn=..., a function of (model, batch) to differentiate.")
         self._count, self._function, self._checked = plan.projections, loss_fn, False
+        self._drawn: tuple[int, Entropy] | None = None
         super().__init__(plan, model, optimizer, seed=seed, noise=noise, constants=constants, own_batches=own_batches)
         if plan.noise_multiplier:
             refuse_vacuous(
@@ -177,7 +180,7 @@ class ProjectedPrivate(Private):
                 "error. Use float32, or clipwise.Private."
             )
         named = dict(zip(fit.names, fit.tensors, strict=True))
-        self._projections = Projections(self._model, self._function, named, self._seeding.entropy, self._source)
+        self._projections = Projections(self._model, self._function, named, self._source)
         self._clip = self._clipper = EstimatedClipper(named)
 
     def backward(self, batch: Any) -> None:
@@ -192,8 +195,7 @@ class ProjectedPrivate(Private):
             super().backward(torch.zeros(0, dtype=self._fit.tensors[0].dtype))
             return
         replay = Replay(self._model)
-        label = self._seeding.label()
-        norms, seen = self._projections.norms(batch, self._count, self._numbered_from(), replay, label)
+        norms, seen = self._projections.norms(batch, self._count, self._directions(), replay)
         bad = ~(torch.isfinite(norms) & torch.isfinite(seen))
         self._check_once(batch, bad)
         replay.rewind()
@@ -209,9 +211,17 @@ class ProjectedPrivate(Private):
         """`backward`, and at the end of the logical batch record, add noise, step the optimizer. True if it did so."""
         return super().step(batch)
 
-    def _numbered_from(self) -> int:
-        """The first direction of this physical batch: no two batches of a run share one."""
-        return (self._done << _PART_BITS | len(self._batch.parts)) << _PROJECTION_BITS
+    def _directions(self) -> Entropy:
+        """Where the directions of this logical batch come from; no two of a run share one.
+
+        All its physical batches do: with other directions for each, a record that moves to the next one, because
+        another record was added before it, would contribute something else.
+        """
+        if not self._batch.parts or self._drawn is None or self._drawn[0] != self._done:
+            labelled = self._seeding.entropy.labelled(self._seeding.label())
+            key = int.from_bytes(labelled.take(16, "projections", self._done), "little")
+            self._drawn = self._done, Entropy(key)
+        return self._drawn[1]
 
     def _check_once(self, batch: Any, bad: Tensor) -> None:
         """`check_model`, on the finite samples of the first batch that has enough of them."""

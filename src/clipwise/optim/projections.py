@@ -19,7 +19,7 @@ from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from clipwise.errors import InvalidLosses, UnsupportedNode
-from clipwise.noise import Entropy, GaussianNoise, Normals
+from clipwise.noise import Entropy, GaussianNoise, Normals, SecureNormals
 from clipwise.optim.substitute import Substitute
 from clipwise.private.evidence.closure import LossFn
 
@@ -53,21 +53,22 @@ class Projections:
     """Directional derivatives of per-sample losses along random directions in the space of all parameters."""
 
     def __init__(
-        self, model: nn.Module, loss_fn: LossFn, params: Mapping[str, Tensor], entropy: Entropy, source: Normals | None
+        self, model: nn.Module, loss_fn: LossFn, params: Mapping[str, Tensor], source: Normals | None = None
     ) -> None:
         _load_forward_mode()
         self._params = dict(params)
         self._losses = Substitute(model, loss_fn)
-        tensors = list(self._params.values())
-        self._normals = GaussianNoise(tensors, entropy.child("projections"), source)
+        # A secure source repeats nothing, and directions must be repeated; they could be published anyway.
+        source = None if isinstance(source, SecureNormals) else source
+        self._normals = GaussianNoise(list(self._params.values()), Entropy(), source)
 
-    def norms(self, batch: Any, count: int, first: int, replay: Replay, label: bytes = b"") -> tuple[Tensor, Tensor]:
-        """(norms, losses), both of shape (B,): estimates from the `count` directions numbered from `first` on."""
+    def norms(self, batch: Any, count: int, entropy: Entropy, replay: Replay) -> tuple[Tensor, Tensor]:
+        """(norms, losses), both of shape (B,): estimates from the first `count` directions of a seeded entropy."""
         total: Tensor | None = None
         losses: Tensor | None = None
-        for number in range(first, first + count):
+        for number in range(count):
             replay.rewind()
-            again, slopes = self._slopes(batch, self._direction(number, label))
+            again, slopes = self._slopes(batch, self._direction(entropy, number))
             if losses is None or total is None:
                 losses, total = again, slopes.square()
             else:
@@ -76,8 +77,8 @@ class Projections:
         assert losses is not None and total is not None
         return (total / count).sqrt(), losses
 
-    def _direction(self, number: int, label: bytes) -> dict[str, Tensor]:
-        normals = self._normals.directions([p.detach() for p in self._params.values()], number, label)
+    def _direction(self, entropy: Entropy, number: int) -> dict[str, Tensor]:
+        normals = self._normals.directions([p.detach() for p in self._params.values()], entropy, number)
         return dict(zip(self._params, normals, strict=True))
 
     def _slopes(self, batch: Any, direction: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,1 @@
+"""Attacks on estimated norms: what else a neighbouring data set changes."""
