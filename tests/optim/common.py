@@ -65,5 +65,7 @@ class Remembered:
     def noise(self, seed: int, step: int) -> Tensor:
         return self._given[seed, step]
 
-    def direction(self, seed: int, step: int, number: int) -> Tensor:
-        return self._given[int.from_bytes(Entropy(seed).take(16, "projections", step), "little"), number]
+    def direction(self, batch: int, number: int) -> Tensor:
+        """Of the logical batches that drew directions, in their order: each has an entropy of its own."""
+        own = list(dict.fromkeys(seed for seed, _ in self._given if seed is not None and seed >> 32))
+        return self._given[own[batch], number]

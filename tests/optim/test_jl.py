@@ -70,7 +70,7 @@ def test_steps_equal_the_printed_algorithm_in_a_plain_loop(rule: Any, size: int 
         step = private.steps_done
         finished = private.step(batch)
         if len(batch[0]):
-            directions = [source.direction(seed, step, j) for j in range(r)]
+            directions = [source.direction(step, j) for j in range(r)]
             total += clipped_sum(model, batch, rule, directions)
         if finished:
             expected = (total + 5.0 * rule.R * source.noise(seed, step)) / 8
@@ -187,7 +187,7 @@ def test_samples_that_are_not_finite_contribute_nothing() -> None:
     broken[2], broken[5] = torch.nan, torch.inf
     private.step([broken, y])
     assert private.last is not None and private.last.bad_samples == 2
-    directions = [source.direction(0, 1, j) for j in range(20)]
+    directions = [source.direction(1, j) for j in range(20)]
     expected = clipped_sum(model, [x[others], y[others]], cw.Abadi(0.5), directions) / N
     torch.testing.assert_close(joined(recorder.seen[1]), expected, rtol=1e-10, atol=1e-12)
     private.step([x * torch.nan, y])
@@ -353,12 +353,12 @@ def test_directions_are_fresh_in_every_step_and_one_set_for_all_its_physical_bat
     model, source = network(), SecureNormals() if secure else None
     plan = plan_of(sampling=cw.FullBatch(N), noise_multiplier=0.0, steps=4)
     private = ProjectedPrivate(plan, model, torch.optim.SGD(model.parameters(), lr=0.0), loss_fn=loss_fn, seed=seed,
-                               noise=source)  # fmt: skip
+                               noise=source, own_batches=True)  # fmt: skip
     batch, found = data().tensors, []
     for _ in range(4):
         for part in (slice(0, 0), slice(0, 4), slice(4, N)):
             private.backward([column[part] for column in batch])
-        first, second = (part.norms.clone() for part in private._gathered[1:])
+        first, second = (part.norms.clone() for part in private._batch.parts[1:])
         again = private._projections.norms(batch, 60, private._directions(), Replay(model))[0]
         torch.testing.assert_close(torch.cat([first, second]), again)
         found.append(first)

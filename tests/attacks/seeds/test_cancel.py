@@ -112,7 +112,7 @@ def test_no_release_of_one_seed_shares_noise_with_another(what: str) -> None:
 
 def test_the_attack_finds_noise_that_is_shared() -> None:
     """The same attack on the noise as it was: a function of seed, step and place."""
-    drawn = GaussianNoise([torch.zeros(SIZE)], Entropy(0)).directions([torch.zeros(SIZE)], 0)[0].double()
+    drawn = GaussianNoise([torch.zeros(SIZE)], Entropy(0)).directions([torch.zeros(SIZE)], Entropy(0), 0)[0].double()
     sums = data().tensors[0].sum(0).double()
     a, b = (sums + MULTIPLIER * drawn) / N, (10 * sums + 10 * MULTIPLIER * drawn) / N
     assert shared(a, b, STD, 10 * STD) > 0.8 and float((10 * a - b).abs().max()) < 1e-12
