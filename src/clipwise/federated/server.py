@@ -25,6 +25,7 @@ from clipwise.federated.updates import Reply, admit, groups_of, norms, shorten
 from clipwise.noise import Entropy, GaussianNoise, Normals, joined
 from clipwise.private.checkpoint import Journal
 from clipwise.private.digests import Digests, Looked, file_of
+from clipwise.private.guard import check_one_process
 from clipwise.private.hashing import whole
 from clipwise.private.labels import of_values
 
@@ -125,6 +126,7 @@ class Server:
             raise InvalidPlan(f"plan must be a clipwise.federated.FederatedPlan, got {type(plan).__name__}.")
         if plan.noise_multiplier is None:
             raise InvalidPlan("the plan has no noise yet: plan.calibrate(epsilon=..., delta=...) gives it some.")
+        check_one_process()
         self._plan, self._multiplier = plan, float(plan.noise_multiplier)
         self._entropy = Entropy(seed)
         self._start = b"" if seed is None else joined([b"federated", repr(plan).encode(), of_values(model)])

@@ -164,8 +164,8 @@ def check_one_process() -> None:
     if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
         raise InvalidPlan(
             f"torch.distributed has {distributed.get_world_size()} ranks. Each would train on its own and claim the "
-            "whole epsilon, and with one seed their noise would cancel. Private runs in one process: training on "
-            "several ranks (process_group=) is not supported yet. Use one rank, or destroy the process group first."
+            "whole epsilon. A private run, or a federated server, is one process: training on several ranks "
+            "(process_group=) is not supported yet. Use one rank, or destroy the process group first."
         )
 
 

@@ -15,6 +15,7 @@ from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import clipwise as cw
+from clipwise.federated import FederatedPlan, Server
 from tests.attacks.misuse.common import STEPS, N, Setting
 
 OTHER_RANK = textwrap.dedent(
@@ -40,13 +41,18 @@ def train(s: Setting) -> None:
         s.private.step(s.losses(x, y))
 
 
+def serve() -> None:
+    plan = FederatedPlan(cw.Poisson(N, 2), rounds=1, clip=cw.Abadi(1.0), noise_multiplier=1.0)
+    Server(plan, nn.Linear(2, 1))
+
+
 def test_a_rank_among_several_is_refused_and_nothing_is_released(tmp_path: Path) -> None:
     store = f"file://{tmp_path / 'store'}"
     s = Setting(cw.FullBatch(N))  # made before there were ranks
     other = subprocess.Popen([sys.executable, "-c", OTHER_RANK, store], stderr=subprocess.PIPE, text=True)
     try:
         distributed.init_process_group("gloo", store, rank=0, world_size=2, timeout=timedelta(seconds=100))
-        for attempt in (lambda: Setting(seed=1), lambda: Setting(own_batches=True), lambda: train(s)):
+        for attempt in (lambda: Setting(seed=1), lambda: Setting(own_batches=True), lambda: train(s), serve):
             with pytest.raises(cw.InvalidPlan, match=r"has 2 ranks.*process_group=\) is not supported yet"):
                 attempt()
         assert s.private.ledger.steps == 0
