@@ -165,7 +165,7 @@ def pair_norm_by_graph(h: Tensor, graph: Tensor) -> Tensor:
 
 GRAPHS: dict[str, Any] = dict(dataset=graphs, collate_fn=pack, batch_size=6)
 honest(name="packed_graphs", **GRAPHS)(graph_network)
-mixing(name="packed_graphs_that_touch", refused_by=2, **{**GRAPHS, "collate_fn": pack_without_offsets})(graph_network)
+mixing(name="packed_graphs_that_touch", refused_by=3, **{**GRAPHS, "collate_fn": pack_without_offsets})(graph_network)
 
 
 @mixing(**GRAPHS, mended=graph_network)

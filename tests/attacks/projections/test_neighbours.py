@@ -28,7 +28,7 @@ def released(records: Tensor, seed: int, physical: int) -> Tensor:
     plan = ProjectedPlan(
         cw.Poisson(1_000, 100), steps=1, clip=cw.Abadi(R), noise_multiplier=0.0, projections=4
     )  # fmt: skip
-    private = ProjectedPrivate(plan, model, recorder, loss_fn=losses, seed=seed)
+    private = ProjectedPrivate(plan, model, recorder, loss_fn=losses, seed=seed, own_batches=True)
     for part in records.split(physical):
         private.backward((part,))
     private.step()
