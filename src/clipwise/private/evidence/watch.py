@@ -228,7 +228,8 @@ class Watch:
         if not any(t.is_floating_point() for t in ours):
             return 0  # numbers of rows, not values
         with _disable_current_modes():
-            self.traffic.note_constants(t for t in fixed if self.made_here(memory_of(t)))
+            if any(t.dim() and t.shape[0] == self.records.size for t in ours):  # else twins see what becomes of it
+                self.traffic.note_constants(t for t in fixed if self.made_here(memory_of(t)))
             if not meets_places(ours, fixed, self.twins, self.records.size):
                 return 0
         self.place = self.place or _where()
