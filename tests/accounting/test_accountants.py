@@ -86,6 +86,7 @@ def test_pld_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "pld" not in privacy_panel(Ledger(MNIST), 1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("relation", [None, "replace_one"])
 def test_pld_of_schedules_and_truncation(relation: Any) -> None:
     pytest.importorskip("dp_accounting")
@@ -184,6 +185,7 @@ def test_gdp_of_a_huge_mu() -> None:
     assert math.isinf(gaussian_epsilon(1e200, 1e-8))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", [Poisson(60_000, 256), Poisson(60_000, 256, 300), FixedSize(60_000, 256)])
 def test_very_little_noise_has_a_finite_bound_and_less_counts_as_none(scheme: Any) -> None:
     little, less = (GaussianSteps(scheme, sigma, 10) for sigma in (0.01, 0.0099))

@@ -40,6 +40,7 @@ def test_mnist(capsys: pytest.CaptureFixture[str]) -> None:
     assert "assumes Poisson sampling" in out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("steps", "value"), [(51_576, "5.131"), (54_076, "5.164")])
 def test_snli_with_the_reason(steps: int, value: str, capsys: pytest.CaptureFixture[str]) -> None:
     # 5.16333 for 54,076 steps is printed rounded up.
@@ -179,6 +180,7 @@ def test_input_that_ends_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         call(epsilon_command, "--noise-multiplier 1.1")
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_away_is_no_error() -> None:
     command = f"{sys.executable} -u -m clipwise epsilon {MNIST_OPTIONS} --accountant rdp"
     process = subprocess.Popen(command.split(), stdout=subprocess.PIPE, stderr=subprocess.PIPE)

@@ -101,6 +101,7 @@ def test_corners(sigma: float, batch: int, size: int, steps: int, delta: float) 
     assert guarantee.seconds < 30.0
 
 
+@pytest.mark.slow
 def test_a_thousand_segments() -> None:
     events = tuple(GaussianSteps(Poisson(100_000, 1_000), 1.6 - 0.7 * k / 999, 10) for k in range(1_000))
     guarantee = account(events, 1e-5)

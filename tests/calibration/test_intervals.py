@@ -26,6 +26,7 @@ def share_covered(truth: dict[str, float], runs: list[CalibrationResult]) -> dic
     return {name: float(np.mean([holds(run, name) for run in runs])) for name in truth}
 
 
+@pytest.mark.slow
 def test_intervals_hold_the_truth_of_a_model_that_is_too_sure() -> None:
     """Of 60 data sets: 95 % intervals are honest within what 60 runs can tell (52 of 60 has a chance of under 1 %)."""
     known = Known(bend=0.4)

@@ -18,6 +18,7 @@ def runs(known: Known) -> list[CalibrationResult]:
     return [evaluate(*known.draw(seed, N)) for seed in range(RUNS)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bend", [0.0, 0.2, 0.6])
 def test_the_debiased_squared_error_has_no_bias(bend: float) -> None:
     """Before the cut at 0 and the root it is right on average; plain, it is too large by far more than chance."""

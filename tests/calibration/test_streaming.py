@@ -105,6 +105,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="ru_maxrss is in kilobytes on Linux only")
 def test_memory_stays_while_the_stream_goes_on() -> None:
     """40,000 x 200 probabilities are 64 MB in float64; the stream may add a small part of that."""

@@ -47,6 +47,7 @@ def test_every_arm_is_a_run_that_train_could_have_made(made: tuple[Path, str]) -
     assert all("chosen by looking at these data" in run.warnings[-1] for run in runs), "told by every page on them"
 
 
+@pytest.mark.slow
 def test_it_prints_a_table_both_epsilons_and_the_page(made: tuple[Path, str]) -> None:
     folder, shown = made
     for text in (

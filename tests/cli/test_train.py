@@ -23,6 +23,7 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "tiny.toml"
 
 
+@pytest.mark.slow
 def test_a_run_is_printed_and_reported(tiny: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", tiny, "--set", "evaluation.resamples=100"]) == 0
     shown = capsys.readouterr()
@@ -40,6 +41,7 @@ def test_a_run_is_printed_and_reported(tiny: str, capsys: pytest.CaptureFixture[
     assert 0 < len(lines) <= 4 and all("steps/s" in line and "epsilon" in line for line in lines)
 
 
+@pytest.mark.slow
 def test_the_result_as_json(tiny: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", tiny, "--json", "--output", "elsewhere", "--set", "privacy.delta=0.01"]) == 0
     result = json.loads(capsys.readouterr().out)
@@ -74,6 +76,7 @@ def test_an_unknown_key_is_named_with_its_line(tiny: str, capsys: pytest.Capture
     assert expected in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_ctrl_c_says_how_to_go_on(
     tiny: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

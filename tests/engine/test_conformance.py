@@ -79,6 +79,7 @@ def test_agrees_with_the_loop_in_float64(case: Case) -> None:
     assert not found, "\n".join(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_agrees_with_the_loop_in_float32(case: Case) -> None:
     batches = case.batches[:2] if precision(case) == torch.float64 else case.batches

@@ -140,6 +140,7 @@ def test_no_backward_pass_is_made_for_the_norms(monkeypatch: pytest.MonkeyPatch)
     assert len(calls) == 1
 
 
+@pytest.mark.slow
 def test_the_norm_is_that_of_the_gradient_with_the_same_dropout_mask() -> None:
     model = network(dropout=0.5)
     recorder = Recorder(model.parameters())

@@ -125,6 +125,7 @@ def test_a_seeded_run_resumes_to_the_same_end(tmp_path: Path, text: str, steps: 
     assert again.ledger == whole.ledger
 
 
+@pytest.mark.slow
 def test_noise_for_a_target_epsilon(tmp_path: Path) -> None:
     target = ("privacy={epsilon=4.0, delta=1e-4}", "steps=3")
     for name, text in (("sgld", SGLD.replace("thin = 2", "thin = 1")), ("jl", JL)):

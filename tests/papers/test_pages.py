@@ -43,6 +43,7 @@ def redrawn(name: str, folder: Path) -> None:
         recipe.write(arms, folder, *([None] if name == "snli" else []))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_a_page_regenerates_from_its_runs(name: str, tmp_path: Path) -> None:
     kept = ROOT / "papers" / name

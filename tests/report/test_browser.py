@@ -65,6 +65,7 @@ def opened(browser: Any, path: Path) -> Iterator[Opened]:
     assert not found.problems
 
 
+@pytest.mark.slow
 def test_every_figure_is_seen(opened: Opened) -> None:
     for name in ("reliability", "confidence", "true-class"):
         assert opened.seen(f"#figure-{name} svg") == 4

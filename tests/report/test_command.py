@@ -24,6 +24,7 @@ def one_number_of_bins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("clipwise.report.figures.BIN_CHOICES", (15,))
 
 
+@pytest.mark.slow
 def test_one_run_gets_its_page_in_its_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made_run("mine").save(tmp_path / "mine")
     assert main(["report", str(tmp_path / "mine")]) == 0

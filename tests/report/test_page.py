@@ -121,6 +121,7 @@ def secretive(name: str = "R = 1", clip_norm: float | None = 1.0) -> Run:
     return made_run(name, clip_norm, curves=rows, seed=987_654_321)
 
 
+@pytest.mark.slow
 def test_the_full_page_holds_what_is_not_covered(tmp_path: Path) -> None:
     everything = report.write(secretive(), tmp_path).read_text(encoding="utf-8")
     for secret in SECRETS:
