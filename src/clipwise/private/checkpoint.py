@@ -53,7 +53,7 @@ class Journal:
 
     Guarantees: once `charge(n)` returns, n survives the death of the process at any point. A power cut can cost the
     charges of the last moments only (20 times the duration of one disk sync). No other process has a journal of the
-    same file, where the file system knows locks.
+    same file, where the file system knows locks; and whoever else counts in it, here or there, is noticed.
     """
 
     def __init__(self, path: Path) -> None:
@@ -69,6 +69,7 @@ class Journal:
         """Release the file; a journal that is dropped closes by itself."""
         self._sync_after = 0.0
         self._lock()
+        self._last = self.begun()
 
     def _lock(self) -> None:
         """Two processes that go on from one file would count their steps over each other's."""
@@ -90,8 +91,14 @@ class Journal:
         return _parse_count(os.read(self._handle, len(_count_line(0, True))), self.path)[0]
 
     def charge(self, begun: int) -> None:
-        """Write down that `begun` steps have been begun."""
+        """Write down that `begun` steps have been begun, unless somebody else has counted here meanwhile."""
+        if self.begun() != self._last:
+            raise CheckpointError(
+                f"another run goes on from {self.path}: it counted steps there that this one did not make. One "
+                "checkpoint is continued by one run; begin this one again from a file of its own."
+            )
         self._put(_count_line(begun, True))
+        self._last = begun
         start = time.monotonic()
         if start >= self._sync_after:
             os.fsync(self._handle)

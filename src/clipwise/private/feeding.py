@@ -57,9 +57,11 @@ class Feeding:
 
     def leave_batch(self, iteration: int) -> None:
         """The loop has done with a batch, whether or not it made a step."""
-        if iteration == self._private._iteration:
-            self._private._checks.abandon()
-            self._private._check_accounted()
+        private = self._private
+        if iteration == private._iteration:
+            private._left += private._offered is not None
+            private._checks.abandon()
+            private._check_accounted()
 
     def leave(self, iteration: int) -> None:
         """The loop was left: never an error, since it may be the garbage collector that says so."""

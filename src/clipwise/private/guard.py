@@ -29,7 +29,7 @@ _FOREIGN = (
     "updated with it, that was without clipping, noise and a charge, so this run cannot state an epsilon any more. "
     "Begin again, or resume from a checkpoint that was saved before; give the losses to private.step(losses) only. "
     "Gradients for other purposes: take torch.autograd.grad, freeze the parameters meanwhile, or clear them with "
-    "optimizer.zero_grad() before the next batch."
+    "optimizer.zero_grad(), not with set_to_none=False, before the next batch."
 )
 
 
@@ -49,6 +49,8 @@ class Guard:
         self._stepping: weakref.ref[Optimizer] | None = None
         self.is_due = False
         """Whether a gradient was released, with which the caller steps the optimizer."""
+        self.is_last = False
+        """Whether that step is the run's last."""
         self.begun = False
         """Whether the run has had data."""
         self.seen: str | None = None
@@ -57,10 +59,13 @@ class Guard:
         _OPEN.add(self)
         _watch_optimizers()
 
-    def bind(self, names: Sequence[str], tensors: Sequence[Tensor]) -> None:
-        """Watch these parameters from here on; gradients that they have already are known."""
+    def bind(self, names: Sequence[str], tensors: Sequence[Tensor], frozen: Sequence[Tensor] = ()) -> None:
+        """Watch these parameters from here on; gradients that they have already are known.
+
+        No optimizer may step `frozen` ones either: on private records that update would have no noise.
+        """
         self._names, self._tensors = names, tensors
-        self._identities = frozenset(map(id, tensors))
+        self._identities = frozenset(map(id, (*tensors, *frozen)))
         self._accept(wrote=False)
 
     def close(self) -> None:
@@ -157,6 +162,8 @@ class Guard:
         """The caller's step is over; some optimizers write on the gradients."""
         if self.is_stepping(optimizer):
             self.expect_none()
+            if self.is_last:
+                self.close()
 
 
 def check_one_process() -> None:

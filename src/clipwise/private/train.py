@@ -24,6 +24,7 @@ from clipwise.errors import (
     InvalidPlan,
     InvalidSampling,
     NotSeparable,
+    UnaccountedUpdate,
     UnsupportedNode,
 )
 from clipwise.noise import GaussianNoise, Normals
@@ -122,6 +123,7 @@ class Private:
         self._last: tuple[int, list[PartStatistics]] | None = None
 
         self._iteration = 0  # of the loader
+        self._left = 0  # batches that were handed out, and no losses of theirs came
         self._iterating = self._closed = False
         self._offered: Part | None = None
         self._parts = 0
@@ -138,7 +140,7 @@ class Private:
         self._clip: Callable[[Tensor, Style, Evidence], Clipped[Any]] = Clipper(named)
         self._position = {id(p): place for place, p in enumerate(self._fit.tensors)}
         self._wide = [sum_dtype(p) for p in self._fit.tensors]
-        self._guard.bind(self._fit.names, self._fit.tensors)
+        self._guard.bind(self._fit.names, self._fit.tensors, self._fit.frozen)
         self._noise = GaussianNoise(self._fit.tensors, self._seeding.entropy, self._source)
         self._scaled: tuple[Style, list[float]] | None = None
 
@@ -192,6 +194,11 @@ class Private:
     def epsilon(self, delta: float, accountant: Accountant = "exact", relation: Relation | None = None) -> float:
         """The epsilon spent so far at this `delta`; refused after an update that clipwise did not make."""
         self._check_accounted()
+        if self._left and not self._done:
+            raise UnaccountedUpdate(
+                "batches of the loader were used, but the losses of none were given to private.step: whatever was "
+                "computed from them is not on the ledger, so epsilon 0 would say nothing of it."
+            )
         return self._ledger.epsilon(delta, accountant, relation)
 
     # The step
@@ -319,6 +326,7 @@ class Private:
             self._optimizer.step()
         self._optimizer.zero_grad()
         self._guard.expect_none()
+        self._close_if_done()
 
     def _release(self) -> None:
         """Charge first, then noise, average, write. From the charge on the step is spent, whatever happens."""
@@ -339,7 +347,8 @@ class Private:
         self._close_if_done()
 
     def _close_if_done(self) -> None:
-        if self._done >= self._plan.steps and not self._iterating:
+        self._guard.is_last = self._done >= self._plan.steps and not self._iterating
+        if self._guard.is_last and not self._guard.is_due:
             self._guard.close()
 
     def _noised_mean(self, sums: list[Tensor], step: int) -> list[Tensor]:
