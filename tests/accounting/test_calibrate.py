@@ -65,6 +65,7 @@ def test_noise_by_pld() -> None:
     assert 0.999 <= epsilon(found, FullBatch(100), 10, 1e-5, "pld") <= 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sampling",
     [

@@ -147,6 +147,7 @@ def test_one_step_in_closed_form(reverse: bool) -> None:
         assert exact_epsilon(composition, delta) == epsilon
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sigma", "rate", "steps", "delta"),
     [

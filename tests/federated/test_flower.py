@@ -236,6 +236,7 @@ def test_arrays_and_messages_of_others_are_refused() -> None:
         answer(message, make_model(), make_users(1)[0], WORK)
 
 
+@pytest.mark.slow
 def test_telemetry_is_off() -> None:
     code = "import clipwise.federated.flower, flwr.supercore.telemetry as t; print(t.FLWR_TELEMETRY_ENABLED)"
     environment = {k: v for k, v in os.environ.items() if k != "FLWR_TELEMETRY_ENABLED"}
@@ -245,6 +246,7 @@ def test_telemetry_is_off() -> None:
     assert done.stdout.strip() == "0"
 
 
+@pytest.mark.slow
 def test_without_flower_the_extra_is_named() -> None:
     code = "import sys; sys.modules['flwr'] = None; import clipwise.federated; import clipwise.federated.flower"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)

@@ -167,6 +167,7 @@ def test_adaptive_norm_is_one_release_of_the_planned_noise() -> None:
     assert float(moves.mean()) == pytest.approx(0.5, abs=4 * sigma_b / 5 / 20)
 
 
+@pytest.mark.slow
 def test_adaptive_norm_finds_the_quantile() -> None:
     lengths = torch.linspace(0.1, 10.0, 50, dtype=torch.float64)
     model = nn.Linear(1, 1, bias=False).double()

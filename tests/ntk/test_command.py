@@ -42,6 +42,7 @@ def test_table_of_a_function(source: str, capsys: pytest.CaptureFixture[str]) ->
     assert "loss at t" not in shown
 
 
+@pytest.mark.slow
 def test_figures_and_numbers_are_saved(source: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
     arguments = ["--samples", "4", "--t-end", "0.5", "--optimizer", "heavy_ball", "--output", str(out), "--json"]

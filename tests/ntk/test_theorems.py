@@ -64,6 +64,7 @@ def test_without_clipping_the_loss_falls_to_zero(clipping: Clipping) -> None:
 # -- Theorem 1: what small clipping norms keep
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clipping", [param for param in SMALL if "flat" in str(param.id)])
 def test_flat_clipping_keeps_eigenvalues_positive(clipping: Clipping) -> None:
     for case in cases(clipping, 20):
@@ -175,6 +176,7 @@ def test_a_layerwise_flow_stops_above_zero() -> None:
     assert float(case.flow(clipping=Clipping("abadi", case.clipping.numbers), points=2).loss[-1]) < float(flow.loss[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["layerwise_diverging", "flat_diverging_normalized"])
 def test_the_loss_grows_without_end(name: str) -> None:
     case = instance(name)

@@ -91,6 +91,7 @@ def test_no_text_of_a_figure_is_cut(opened: Opened) -> None:
     assert cut == []
 
 
+@pytest.mark.slow
 def test_a_run_can_be_hidden_and_shown(opened: Opened) -> None:
     everything = opened.seen('[data-arm="1"]')
     assert everything > 10
@@ -102,6 +103,7 @@ def test_a_run_can_be_hidden_and_shown(opened: Opened) -> None:
     assert opened.seen('[data-arm="1"]') == everything and button.get_attribute("aria-pressed") == "true"
 
 
+@pytest.mark.slow
 def test_the_number_of_bins_can_be_chosen(opened: Opened) -> None:
     assert opened.seen('[data-bins="15"]') == opened.seen("[data-bins]") == 8
     opened.page.get_by_role("button", name="30", exact=True).click()
@@ -124,6 +126,7 @@ def test_the_numbers_can_be_saved(opened: Opened, path: Path) -> None:
     assert json.loads(Path(saved.value.path()).read_text()) == json.loads(path.with_name("result.json").read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [1280, 800, 390])
 def test_the_page_is_no_wider_than_the_window(opened: Opened, width: int) -> None:
     opened.page.set_viewport_size({"width": width, "height": 900})
@@ -138,6 +141,7 @@ def test_without_script_everything_is_there_but_the_controls(browser: Any, path:
     opened.context.close()
 
 
+@pytest.mark.slow
 def test_in_print_the_controls_are_gone(opened: Opened) -> None:
     opened.page.emulate_media(media="print")
     assert opened.seen("#toolbar") == 0 and opened.seen("#figure-reliability svg") == 4

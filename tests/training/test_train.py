@@ -126,6 +126,7 @@ def test_what_is_recorded_of_the_private_batch_is_right(tmp_path: Path) -> None:
         assert statistics["fraction_clipped"] == pytest.approx(found["fraction_clipped"])
 
 
+@pytest.mark.slow
 def test_layerwise_clipping_is_told_layer_by_layer(tmp_path: Path) -> None:
     clip = "clip={style='Layerwise', layers={hidden1={rule='Abadi', R=1e-3}, output={rule='Abadi', R=1e3}}}"
     layers = trained(tmp_path, clip, "steps=4", "privacy={private=false}").curves[-1]["private"]["layers"]
@@ -203,6 +204,7 @@ def test_regression_learns_a_line(tmp_path: Path) -> None:
         prepare(config("recalibration={methods=['temperature']}"), regression())
 
 
+@pytest.mark.slow
 def test_a_small_network_of_convolutions_learns_digits(tmp_path: Path) -> None:
     options = ("model={source='cnn', channels=[4], hidden=[]}", "privacy={private=false}", "steps=60")
     run = trained(tmp_path, *options)
