@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
-__all__ = ["Guarantee", "Kind"]
+__all__ = ["Guarantee", "Kind", "neighbours"]
 
 Kind = Literal["numerically exact", "upper bound", "approximation"]
 
@@ -15,6 +15,11 @@ _RELATIONS = {
     "replace_one": "replacing one {unit}",
     "zero_out": "blanking one {unit} (its contribution becomes zero; the number of {unit}s is public)",
 }
+
+
+def neighbours(relation: str, unit: str) -> str:
+    """How neighbouring data sets differ, in words."""
+    return _RELATIONS[relation].format(unit=unit)
 
 
 @dataclass(frozen=True)
@@ -58,7 +63,7 @@ class Guarantee:
 
     def statement(self) -> str:
         """The answer in plain language, with everything it assumes."""
-        who = _RELATIONS[self.relation].format(unit=self.unit)
+        who = neighbours(self.relation, self.unit)
         if self.group > 1:
             who = who.replace(f"one {self.unit}", f"{self.group} {self.unit}s")
             who = who.replace("its contribution becomes", "their contributions become")

@@ -35,7 +35,6 @@ NAME = "demo"
 HELP = "train small networks with a small and a large clipping norm at the same epsilon, and show what differs"
 
 SMALL, LARGE = 1.0, 10.0
-_NEIGHBOURS = {"zero_out": "blanking one image", "add_remove": "adding or removing one image"}
 SHOWN = ("accuracy", "ece", "nll")
 
 
@@ -225,6 +224,7 @@ def _cell(arm: Arm, metric: str) -> str:
 
 
 def _print(name: str, arms: Sequence[Arm], page: Path, seconds: float) -> None:
+    from clipwise.accounting.guarantee import neighbours
     from clipwise.report.reading import read
 
     setting, first = SETTINGS[name], next(arm.first for arm in arms if arm.first.is_private)
@@ -244,8 +244,8 @@ learning rate {setting.rate:g} / R in every arm (not private: {setting.rate / LA
 
 {fill(read(arms).verdict, 110)}
 
-Every private run has epsilon = {exact["printed"]} at delta = {first.delta:g}, whatever R ({exact["kind"]}; \
-{_NEIGHBOURS[exact["relation"]]}).
+Every private run has epsilon = {exact["printed"]} at delta = {first.delta:g}, whatever R: {exact["kind"]}, under
+{neighbours(exact["relation"], "image")}.
 The central limit theorem would have claimed {gdp["printed"]}: an approximation, no bound.
 The settings were chosen by looking at this data, and the runs are seeded: this shows an effect, it is no release.
 

@@ -73,19 +73,10 @@ def summarize(engine: Engine, losses: Tensor, parameters: Parameters, evidence: 
     graph, plan = backward.graph, backward.plan
     nodes = tuple(_node_summary(backward, meeting, parameters) for meeting in plan.meetings)
     unreached = tuple(parameters.describe(p) for p in range(len(parameters.tensors)) if p not in plan.roots)
-    unseen = tuple(_describe_unseen(graph, k, parameters) for k in plan.unseen)
+    unseen = tuple(
+        f"{graph.names[k]} ({', '.join(map(parameters.describe, sorted(places)))})" for k, places in plan.unseen.items()
+    )
     return Summary(losses.shape[0], nodes, unreached, unseen, _bytes(graph, plan, parameters))
-
-
-def _describe_unseen(graph: Graph, k: int, parameters: Parameters) -> str:
-    """A node by its name and the parameters below it."""
-    below, waiting = {k}, [k]
-    while waiting:
-        found = {child for child, _ in graph.edges[waiting.pop()] if child >= 0} - below
-        below |= found
-        waiting += found
-    reached = sorted({graph.leaf_parameter.get(node, -1) for node in below} - {-1})
-    return f"{graph.names[k]} ({', '.join(map(parameters.describe, reached))})"
 
 
 def _node_summary(backward: Backward, meeting: Meeting, parameters: Parameters) -> NodeSummary:

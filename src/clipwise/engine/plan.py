@@ -96,7 +96,7 @@ class GraphPlan:
         tuple[int, tuple[bool, ...]], ...
     ]  # nodes that the batch may enter by, and which axes are longer than 1
     shared: tuple[int, ...]  # nodes taken for shared, which must stay free of the batch
-    unseen: tuple[int, ...]  # shared nodes with an operand whose origin nobody saw
+    unseen: Mapping[int, frozenset[int]]  # shared nodes with an operand of unseen origin -> parameters below
     data_meetings: frozenset[int]  # meetings with data that is not computed from parameters
     indexed: bool  # some node moves values computed from the batch by an index
 
@@ -406,7 +406,7 @@ class Planner:
             routed=any(move is Routing.MAYBE for move in moves.values())
             or any(_read_each_step(layout) for meeting in meetings for layout in meeting.layouts),
             shared=shared,
-            unseen=tuple(filter(self._is_unseen, shared)),
+            unseen={k: self.reaches[k] for k in shared if self._is_unseen(k)},
             data_meetings=frozenset(m.node for m in meetings if self.entries[m.node] is not _Entry.NO),
             indexed=any(is_index(self.graph.names[k]) for k in moves),
             entries=tuple(

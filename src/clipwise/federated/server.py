@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,10 +25,11 @@ from clipwise.federated.plan import FederatedPlan
 from clipwise.federated.updates import Reply, admit, groups_of, norms, shorten
 from clipwise.noise import Entropy, GaussianNoise, Normals, joined
 from clipwise.private.checkpoint import Journal
-from clipwise.private.digests import Digests, Looked, file_of
+from clipwise.private.digests import Digests, Looked
 from clipwise.private.guard import check_one_process
 from clipwise.private.hashing import whole
 from clipwise.private.labels import of_values
+from clipwise.private.saving import written
 
 __all__ = ["Failure", "Round", "RoundReport", "Server", "apply", "select"]
 
@@ -310,20 +312,9 @@ class Server:
 
         From then on every round is counted in that file before its noise is drawn (unseeded runs).
         """
-        seeded = self._entropy.seed is not None
-        if seeded:
-            self._digests.save(path)
-        journal = saving.write(path, self, model, optimizer, extra)
-        if seeded:  # a replay after a crash is the same release, charged once
-            journal.close()
-            self._digests.saved(self._done)
-            return
-        file_of(path).unlink(missing_ok=True)  # of a seeded run that lay here before
-        old, self._journal = self._journal, journal
-        if old is not None and old.path != journal.path:
-            old.retire(self._done)
-        elif old is not None:
-            old.close()
+        digests = None if self._entropy.seed is None else self._digests
+        write = partial(saving.write, path, self, model, optimizer, extra)
+        self._journal = written(path, digests, self._done, self._journal, write)
 
     def resume(self, path: str | os.PathLike[str], model: nn.Module, optimizer: Optimizer | None = None) -> Any:
         """Go on from `save`, in a server that has made no round yet; model and optimizer are filled.

@@ -59,7 +59,7 @@ class Feeding:
         """The loop has done with a batch, whether or not it made a step."""
         private = self._private
         if iteration == private._iteration:
-            private._left += private._offered is not None
+            private._passed_by = private._passed_by or private._offered is not None
             private._checks.abandon()
             private._check_accounted()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from clipwise.errors import CheckpointError
 from clipwise.plan import Plan
 from clipwise.private import checkpoint, state
-from clipwise.private.digests import file_of
+from clipwise.private.digests import Digests, file_of
 
 if TYPE_CHECKING:
     from clipwise.private.train import Private
@@ -30,20 +30,37 @@ def save(private: Private, path: str | os.PathLike[str], extra: Any) -> None:
         "optimizer": {"class": type(private._optimizer).__name__, "state": private._optimizer.state_dict()},
         "extra": extra,
     }
-    digests = private._seeding.digests
-    if private._seeding.seeded:  # first: the checkpoint must not be there without what it is compared with
+    digests = private._seeding.digests if private._seeding.seeded else None
+
+    def write() -> checkpoint.Journal:
+        return checkpoint.write(path, record, private._done)
+
+    private._journal = written(path, digests, private._done, private._journal, write)
+
+
+def written(
+    path: str | os.PathLike[str],
+    digests: Digests | None,
+    done: int,
+    counting: checkpoint.Journal | None,
+    write: Callable[[], checkpoint.Journal],
+) -> checkpoint.Journal | None:
+    """Write a checkpoint after `done` steps or rounds, and give the journal that counts from then on.
+
+    `digests` are those of a seeded run, whose replay after a crash is the same release, charged once: nothing counts.
+    """
+    if digests is not None:  # first: the checkpoint must not be there without what it is compared with
         digests.save(path)
-    journal = checkpoint.write(path, record, private._done)
-    if private._seeding.seeded:  # a replay after a crash is the same release, charged once
-        journal.close()
-        digests.saved(private._done)
-        return
+        write().close()
+        digests.saved(done)
+        return counting
+    journal = write()
     file_of(path).unlink(missing_ok=True)  # of a seeded run that lay here before
-    old, private._journal = private._journal, journal
-    if old is not None and old.path != journal.path:
-        old.retire(private._done)
-    elif old is not None:
-        old.close()
+    if counting is not None and counting.path != journal.path:
+        counting.retire(done)
+    elif counting is not None:
+        counting.close()
+    return journal
 
 
 def resume(

@@ -123,7 +123,7 @@ class Private:
         self._last: tuple[int, list[PartStatistics]] | None = None
 
         self._iteration = 0  # of the loader
-        self._left = 0  # batches that were handed out, and no losses of theirs came
+        self._passed_by = False  # a batch was handed out, and no losses of it came
         self._iterating = self._closed = False
         self._offered: Part | None = None
         self._parts = 0
@@ -194,7 +194,7 @@ class Private:
     def epsilon(self, delta: float, accountant: Accountant = "exact", relation: Relation | None = None) -> float:
         """The epsilon spent so far at this `delta`; refused after an update that clipwise did not make."""
         self._check_accounted()
-        if self._left and not self._done:
+        if self._passed_by and not self._done:
             raise UnaccountedUpdate(
                 "batches of the loader were used, but the losses of none were given to private.step: whatever was "
                 "computed from them is not on the ledger, so epsilon 0 would say nothing of it."
