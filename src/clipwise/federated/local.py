@@ -55,6 +55,7 @@ class LocalTraining:
     >>> from torch.utils.data import TensorDataset
     >>> from clipwise import Abadi, Flat
     >>> model = nn.Linear(2, 1)
+    >>> _ = nn.init.ones_(model.weight)
     >>> task = Task(0, user=7, weights=model.state_dict(), style=Flat(Abadi(0.1)))
     >>> work = LocalTraining(lambda m, batch: m(batch[0])[:, 0].square(), functools.partial(torch.optim.SGD, lr=1.0))
     >>> reply = work(nn.Linear(2, 1), TensorDataset(torch.ones(5, 2)), task)
