@@ -14,10 +14,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 _CONFIG = """[run]
-dynamic_context = test_function
 source = clipwise
 data_file = {data}
 """
+_SHARDS = 2
 
 
 @dataclass(frozen=True)
@@ -37,49 +37,48 @@ class Covering:
         path.write_text(json.dumps({"lines": self.lines, "seconds": self.seconds}), encoding="utf-8")
 
     def tests_of(self, path: str, line: int) -> list[str]:
-        """The tests that run a line, the fastest first."""
-        found = self.lines.get(path, {}).get(line, [])
+        """The tests that run a line, the fastest first; of a line that runs on import, those that run the module."""
+        rows = self.lines.get(path, {})
+        found = rows.get(line, [])
+        if line in rows and not found:
+            found = sorted({test for tests in rows.values() for test in tests})
         return sorted(found, key=lambda test: self.seconds.get(test, 1e9))
 
 
 def measure(folder: Path) -> Covering:
-    """Run the suite once; takes about twice as long as without."""
-    config, data, report = folder / "coveragerc", folder / "coverage", folder / "junit.xml"
-    config.write_text(_CONFIG.format(data=data))
-    command = [sys.executable, "-m", "coverage", "run", f"--rcfile={config}", "-m", "pytest", "-q", "-m", "not slow"]
-    command += ["-p", "no:cacheprovider", f"--junitxml={report}", "--ignore=tests/thirdparty", "tests"]
-    subprocess.run(command, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=False)
-    return Covering(_lines(data), _seconds(report))
+    """Run the suite once, in as many processes as there are shards; takes about twice as long as without."""
+    running = []
+    for shard in range(_SHARDS):
+        config, report = folder / f"coveragerc{shard}", folder / f"junit{shard}.xml"
+        config.write_text(_CONFIG.format(data=folder / f"coverage{shard}"))
+        command = [sys.executable, "-m", "coverage", "run", f"--rcfile={config}", "-m", "pytest", "-q"]
+        command += ["-m", "not slow", "-p", "no:cacheprovider", "-p", "tests.mutants.recording"]
+        command += [f"--junitxml={report}", "--ignore=tests/thirdparty", "--ignore=tests/mutants", "tests"]
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "SHARD": f"{shard}/{_SHARDS}"}
+        running.append(subprocess.Popen(command, cwd=ROOT, env=environment))
+    for process in running:
+        process.wait()
+    lines: dict[str, dict[int, list[str]]] = {}
+    seconds: defaultdict[str, float] = defaultdict(float)
+    for shard in range(_SHARDS):
+        _add_lines(folder / f"coverage{shard}", lines)
+        _add_seconds(folder / f"junit{shard}.xml", seconds)
+    return Covering(lines, dict(seconds))
 
 
-def _lines(data: Path) -> dict[str, dict[int, list[str]]]:
+def _add_lines(data: Path, found: dict[str, dict[int, list[str]]]) -> None:
     from coverage import CoverageData
 
     measured = CoverageData(str(data))
     measured.read()
-    found: dict[str, dict[int, list[str]]] = {}
     for name in measured.measured_files():
-        path = Path(name).relative_to(ROOT / "src").as_posix()
-        rows: dict[int, list[str]] = {}
+        rows = found.setdefault(Path(name).relative_to(ROOT / "src").as_posix(), {})
         for line, contexts in measured.contexts_by_lineno(name).items():
-            tests = sorted({test for context in contexts if (test := _node(context))})
-            if tests:
-                rows[line] = tests
-        found[path] = rows
-    return found
+            rows[line] = sorted({*rows.get(line, []), *filter(None, contexts)})
 
 
-def _node(context: str) -> str:
-    """`tests.core.test_plan.test_it` as pytest names it; classes and helpers have no file of that name."""
-    module, _, function = context.rpartition(".")
-    path = Path(*module.split(".")).with_suffix(".py") if module else Path()
-    return f"{path.as_posix()}::{function}" if module and (ROOT / path).is_file() else ""
-
-
-def _seconds(report: Path) -> dict[str, float]:
-    total: defaultdict[str, float] = defaultdict(float)
+def _add_seconds(report: Path, total: defaultdict[str, float]) -> None:
     for case in ET.parse(report).getroot().iter("testcase"):
         name = re.sub(r"\[.*", "", case.get("name", ""), flags=re.DOTALL)
         path = Path(*case.get("classname", "").split(".")).with_suffix(".py").as_posix()
         total[f"{path}::{name}"] += float(case.get("time", 0))
-    return dict(total)
