@@ -18,6 +18,7 @@ from typing import Literal, Protocol, TypeAlias, runtime_checkable
 import torch
 from torch import Tensor
 
+from clipwise._validate import is_count, is_positive
 from clipwise.errors import InvalidPlan
 
 __all__ = [
@@ -46,8 +47,7 @@ def _positive(owner: object) -> None:
     """Refuse a rule whose numbers are not positive and finite."""
     for f in fields(owner):  # type: ignore[arg-type]
         value = getattr(owner, f.name)
-        number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not (number and math.isfinite(value) and value > 0):
+        if not is_positive(value):
             name = type(owner).__name__
             raise InvalidPlan(f"{name}({f.name}=...) must be a positive finite number, got {value!r}.")
         if value < torch.finfo(torch.float32).tiny:
@@ -416,7 +416,7 @@ class MixUp:
         for name in ("small", "large"):
             object.__setattr__(self, name, _as_style(getattr(self, name)))
         at = self.switch_at
-        step = isinstance(at, int) and not isinstance(at, bool) and at > 0
+        step = is_count(at)
         fraction = isinstance(at, float) and 0.0 < at < 1.0
         if not (step or fraction):
             raise InvalidPlan(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from clipwise import clipping
+from clipwise._validate import is_count, is_finite
 from clipwise.accounting import Event, GaussianSteps, account, noise_scale
 from clipwise.accounting.accountant import Accountant, Relation
 from clipwise.clipping import Clip, Flat, Groupwise, Layerwise, MixUp, Rule, as_clip, is_private
@@ -51,7 +51,7 @@ class Plan:
                 f"sampling must be Poisson, FullBatch, Shuffled or FixedSize, got {self.sampling!r}. A bare rate or "
                 "batch size does not say how batches are drawn."
             )
-        if not isinstance(self.steps, int) or isinstance(self.steps, bool) or self.steps < 1:
+        if not is_count(self.steps):
             raise InvalidPlan(f"steps must be a positive integer (optimizer steps, not epochs), got {self.steps!r}.")
         object.__setattr__(self, "clip", as_clip(self.clip))
         if isinstance(self.clip, MixUp):
@@ -59,7 +59,7 @@ class Plan:
         noise = self.noise_multiplier
         if noise is None:
             return
-        if not isinstance(noise, (int, float)) or isinstance(noise, bool) or not (math.isfinite(noise) and noise >= 0):
+        if not is_finite(noise) or noise < 0:
             raise InvalidPlan(
                 f"noise_multiplier must be a finite number >= 0, or None to be calibrated, got {noise!r}."
             )

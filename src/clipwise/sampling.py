@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from clipwise._validate import is_count, is_number
 from clipwise.errors import InvalidSampling
 from clipwise.noise import Entropy
 
@@ -34,7 +35,7 @@ Indices: TypeAlias = NDArray[np.int64]
 
 
 def _check_size(name: str, value: object) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+    if not is_count(value):
         raise InvalidSampling(f"{name} must be a positive integer, got {value!r}.")
 
 
@@ -97,7 +98,7 @@ class Poisson:
             raise InvalidSampling(
                 "Poisson needs sample_size=, the public number of records, or rate=, a public probability."
             )
-        if not isinstance(rate, (int, float)) or isinstance(rate, bool) or not 0.0 < rate <= 1.0:
+        if not is_number(rate) or not 0.0 < rate <= 1.0:
             raise InvalidSampling(f"rate must be a number over 0 and at most 1, got {rate!r}.")
         object.__setattr__(self, "rate", float(rate))
         _check_size("batch_size", self.batch_size)

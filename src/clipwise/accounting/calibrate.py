@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import math
-import sys
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
+from clipwise._validate import is_positive
 from clipwise.accounting import functions
 from clipwise.accounting.accountant import account
 from clipwise.accounting.events import Event, GaussianSteps
@@ -178,7 +178,7 @@ def free_cap(
 
 
 def _check_target(epsilon: object) -> float:
-    if not isinstance(epsilon, (int, float)) or isinstance(epsilon, bool) or not 0 < epsilon <= sys.float_info.max:
+    if not is_positive(epsilon):
         raise AccountingError(f"The target epsilon must be a finite number > 0, got {epsilon!r}.")
     return float(epsilon)
 

@@ -6,11 +6,11 @@ protects) and `repeated(count)`; `encode` and `decode` are its JSON form.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeAlias
 
+from clipwise._validate import is_count, is_finite
 from clipwise.errors import AccountingError, ClipwiseError, LedgerError
 from clipwise.sampling import FixedSize, FullBatch, Poisson, Sampling, Shuffled, arguments, made_from
 
@@ -38,15 +38,14 @@ MOST = 10**12
 
 
 def _check_noise(noise_multiplier: object) -> None:
-    number = isinstance(noise_multiplier, (int, float)) and not isinstance(noise_multiplier, bool)
-    if not number or not 0.0 <= noise_multiplier <= sys.float_info.max:  # type: ignore[operator]
+    if not is_finite(noise_multiplier) or noise_multiplier < 0:
         raise AccountingError(
             f"noise_multiplier must be a finite number >= 0 (0 means not private), got {noise_multiplier!r}."
         )
 
 
 def _check_count(name: str, count: object) -> None:
-    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+    if not is_count(count):
         raise AccountingError(f"{name} must be a positive integer, got {count!r}.")
     if count > MOST:
         raise AccountingError(f"{name} must be at most {MOST:.0e}, got a larger number.")

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from clipwise._validate import is_count
 from clipwise.accounting.accountant import Accountant, Relation, account, account_delta
 from clipwise.accounting.events import MOST, Event, PrivateCalibration, decode, encode
 from clipwise.accounting.guarantee import Guarantee
@@ -126,7 +127,7 @@ class Ledger:
         if not isinstance(body, dict) or body.get("format") != _FORMAT:
             raise LedgerError("This is not a clipwise ledger.")
         version = body.get("version")
-        if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        if not is_count(version):
             raise LedgerError(f"The ledger's version is {version!r}, expected a positive integer.")
         if version > VERSION:
             raise LedgerError(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from clipwise._validate import is_count, is_finite, is_number
 from clipwise.accounting.events import Event, GaussianSteps, PrivateCalibration, ProjectedSteps
 from clipwise.accounting.laws import (
     Composition,
@@ -90,7 +90,7 @@ class Problem:
 
 def check_delta(delta: object) -> float:
     """A delta inside (0, 1), or an error that says why."""
-    if not isinstance(delta, (int, float)) or isinstance(delta, bool) or not 0.0 < delta < 1.0:
+    if not is_number(delta) or not 0.0 < delta < 1.0:
         raise AccountingError(f"delta must be a number between 0 and 1, both excluded, got {delta!r}.")
     if delta < LEAST_DELTA:
         raise AccountingError(f"delta must be at least {LEAST_DELTA:g}, got {delta!r}: less is never seen to happen.")
@@ -99,10 +99,9 @@ def check_delta(delta: object) -> float:
 
 def check_epsilon(epsilon: object) -> float:
     """A finite epsilon >= 0, or an error that says why."""
-    number = isinstance(epsilon, (int, float)) and not isinstance(epsilon, bool)
-    if not number or not 0.0 <= epsilon <= sys.float_info.max:  # type: ignore[operator]
+    if not is_finite(epsilon) or epsilon < 0:
         raise AccountingError(f"epsilon must be a finite number >= 0, got {epsilon!r}.")
-    return float(epsilon)  # type: ignore[arg-type]
+    return float(epsilon)
 
 
 def pose(events: Iterable[Event], relation: Relation | None = None, group: int = 1, spare: float = SPARE) -> Problem:
@@ -112,7 +111,7 @@ def pose(events: Iterable[Event], relation: Relation | None = None, group: int =
     """
     events = _merged(events)
     relation, warnings = relation_of(events, relation)
-    if not isinstance(group, int) or isinstance(group, bool) or not 1 <= group <= _GROUP_LIMIT:
+    if not is_count(group) or group > _GROUP_LIMIT:
         raise AccountingError(f"group must be an integer from 1 to {_GROUP_LIMIT}, got {group!r}.")
     units = {event.unit for event in events} or {"example"}
     if len(units) > 1:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special, stats
 
+from clipwise._validate import is_count
 from clipwise.errors import DataError
 
 __all__ = ["Bins", "bin_of", "equal_edges", "summarise"]
@@ -109,7 +110,7 @@ def equal_edges(bins: int) -> Floats:
     >>> equal_edges(4).tolist()
     [0.0, 0.25, 0.5, 0.75, 1.0]
     """
-    if not isinstance(bins, int) or isinstance(bins, bool) or not 1 <= bins <= 10_000:
+    if not is_count(bins) or bins > 10_000:
         raise DataError(f"bins must be an integer from 1 to 10,000, got {bins!r}.")
     edges: Floats = np.arange(bins + 1) / bins
     return edges

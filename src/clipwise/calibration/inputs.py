@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from clipwise._validate import is_count, is_number
 from clipwise.errors import DataError
 
 __all__ = ["ArrayLike", "Batch", "Rows", "check_resamples", "check_share", "checked_labels", "matrix", "vector"]
@@ -164,7 +165,7 @@ def vector(name: str, values: ArrayLike | float | None, length: int | None = Non
 
 def check_share(name: str, value: float) -> float:
     """A number strictly between 0 and 1, such as the level of an interval."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 < value < 1.0:
+    if not is_number(value) or not 0.0 < value < 1.0:
         raise DataError(f"{name} must be a number between 0 and 1, both excluded, got {value!r}.")
     return float(value)
 
@@ -172,7 +173,7 @@ def check_share(name: str, value: float) -> float:
 def check_resamples(resamples: int, seed: int) -> None:
     """Zero (no intervals) or enough resamples for quantiles, and a seed."""
     for name, value in (("resamples", resamples), ("seed", seed)):
-        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        if not is_count(value, least=0):
             raise DataError(f"{name} must be an integer of at least 0, got {value!r}.")
     if 0 < resamples < 100:
         raise DataError(f"resamples must be 0 (no intervals) or at least 100, better 1000, got {resamples}.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from clipwise._validate import is_number, is_positive
 from clipwise.clipping import Abadi, Flat
 from clipwise.errors import InvalidPlan
 
@@ -39,9 +40,9 @@ class AdaptiveClip:
     def __post_init__(self) -> None:
         Abadi(self.R)  # the same numbers are possible
         for name in ("quantile", "share"):
-            if not _number(getattr(self, name)) or not 0 < getattr(self, name) < 1:
+            if not is_number(getattr(self, name)) or not 0 < getattr(self, name) < 1:
                 raise InvalidPlan(f"AdaptiveClip({name}=...) must lie between 0 and 1, got {getattr(self, name)!r}.")
-        if not _number(self.learning_rate) or not 0 < self.learning_rate < math.inf:
+        if not is_positive(self.learning_rate):
             raise InvalidPlan(
                 f"AdaptiveClip(learning_rate=...) must be a positive finite number, got {self.learning_rate!r}."
             )
@@ -63,7 +64,3 @@ class AdaptiveClip:
         moved = math.log(bound) - self.learning_rate * (within - self.quantile)
         widest = math.log(_WIDEST)
         return math.exp(min(max(moved, math.log(self.R) - widest), math.log(self.R) + widest))
-
-
-def _number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, cast
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
+from clipwise._validate import is_count, is_positive
 from clipwise.clipping import Style
 from clipwise.errors import InvalidLosses, InvalidPlan
 from clipwise.federated.updates import Reply, clip_update, norms
@@ -124,7 +124,7 @@ class LocalGradient:
     def __post_init__(self) -> None:
         if self.batch_size is not None:
             _check_positive(batch_size=self.batch_size)
-        if not isinstance(self.lr, (int, float)) or isinstance(self.lr, bool) or not 0 < self.lr < math.inf:
+        if not is_positive(self.lr):
             raise InvalidPlan(f"lr must be a positive finite number, got {self.lr!r}.")
         Entropy(self.seed)
 
@@ -149,7 +149,7 @@ class LocalGradient:
 
 def _check_positive(**numbers: object) -> None:
     for name, value in numbers.items():
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        if not is_count(value):
             raise InvalidPlan(f"{name} must be a positive integer, got {value!r}.")
 
 

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from clipwise._validate import is_count
 from clipwise.errors import InvalidConfig
 from clipwise.noise import Entropy
 
@@ -69,7 +70,7 @@ def dirichlet(labels: Tensor, users: int, concentration: float = 0.5, seed: int 
 
 def _check(records: int, users: int, parts_each: int = 1) -> None:
     for count in (users, parts_each):
-        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+        if not is_count(count):
             raise InvalidConfig(f"users, and the parts of each, must be positive integers, got {count!r}.")
     if users * parts_each > records:
         raise InvalidConfig(f"{records} records cannot be cut into {users * parts_each} parts.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from clipwise._validate import is_count, is_number
 from clipwise.accounting import FederatedRounds, account, noise_scale
 from clipwise.accounting.accountant import Accountant, Relation
 from clipwise.clipping import BatchClip, Clip, Flat, Rule, Style
@@ -51,11 +52,10 @@ class FederatedPlan:
                 f"independent coin, or FullBatch(users); got {self.sampling!r}. A fixed fraction or number of users, "
                 "such as Flower's fraction_train, is another mechanism and would be accounted wrongly."
             )
-        if not isinstance(self.rounds, int) or isinstance(self.rounds, bool) or self.rounds < 1:
+        if not is_count(self.rounds):
             raise InvalidPlan(f"rounds must be a positive integer, got {self.rounds!r}.")
         for name, value in (("weight_cap", self.weight_cap), ("total_weight", self.total_weight)):
-            number = isinstance(value, (int, float)) and not isinstance(value, bool)
-            if value is not None and not (number and _LEAST <= value <= 1 / _LEAST):
+            if value is not None and not (is_number(value) and _LEAST <= value <= 1 / _LEAST):
                 raise InvalidPlan(f"{name} must be a positive number from {_LEAST:g} to {1 / _LEAST:g}, got {value!r}.")
         core = self._core()  # clipping and noise are checked as in any plan
         for style in (core.style(0), core.style(self.rounds - 1)):

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
+from clipwise._validate import is_count
 from clipwise.errors import InvalidPlan
 
 __all__ = ["Entropy", "arm_seed", "joined"]
@@ -71,7 +72,7 @@ class Entropy:
 
     def __post_init__(self) -> None:
         seed = self.seed
-        if seed is not None and (not isinstance(seed, int) or isinstance(seed, bool) or seed < 0):
+        if seed is not None and not is_count(seed, least=0):
             raise InvalidPlan(f"seed must be a non-negative integer or None (operating system entropy), got {seed!r}.")
 
     def take(self, size: int, purpose: str, *counters: int) -> bytes:

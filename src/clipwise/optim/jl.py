@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from clipwise._validate import is_count
 from clipwise.accounting import Event, ProjectedSteps
 from clipwise.accounting.events import check_projected_sampling
 from clipwise.clipping import Flat, MixUp, Style
@@ -58,7 +59,7 @@ class ProjectedPlan(Plan):
     def __post_init__(self) -> None:
         super().__post_init__()
         count = self.projections
-        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+        if not is_count(count):
             raise InvalidPlan(f"projections must be a positive integer, got {count!r}.")
         styles = [self.clip.small, self.clip.large] if isinstance(self.clip, MixUp) else [self.style(0)]
         for style in styles:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from clipwise._validate import is_positive
 from clipwise.errors import InvalidPlan
 
 __all__ = ["FlatPrior", "GaussianPrior", "LaplacePrior", "Prior"]
@@ -24,8 +24,7 @@ class Prior(Protocol):
 
 
 def _check_scale(owner: object, name: str, value: object) -> None:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not (math.isfinite(value) and value > 0):  # type: ignore[arg-type, operator]
+    if not is_positive(value):
         raise InvalidPlan(f"{type(owner).__name__}({name}=...) must be a positive finite number, got {value!r}.")
 
 

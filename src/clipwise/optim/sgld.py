@@ -12,7 +12,6 @@ sampler's, and the optimizer adds the prior. `clipwise.sgld` has the maps betwee
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,6 +20,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from clipwise._validate import is_count, is_number, is_positive
 from clipwise.accounting import Accountant, Relation
 from clipwise.accounting import noise_multiplier as noise_for
 from clipwise.clipping import Clip, Flat, Groupwise, Layerwise, Rule, Style, as_clip, is_private
@@ -86,19 +86,19 @@ class Langevin:
         _check_style(self.clip)
         for name in ("learning_rate", "temperature"):
             value = getattr(self, name)
-            if value is not None and not (_is_number(value) and 0 < value < math.inf):
+            if value is not None and not is_positive(value):
                 raise InvalidPlan(f"Langevin({name}=...) must be a positive finite number, got {value!r}.")
-        if not (_is_number(self.momentum) and 0 <= self.momentum < 1):
+        if not (is_number(self.momentum) and 0 <= self.momentum < 1):
             raise InvalidPlan(f"momentum must be in [0, 1), got {self.momentum!r}.")
         if not isinstance(self.prior, Prior):
             raise InvalidPlan(f"expected a prior such as GaussianPrior(std=1.0), got {self.prior!r}.")
         if self.burn_in is None:
             object.__setattr__(self, "burn_in", self.steps // 2)
-        if not (_is_count(self.burn_in) and self.first < self.steps):
+        if not (is_count(self.burn_in, least=0) and self.first < self.steps):
             raise InvalidPlan(f"burn_in must be an integer from 0 to steps - 1 = {self.steps - 1}, got {self.burn_in}.")
         if self.thin is None:
             object.__setattr__(self, "thin", max(1, (self.steps - self.first) // _USUAL_SAMPLES))
-        if not (_is_count(self.thin) and 1 <= self.every <= self.steps - self.first):
+        if not (is_count(self.thin, least=0) and 1 <= self.every <= self.steps - self.first):
             raise InvalidPlan(
                 f"thin must be from 1 to the {self.steps - self.first} steps after burn_in, got {self.thin!r}: else no "
                 "sample is kept."
@@ -183,14 +183,6 @@ class Langevin:
                 "..., delta=...) finds the learning rate, and plan(accept_vacuous=True) is for public data.",
             )
         return plan
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def _check_style(clip: object) -> Style:

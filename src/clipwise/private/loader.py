@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
+from clipwise._validate import is_count
 from clipwise.errors import DataError, InvalidLosses, InvalidSampling
 from clipwise.noise import Entropy
 from clipwise.private.digests import UNSTEADY, Digests
@@ -319,7 +320,7 @@ def not_declared(sampling: Sampling) -> InvalidSampling:
 def check_options(physical_batch_size: object, options: Mapping[str, Any]) -> None:
     """Refuse physical batches of no size, and the DataLoader keywords that would change the sampling."""
     size = physical_batch_size
-    if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
+    if size is not None and not is_count(size):
         raise InvalidSampling(f"physical_batch_size must be a positive integer or None, got {size!r}.")
     ours = [name for name in _OURS if name in options]
     if ours:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
+from clipwise._validate import is_number
 from clipwise.calibration import CalibrationResult, RegressionResult
 from clipwise.errors import DataError
 from clipwise.report.describe import clip_norm
@@ -110,7 +111,7 @@ class Arm:
     def learning_rate(self) -> float | None:
         """The plan's learning rate, where it says one."""
         value = self.first.plan.get("learning_rate")
-        return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+        return float(value) if is_number(value) else None
 
     @property
     def epsilon(self) -> float | None:
@@ -231,7 +232,7 @@ def _numbers_in(record: Any, prefix: str = "") -> dict[str, float]:
     for key, value in (record or {}).items():
         if isinstance(value, Mapping) and key != "layers":
             found.update(_numbers_in(value, f"{prefix}{key} "))
-        elif isinstance(value, (int, float)) and not isinstance(value, bool):
+        elif is_number(value):
             found[f"{prefix}{key}"] = float(value)
     return found
 

@@ -1,0 +1,44 @@
+"""What counts as a number in an argument. True and False do not, though Python takes them for 1 and 0."""
+
+from __future__ import annotations
+
+import sys
+from typing import TypeGuard
+
+__all__ = ["is_count", "is_finite", "is_number", "is_positive"]
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether a value is an int or a float (NaN and infinity included), and not a bool.
+
+    >>> is_number(2), is_number(0.5), is_number(True), is_number("2")
+    (True, True, False, False)
+    """
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def is_finite(value: object) -> TypeGuard[float]:
+    """Whether a value is a number that a float can hold.
+
+    >>> is_finite(-1), is_finite(10**400), is_finite(float("inf")), is_finite(float("nan"))
+    (True, False, False, False)
+    """
+    return is_number(value) and abs(value) <= sys.float_info.max
+
+
+def is_positive(value: object) -> TypeGuard[float]:
+    """Whether a value is a finite number greater than 0.
+
+    >>> is_positive(0.5), is_positive(0), is_positive(float("inf"))
+    (True, False, False)
+    """
+    return is_finite(value) and value > 0
+
+
+def is_count(value: object, least: int = 1) -> TypeGuard[int]:
+    """Whether a value is an integer of at least `least`, and not a bool.
+
+    >>> is_count(1), is_count(0), is_count(0, least=0), is_count(1.0), is_count(True)
+    (True, False, True, False, False)
+    """
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
