@@ -264,6 +264,19 @@ def test_mixed_ledgers_and_their_files() -> None:
     assert account(apart, 1e-5).epsilon == pytest.approx(account(together, 1e-5).epsilon, rel=1e-6)
 
 
+def test_beside_steps_of_a_fixed_size_all_is_about_replacing() -> None:
+    """One event has a meaning for replacing only: the others then cost two records, whichever comes first."""
+    estimated = steps(sampling=cw.FullBatch(1_000), noise_multiplier=20.0, steps=10)
+    fixed = cw.GaussianSteps(cw.FixedSize(1_000, 1_000), 30.0, 2)
+    parts = [account([event], 1e-5, relation="replace_one").epsilon for event in (estimated, fixed)]
+    assert parts[0] > 1.5 * account([estimated], 1e-5).epsilon
+    for order in ([estimated, fixed], [fixed, estimated]):
+        found = account(order, 1e-5)
+        assert found.relation == "replace_one" and found.epsilon > max(parts)
+        # The lower end of the fixed size's steps holds for exact norms only.
+        assert found.lower is None and account([exact_norms(estimated), fixed], 1e-5).lower is not None
+
+
 def test_noise_can_be_calibrated() -> None:
     scale = noise_scale([steps(noise_multiplier=1.0)], epsilon=2.0, delta=1e-5)
     assert 1.99 < account([steps(noise_multiplier=scale)], 1e-5).epsilon <= 2.0
