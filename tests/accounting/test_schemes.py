@@ -80,6 +80,15 @@ def test_shuffled_lower_bound_reproduces_the_published_values() -> None:
     assert shuffled_delta(one_epoch, shuffled_epsilon(one_epoch, 1e-3)) == pytest.approx(1e-3, rel=1e-6)
 
 
+def test_shuffled_batches_with_next_to_no_noise_have_no_lower_end() -> None:
+    """The two outputs lie a hundred deviations apart: no double tells how likely one is where the other is."""
+    apart = ShuffledRun(1.0 / 0.01, 10, 3)
+    assert shuffled_epsilon(apart, 1e-5) == 0.0 and shuffled_delta(apart, 0.0) == 0.0
+    guarantee = account((GaussianSteps(Shuffled(100, 10), 0.01, 30),), 1e-5)
+    assert guarantee.lower == 0.0
+    assert guarantee.epsilon == pytest.approx(gaussian_epsilon(100.0 * math.sqrt(3), 1e-5), rel=1e-9)
+
+
 @pytest.mark.parametrize("relation", [None, "replace_one", "zero_out"])
 def test_fixed_size_is_an_interval_of_replacing(relation: Any) -> None:
     guarantee = account((GaussianSteps(FixedSize(50_000, 1_000), 1.3, 750),), 1e-5, relation=relation)

@@ -248,6 +248,15 @@ def test_two_records_may_have_any_dependence() -> None:
         assert drawn.mean() < account_delta([event], 1.0, relation="replace_one").delta
 
 
+def test_two_opposed_estimates_may_cost_more_than_equal_ones() -> None:
+    """At epsilon 0 delta is concave in the shift, so replacing one record is no twofold step of one estimate."""
+    rank = (np.arange(2_000) + 0.5) / 2_000
+    factor = np.sqrt(10 / stats.chi2.ppf(rank, 10))
+    equal, opposed = (float((2 * stats.norm.cdf(mu / 2) - 1).mean()) for mu in (2 * factor, factor + factor[::-1]))
+    event = steps(sampling=cw.FullBatch(1_000), noise_multiplier=1.0, projections=10, steps=1)
+    assert equal + 0.01 < opposed < account_delta([event], 0.0, relation="replace_one").delta
+
+
 def test_mixed_ledgers_and_their_files() -> None:
     ledger = cw.Ledger([steps(steps=3), steps(steps=2), cw.GaussianSteps(cw.Poisson(10_000, 100), 2.0, 10)])
     assert [event.count for event in ledger.events] == [5, 10] and ledger.steps == 15
