@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from clipwise.accounting import GaussianSteps, account, account_delta, contour
-from clipwise.accounting.contour import NotConverged, exact_delta, exact_epsilon
+from clipwise.accounting.contour import Attempt, NotConverged, exact_delta, exact_epsilon
 from clipwise.accounting.gaussian import gaussian_delta, gaussian_epsilon, gaussian_mu
 from clipwise.accounting.gdp import gdp_epsilon
 from clipwise.accounting.grid import grid_delta, grid_epsilon
@@ -147,6 +148,30 @@ def test_one_step_in_closed_form(reverse: bool) -> None:
         assert exact_epsilon(composition, delta) == epsilon
 
 
+@pytest.mark.parametrize("epsilon", [0.0, 0.05, 0.1, 2.0])
+def test_delta_of_one_step_is_that_of_a_scaled_gaussian(epsilon: float) -> None:
+    """P - e^eps Q of rate q is q (N(mu) - c N(0)), and the other way (1 - e^eps (1 - q)) (N(0) - c' N(mu))."""
+    q, mu = 0.1, 1.25
+
+    def gaussian_at(log_factor: float) -> float:
+        upper, lower = mu / 2 - log_factor / mu, -mu / 2 - log_factor / mu
+        return float(stats.norm.cdf(upper) - math.exp(log_factor) * stats.norm.cdf(lower))
+
+    removed = q * gaussian_at(math.log1p(math.expm1(epsilon) / q))
+    left = 1.0 - math.exp(epsilon) * (1.0 - q)
+    added = left * gaussian_at(epsilon + math.log(q / left)) if left > 0.0 else 1e-18
+    one = run(1.0 / mu, q, 1)
+    assert exact_delta(one, epsilon) == pytest.approx(removed, rel=1e-9)
+    assert exact_delta(one.reversed(), epsilon) == pytest.approx(added, rel=1e-9)
+    assert exact_delta(Composition.of([(gaussian(mu), 1)]), epsilon) == pytest.approx(gaussian_at(epsilon), rel=1e-9)
+    assert account_delta((GaussianSteps(Poisson(10, 1), 1.0 / mu),), epsilon).delta == pytest.approx(removed, rel=1e-9)
+
+
+@pytest.mark.parametrize("composition", [run(1.0, 0.1, 1), Composition.of([(gaussian(1.0), 1)])], ids=["one", "full"])
+def test_a_delta_too_small_to_tell_is_given_as_its_floor(composition: Composition) -> None:
+    assert exact_delta(composition, 60.0) == 1e-18 and exact_delta(composition, 60.0, floor=1e-30) == 1e-30
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("sigma", "rate", "steps", "delta"),
@@ -203,6 +228,43 @@ def test_a_contour_gone_wrong_is_never_an_answer(wrong: float, monkeypatch: pyte
     guarantee = account(events, 1e-6)
     assert guarantee.accountant != "exact" and guarantee.kind == "upper bound"
     assert guarantee.epsilon >= truth * (1 - 1e-6)
+
+
+@pytest.mark.parametrize("error", [3e-7, -3e-7])
+@pytest.mark.parametrize("scale", [1.0, 0.83], ids=["first", "second"])
+def test_contours_that_differ_in_the_seventh_digit_are_no_answer(
+    scale: float, error: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of the two goes wrong in turn, by more than they may differ, and then by less."""
+    composition, real = run(1.0, 0.01, 1_000), contour._Contour.delta
+
+    def wrong_by(error: float) -> None:
+        def delta(self: contour._Contour, epsilon: float) -> float:
+            return real(self, epsilon) * (1.0 + (error if self._lattice_scale == scale else 0.0))
+
+        monkeypatch.setattr(contour._Contour, "delta", delta)
+
+    wrong_by(error)
+    with pytest.raises(NotConverged, match="Two contours disagree"):
+        exact_epsilon(composition, 1e-5, contour.EASY)
+    with pytest.raises(NotConverged, match="Two contours disagree"):
+        exact_delta(composition, 2.0, contour.EASY)
+    wrong_by(error / 6)
+    assert exact_epsilon(composition, 1e-5, contour.EASY) > 0.0 and exact_delta(composition, 2.0, contour.EASY) > 0.0
+
+
+@pytest.mark.parametrize("tail", [1e-7, 1e-6, 1e-5])
+def test_what_is_faded_out_with_the_tail_makes_the_answer_larger(tail: float) -> None:
+    composition, truth = run(2.0, 0.01, 1_500), 1.6553534717241247  # as published, at delta 1e-15
+    attempts = (Attempt(tail, split=False, work=4_000_000),)
+    assert truth < exact_epsilon(composition, 1e-15, attempts) < truth * (1.0 + tail)
+    assert 1e-15 < exact_delta(composition, truth, attempts) < 1e-15 * (1.0 + 10.0 * tail)
+
+
+def test_a_tail_that_matters_is_not_faded_out() -> None:
+    attempts = (Attempt(1e-3, split=False, work=4_000_000),)
+    with pytest.raises(NotConverged, match="Too much of the loss's tail"):
+        exact_epsilon(run(2.0, 0.01, 1_500), 1e-15, attempts)
 
 
 def test_epsilon_zero_is_checked_too() -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
+from scipy import optimize, stats
 
 from clipwise.accounting import FederatedRounds, GaussianSteps, Ledger, PrivateCalibration, account, account_delta
 from clipwise.accounting.contour import exact_epsilon
 from clipwise.accounting.gaussian import gaussian_epsilon
+from clipwise.accounting.lattice import Floats
 from clipwise.accounting.problem import ShuffledRun, pose
 from clipwise.accounting.shuffle import shuffled_delta, shuffled_epsilon
 from clipwise.errors import AccountingError
@@ -77,6 +80,15 @@ def test_shuffled_lower_bound_reproduces_the_published_values() -> None:
     assert shuffled_delta(one_epoch, shuffled_epsilon(one_epoch, 1e-3)) == pytest.approx(1e-3, rel=1e-6)
 
 
+def test_shuffled_batches_with_next_to_no_noise_have_no_lower_end() -> None:
+    """The two outputs lie a hundred deviations apart: no double tells how likely one is where the other is."""
+    apart = ShuffledRun(1.0 / 0.01, 10, 3)
+    assert shuffled_epsilon(apart, 1e-5) == 0.0 and shuffled_delta(apart, 0.0) == 0.0
+    guarantee = account((GaussianSteps(Shuffled(100, 10), 0.01, 30),), 1e-5)
+    assert guarantee.lower == 0.0
+    assert guarantee.epsilon == pytest.approx(gaussian_epsilon(100.0 * math.sqrt(3), 1e-5), rel=1e-9)
+
+
 @pytest.mark.parametrize("relation", [None, "replace_one", "zero_out"])
 def test_fixed_size_is_an_interval_of_replacing(relation: Any) -> None:
     guarantee = account((GaussianSteps(FixedSize(50_000, 1_000), 1.3, 750),), 1e-5, relation=relation)
@@ -89,6 +101,36 @@ def test_fixed_size_is_an_interval_of_replacing(relation: Any) -> None:
         < guarantee.epsilon
         < account((GaussianSteps(FixedSize(50_000, 1_000), 1.3, 750),), 1e-5, "rdp").epsilon
     )
+
+
+def delta_of_one_fixed_size_step(rate: float, shift: float, epsilon: Floats) -> Floats:
+    """The convex hull of an amplified Gaussian's trade-off function and its inverse, in closed form."""
+    inner = np.log1p(np.expm1(np.abs(epsilon)) / rate)
+    above = stats.norm.cdf(shift / 2 - inner / shift) - np.exp(inner + stats.norm.logcdf(-shift / 2 - inner / shift))
+    return np.asarray(np.where(epsilon >= 0, rate * above, 1 - np.exp(epsilon) * (1 - rate * above)))
+
+
+@pytest.mark.parametrize(
+    ("scheme", "sigma", "steps"),
+    [(FixedSize(10, 2), 1.0, 2), (FixedSize(50, 1), 1.3, 3)],
+)
+def test_a_few_fixed_size_steps_against_a_convolution(scheme: FixedSize, sigma: float, steps: int) -> None:
+    """The loss whose delta is the closed form of one step at the points of a grid, and a chord in between."""
+    each, top = 4e-3, 14.0
+    loss = each * np.arange(-round(top / each), round(top / each) + 1)
+    one_step = delta_of_one_fixed_size_step(scheme.batch_size / scheme.sample_size, 2 / sigma, loss)
+    slope = np.diff(one_step) / np.diff(np.exp(loss))
+    mass = np.append(np.append(0.0, np.diff(slope)), -slope[-1]) * np.exp(loss)
+    run_mass = mass
+    for _ in range(steps - 1):
+        run_mass = np.convolve(run_mass, mass)
+    run_loss = each * (np.arange(len(run_mass)) - len(run_mass) // 2)
+
+    def delta(epsilon: float) -> float:
+        return float(run_mass @ -np.expm1(np.minimum(0.0, epsilon - run_loss))) + steps * float(one_step[-1])
+
+    truth = optimize.brentq(lambda epsilon: delta(epsilon) - 1e-5, 0.0, top)
+    assert account((GaussianSteps(scheme, sigma, steps),), 1e-5).epsilon == pytest.approx(truth, rel=2e-5)
 
 
 @pytest.mark.parametrize(

@@ -173,6 +173,15 @@ def test_a_search_that_finds_no_sign_change_says_so() -> None:
     assert fitted.at_limit and 19 < fitted.temperature < 20
 
 
+@pytest.mark.parametrize(("label", "limit", "towards"), [(0, 0.05, 1), (1, 20.0, -1)], ids=["right", "wrong"])
+def test_a_search_without_a_sign_change_halves_its_way_to_the_limit(label: int, limit: float, towards: int) -> None:
+    """Always right: less sure than right at every temperature, so the least one; always wrong: the largest."""
+    logits, labels = torch.tensor([[2.0, 0.0]] * 50), torch.full((50,), label)
+    fitted = PrivateTemperatureScaling(1.0, noise=Watched(scale=0.0)).fit(logits, labels, cw.Ledger())
+    left = 0.5 * math.log(20.0 / 0.05) / 2**QUERIES
+    assert fitted.at_limit and math.log(fitted.temperature / limit) == pytest.approx(towards * left, rel=1e-9)
+
+
 def test_the_charge_is_that_of_one_gaussian_mechanism() -> None:
     """Eight sums with sqrt(8) times the noise compose to one with the noise multiplier asked for."""
     ledger = cw.Ledger()

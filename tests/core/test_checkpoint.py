@@ -540,6 +540,37 @@ def test_the_journal_counts_in_place(tmp_path: Path) -> None:
         checkpoint.Journal(tmp_path / "absent")
 
 
+GOOD = b"begun 00000000000000000002 live\n"
+GARBLED = {
+    "other_word": b"began 00000000000000000002 live\n",
+    "no_number": b"begun 0000000000000000000x live\n",
+    "negative": b"begun -0000000000000000002 live\n",
+    "two_words": b"begun 00000000000000000002_live\n",
+    "no_number_at_all": b"begun                      live\n",
+    "four_words": b"begun 00000000000000000002 li e\n",
+    "other_state": b"begun 00000000000000000002 lime\n",
+    "spaces": b"begun  0000000000000000002 live\n",
+    "short": b"begun 2 live\n" + b" " * (len(GOOD) - len("begun 2 live\n")),
+    "no_end": GOOD[:-1] + b" ",
+    "zeros": bytes(len(GOOD)),
+}
+
+
+@pytest.mark.parametrize("garbled", GARBLED.values(), ids=GARBLED)
+def test_a_garbled_count_is_no_count(garbled: bytes, tmp_path: Path) -> None:
+    """A number read out of rubbish would be steps that nobody is charged for."""
+    path = tmp_path / "file"
+    journal = checkpoint.write(path, {"x": torch.ones(3)}, begun=2)
+    content = path.read_bytes()
+    assert content.count(GOOD) == 1 and len(garbled) == len(GOOD)
+    with open(path, "r+b") as file:  # in place, under the open journal
+        file.seek(content.index(GOOD))
+        file.write(garbled)
+    for look in (lambda: checkpoint.read(path), journal.begun, lambda: journal.charge(3)):
+        with pytest.raises(cw.CheckpointError, match="does not say how many steps"):
+            look()
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_two_processes_cannot_go_on_from_one_file(tmp_path: Path) -> None:
     """Each would count its own steps over the other's, and both release."""

@@ -140,10 +140,12 @@ def test_yield_empty_steps_with_losses_of_length_zero() -> None:
     assert train(private, model, data(), yield_empty=True) == private.ledger.steps == 30
 
 
-def test_a_collate_that_cannot_be_emptied_is_refused() -> None:
+@pytest.mark.parametrize("more", [object(), "a name", 3], ids=["object", "text", "number"])
+def test_a_collate_that_cannot_be_emptied_is_refused(more: object) -> None:
+    """Also where only a part cannot: the whole would lose its structure."""
     private, _ = private_for(plan(sampling=cw.Poisson(N, 1), steps=30), seed=3)
     with pytest.raises(cw.DataError, match="collate_fn"):
-        list(private.loader(data(), yield_empty=True, collate_fn=lambda items: object()))
+        list(private.loader(data(), yield_empty=True, collate_fn=lambda items: (torch.ones(len(items)), more)))
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")  # on a machine with one core

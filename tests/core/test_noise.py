@@ -293,6 +293,20 @@ def test_standard_deviations_must_be_positive() -> None:
     assert (sums[0] == 0).all()
 
 
+@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("std", "scale"),
+    [(0.0, 1.0), (-1.0, 1.0), (math.nan, 1.0), (2.0**-950, 2.0**100), (2.0**-800, 2.0**-200)],
+)
+def test_no_tensor_of_several_goes_without_noise(std: float, scale: float, place: int) -> None:
+    sums = [torch.ones(3) for _ in range(3)]
+    adder, stds = adder_for(sums), [1.0, 1.0, 1.0]
+    stds[place] = std
+    with pytest.raises(InvalidPlan, match="positive finite standard deviations"):
+        adder.release(sums, stds, scale, 0)
+    assert all((total == 1).all() for total in sums)  # refused before anything was added
+
+
 @pytest.mark.parametrize("seed", [-1, 1.0, "1", True])
 def test_a_seed_is_a_non_negative_integer(seed: object) -> None:
     with pytest.raises(InvalidPlan, match="seed"):

@@ -54,6 +54,20 @@ def test_a_change_that_the_optimizer_does_not_know_is_refused(change: Change, th
     assert private.ledger.steps == 2
 
 
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_change_between_iterations_is_refused_before_a_batch_is_drawn(change: Change) -> None:
+    model = mlp()
+    private = cw.Private(plan(), model, sgd(model), seed=0)
+    for number, (x, y) in enumerate(private.loader(data())):
+        private.step(losses_of(model, x, y))
+        if number == 1:
+            break
+    change(model)
+    with pytest.raises(InvalidPlan, match="optimizer"):
+        next(iter(private.loader(data())))
+    assert private.ledger.steps == 2
+
+
 def test_a_change_that_the_optimizer_knows_is_trained() -> None:
     model = mlp()
     optimizer = sgd(model)

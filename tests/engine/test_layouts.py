@@ -8,6 +8,7 @@ from torch import Tensor
 
 from clipwise.clipping import Abadi, Flat, Layerwise, Normalize
 from clipwise.engine import clipped_gradients, per_sample_gradients, per_sample_norms
+from clipwise.engine.layout import Probe, colours_of, owners_by_digits
 from clipwise.errors import NotSeparable, UnsupportedNode
 from tests.zoo import BY_NAME, named
 
@@ -94,6 +95,40 @@ def test_a_cached_plan_is_not_used_for_rows_that_lie_otherwise(how: str) -> None
         expected = flat(clipped_loop(loop, Flat(Abadi(0.1)))).sum(0)
         assert torch.allclose(norms, norms_of(loop), rtol=1e-10)
         assert torch.allclose(flat_sum(clipped.gradients), expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("batch", [1, 2, 15, 16, 17, 31, 256, 257])
+def test_no_two_samples_have_the_same_colours(batch: int) -> None:
+    """In powers of 16: one colouring for up to 16 samples, two for up to 256, then three."""
+    colours = colours_of(batch, torch.zeros((), dtype=torch.float64))
+    assert len(colours) == 1 + (batch > 16) + (batch > 256)
+    assert len(torch.stack(colours, 1).unique(dim=0)) == batch
+
+
+@pytest.mark.parametrize("apart", [16, 17, 32])
+def test_samples_that_mix_far_apart_are_refused(apart: int) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 2).double()
+    y = model(torch.randn(48, 3, dtype=torch.float64))
+    with pytest.raises(NotSeparable):
+        per_sample_norms((y.tanh() + y.roll(apart, 0)).square().sum(1), named(model))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+@pytest.mark.parametrize(("shape", "axis"), [((40,), 0), ((40, 3), 0), ((3, 40), 1), ((2, 40, 3), 1), ((2, 3, 40), 2)])
+def test_the_owner_of_each_position_is_read_off_its_colours(
+    shape: tuple[int, ...], axis: int, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(0)
+    batch, view = 20, [1] * len(shape)
+    view[axis] = -1
+    owners = torch.randint(batch, (40,))
+    gradient, bad = torch.randn(shape, dtype=dtype), torch.zeros(batch, dtype=torch.bool)
+    colours = colours_of(batch, torch.zeros((), dtype=torch.float64))
+    coloured = [gradient * colour[owners].view(view) for colour in colours]
+    assert torch.equal(owners_by_digits(Probe(gradient, coloured, colours, bad), axis), owners)  # type: ignore[arg-type]
+    neighbours = [gradient * (colour[owners] + colour[owners.flip(0)]).view(view) for colour in colours]
+    assert owners_by_digits(Probe(2 * gradient, neighbours, colours, bad), axis) is None
 
 
 @pytest.mark.parametrize("shift", [0, 1, 2, -1])

@@ -190,3 +190,12 @@ def test_query_key_and_value_share_inner_products_and_nothing_else(monkeypatch: 
         counted.clear()
         clipped_gradients(losses(third), params, Abadi(1e9), way="bookkeeping")
         assert len(counted) == grams
+
+
+def test_powers_of_a_parameter_to_exponents_of_the_batch() -> None:
+    """The derivative is e p^(e-1), also where p = 0 and e = 0: there it is 0, and not 0 times infinity."""
+    p = torch.nn.Parameter(torch.tensor([0.0, 1.5, 2.0, 0.5], dtype=torch.float64))
+    e = torch.tensor([[0.0, 2.0, 0.0, 1.0], [1.0, 0.0, 3.0, 0.5], [2.0, 1.0, 1.0, 1.0]], dtype=torch.float64)
+    expected = [[0.0, 3.0, 0.0, 1.0], [1.0, 0.0, 12.0, 0.5 * 0.5**-0.5], [0.0, 1.0, 1.0, 1.0]]
+    found = per_sample_gradients((p**e).sum(1), {"p": p})["p"]
+    assert torch.allclose(found, torch.tensor(expected, dtype=torch.float64), rtol=1e-12, atol=0)

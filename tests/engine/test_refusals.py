@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from clipwise.clipping import Abadi
 from clipwise.engine import check, clipped_gradients, per_sample_gradients, per_sample_norms
@@ -188,6 +189,18 @@ def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3))
 
 
+def half_hidden(model: nn.Module, x: Tensor) -> Tensor:
+    """The first layer inside a reentrant checkpoint, where no graph shows its parameters; the others are seen."""
+    first, *others = model.children()
+    hidden = checkpoint(first, x.requires_grad_(), use_reentrant=True)
+    return per_row(nn.Sequential(*others)(hidden))
+
+
+def squashed_in_half(model: nn.Module, x: Tensor) -> Tensor:
+    """Autograd would round the sum over samples on its way through the tanh."""
+    return per_row((x.bfloat16() @ model.weight.bfloat16().tanh().T).float())  # type: ignore[operator, union-attr]
+
+
 REFUSED = [
     *(
         Refused(f"batch_norm_{where}_{'affine' if affine else 'plain'}", batch_norm(affine, where), plain, NotSeparable,
@@ -218,6 +231,9 @@ REFUSED = [
     Refused("fused_lstm", fused_lstm, plain, UnsupportedNode, ("MkldnnRnnLayerBackward0", "mkldnn"), (5, 6)),
     Refused("scale_grad_by_freq", frequency_scaled, looked_up, UnsupportedNode, ("scale_grad_by_freq",)),
     Refused("solved_system", Solved, plain, UnsupportedNode, ("LinalgSolve", "weight")),
+    Refused("reentrant_checkpoint", mlp, half_hidden, UnsupportedNode, ("use_reentrant=False",)),
+    Refused("weight_computed_in_half", lambda: nn.Linear(6, 3, bias=False), squashed_in_half, UnsupportedNode,
+        ("half precision", "float32")),
 ]  # fmt: skip
 
 CALLS: dict[str, Callable[[Tensor, Any], object]] = {
@@ -379,6 +395,50 @@ def test_a_hook_that_changes_a_gradient_is_named() -> None:
         per_sample_norms(plain(model, torch.randn(4, 6)), named(model))
 
 
+@pytest.mark.parametrize(("dtype", "little", "much"), [(torch.float32, 1e-3, 3e-3), (torch.bfloat16, 5e-3, 4e-2)])
+def test_gradients_that_differ_from_autograds_by_a_little_are_refused(
+    dtype: torch.dtype, little: float, much: float
+) -> None:
+    """Orthogonal samples, so that a hook's factor is the relative difference: under 0.2 %, in half precision 2 %."""
+    for factor, fails in ((1 + little, False), (1 + much, True), (1 - much, True)):
+        model = nn.Linear(4, 3, bias=False).to(dtype)
+        model.weight.register_hook(lambda gradient, factor=factor: factor * gradient)
+        losses = per_row(model(torch.eye(4, dtype=dtype)).float())
+        with pytest.raises(CheckFailed, match="disagree with autograd") if fails else nullcontext():
+            per_sample_norms(losses, named(model))
+
+
+BATCH = 4
+OF_SHAPE_OF_THE_BATCH: dict[str, tuple[tuple[int, ...], Callable[[Tensor], Tensor]]] = {
+    "sum": ((BATCH,), lambda w: (w + torch.randn(5, BATCH)).square().sum(0)),
+    "hypot": ((BATCH, 3), lambda w: torch.hypot(w, torch.randn(BATCH, 3)).sum(1)),
+    "hypot_sequence_first": ((BATCH,), lambda w: torch.hypot(w, torch.randn(5, BATCH)).sum(0)),
+    "repeated": ((BATCH, 3), lambda w: (w.repeat(2, 1) * torch.randn(2 * BATCH, 3)).view(2, BATCH, 3).sum((0, 2))),
+    **{
+        f"embedding_bag_{mode}": (
+            (7, BATCH),
+            lambda w, mode=mode: F.embedding_bag(torch.randint(7, (6, 3)), w, mode=mode).square().sum(0),  # type: ignore[misc]
+        )
+        for mode in ("sum", "mean", "max")
+    },
+}
+if hasattr(F, "grouped_mm"):  # not in every torch
+    OF_SHAPE_OF_THE_BATCH["grouped_product"] = (
+        (2, 8, BATCH),
+        lambda w: F.grouped_mm(torch.randn(8, 8), w, offs=torch.tensor([3, 8], dtype=torch.int32)).square().sum(0),
+    )
+
+
+@pytest.mark.parametrize(("shape", "losses"), OF_SHAPE_OF_THE_BATCH.values(), ids=OF_SHAPE_OF_THE_BATCH)
+def test_a_parameter_with_an_entry_for_each_place_in_the_batch_is_refused(
+    shape: tuple[int, ...], losses: Callable[[Tensor], Tensor]
+) -> None:
+    torch.manual_seed(0)
+    weight = nn.Parameter(torch.randn(*shape))
+    with pytest.raises(NotSeparable, match="Backward0: "):
+        per_sample_norms(losses(weight), {"weight": weight})
+
+
 def compiled_losses() -> tuple[nn.Module, Tensor]:
     model = mlp()
     return model, plain(torch.compile(model, backend="aot_eager"), torch.randn(4, 6))
@@ -510,6 +570,20 @@ def test_check_model_looks_behind_random_numbers() -> None:
     model, batch = Random(always=False, honest=False), torch.randn(5, 6)
     with untouched(model), pytest.raises(NotSeparable, match="removing"):
         check_model(model, loss_fn, batch)
+
+
+def test_check_model_restores_a_model_that_fails_half_way() -> None:
+    """A memory that the forward pass has written to before it raises is put back as well."""
+    torch.manual_seed(0)
+    model, batch = nn.Sequential(mlp(), nn.Dropout(0.5)), torch.randn(5, 6)
+    model.register_buffer("calls", torch.zeros(()))
+
+    def failing(model: nn.Module, x: Tensor) -> Tensor:
+        model.calls += 1  # type: ignore[operator]
+        raise RuntimeError("out of memory")
+
+    with untouched(model), pytest.raises(RuntimeError, match="out of memory"):
+        check_model(model, failing, batch)
 
 
 def test_check_model_names_a_number_in_the_batch() -> None:

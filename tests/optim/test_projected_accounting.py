@@ -248,6 +248,15 @@ def test_two_records_may_have_any_dependence() -> None:
         assert drawn.mean() < account_delta([event], 1.0, relation="replace_one").delta
 
 
+def test_two_opposed_estimates_may_cost_more_than_equal_ones() -> None:
+    """At epsilon 0 delta is concave in the shift, so replacing one record is no twofold step of one estimate."""
+    rank = (np.arange(2_000) + 0.5) / 2_000
+    factor = np.sqrt(10 / stats.chi2.ppf(rank, 10))
+    equal, opposed = (float((2 * stats.norm.cdf(mu / 2) - 1).mean()) for mu in (2 * factor, factor + factor[::-1]))
+    event = steps(sampling=cw.FullBatch(1_000), noise_multiplier=1.0, projections=10, steps=1)
+    assert equal + 0.01 < opposed < account_delta([event], 0.0, relation="replace_one").delta
+
+
 def test_mixed_ledgers_and_their_files() -> None:
     ledger = cw.Ledger([steps(steps=3), steps(steps=2), cw.GaussianSteps(cw.Poisson(10_000, 100), 2.0, 10)])
     assert [event.count for event in ledger.events] == [5, 10] and ledger.steps == 15
@@ -262,6 +271,19 @@ def test_mixed_ledgers_and_their_files() -> None:
     assert max(parts) < account(several, 1e-5).epsilon < sum(parts)
     apart, together = [full, exact_norms(full), full], [full.repeated(1_000), exact_norms(full)]
     assert account(apart, 1e-5).epsilon == pytest.approx(account(together, 1e-5).epsilon, rel=1e-6)
+
+
+def test_beside_steps_of_a_fixed_size_all_is_about_replacing() -> None:
+    """One event has a meaning for replacing only: the others then cost two records, whichever comes first."""
+    estimated = steps(sampling=cw.FullBatch(1_000), noise_multiplier=20.0, steps=10)
+    fixed = cw.GaussianSteps(cw.FixedSize(1_000, 1_000), 30.0, 2)
+    parts = [account([event], 1e-5, relation="replace_one").epsilon for event in (estimated, fixed)]
+    assert parts[0] > 1.5 * account([estimated], 1e-5).epsilon
+    for order in ([estimated, fixed], [fixed, estimated]):
+        found = account(order, 1e-5)
+        assert found.relation == "replace_one" and found.epsilon > max(parts)
+        # The lower end of the fixed size's steps holds for exact norms only.
+        assert found.lower is None and account([exact_norms(estimated), fixed], 1e-5).lower is not None
 
 
 def test_noise_can_be_calibrated() -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
+from scipy import stats
 
+from clipwise.accounting import GaussianSteps, Ledger
 from clipwise.report import Estimate, Run, arms_of
 from clipwise.report.joint import joint_of
 from clipwise.report.reading import difference, read
 from clipwise.report.warnings import warnings_of
+from clipwise.sampling import FullBatch
 from tests.report.samples import DELTA, comparison, ledger, made_run, plan, regression_run
 
 
@@ -116,6 +120,29 @@ def test_a_difference_of_equal_seeds_is_exact() -> None:
     same = Estimate.over_seeds([0.5, 0.5])
     assert difference(same, Estimate.over_seeds([0.75, 0.75])).low == 0.25
     assert not difference(same, same).is_clear
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [([0.030, 0.031, 0.036], [0.010, 0.022]), ([0.5, 0.7], [0.61, 0.62, 0.60, 0.63, 0.58]), ([0.1, 0.4], [0.9, 0.3])],
+)
+def test_a_difference_over_the_seeds_has_welchs_interval(before: list[float], after: list[float]) -> None:
+    found = difference(Estimate.over_seeds(before), Estimate.over_seeds(after))
+    theirs = stats.ttest_ind(after, before, equal_var=False).confidence_interval(0.95)
+    assert (found.low, found.high) == pytest.approx((theirs.low, theirs.high), rel=1e-9)
+    assert found.is_clear == (theirs.low > 0 or theirs.high < 0) and found.basis == "over the seeds"
+
+
+@pytest.mark.parametrize("deltas", [(1e-5, 1e-9), (1e-9, 1e-5), (1e-5, 1e-9, 1e-7)])
+def test_runs_of_several_deltas_are_charged_at_the_least(deltas: tuple[float, ...]) -> None:
+    """Full batches, so that together they are one Gaussian of all squared shifts: delta in closed form."""
+    book = Ledger([GaussianSteps(FullBatch(100), 20.0, 100)])
+    runs = [made_run(f"run {i}", seed=i, ledger=book, delta=delta) for i, delta in enumerate(deltas)]
+    joint = joint_of(runs)
+    assert joint is not None and joint.guarantee is not None and joint.guarantee.delta == min(deltas)
+    mu, epsilon = math.sqrt(len(deltas) * 100) / 20.0, joint.guarantee.epsilon
+    upper, lower = stats.norm.cdf(mu / 2 - epsilon / mu), stats.norm.cdf(-mu / 2 - epsilon / mu)
+    assert upper - math.exp(epsilon) * lower == pytest.approx(min(deltas), rel=1e-6)
 
 
 def test_all_runs_of_a_page_are_charged_together() -> None:

@@ -43,8 +43,10 @@ def _count_line(begun: int, live: bool) -> bytes:
 
 def _parse_count(line: bytes, path: Path) -> tuple[int, bool]:
     words = line.split()
-    if len(line) == len(_count_line(0, True)) and len(words) == 3 and words[0] == b"begun" and words[1].isdigit():
-        return int(words[1]), words[2] == b"live"
+    if len(words) == 3 and words[1].isdigit():
+        begun, live = int(words[1]), words[2] == b"live"
+        if line == _count_line(begun, live):
+            return begun, live
     raise CheckpointError(f"{path} does not say how many steps were begun: it is damaged. Use an older copy.")
 
 
