@@ -1,4 +1,4 @@
-"""Runs that were made when add/remove was written everywhere: their folders are read, and the relation is put right."""
+"""Runs that were made when add/remove was written everywhere: they are read, and the relation is put right."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ PAPERS = Path(__file__).resolve().parents[3] / "papers"
     ("experiment", "name"), [("mnist", "r-1-0"), ("federated", "r-1-0"), ("wine", "r-2-0"), ("california", "r-1-0")]
 )
 def test_a_committed_run_says_the_relation_that_holds(experiment: str, name: str, tmp_path: Path) -> None:
+    if not (PAPERS / experiment / packed.CURVES).is_file():
+        pytest.skip("the curves are in the repository, not in the source distribution")
     record = packed.read(PAPERS / experiment)[name]
     written = record["result"]["guarantees"]
     assert written["exact"]["relation"] == "add_remove" and "adding or removing" in written["exact"]["statement"]
