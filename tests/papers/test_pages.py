@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
-from papers.__main__ import EXPERIMENTS, PAGE, assembled
+from papers.__main__ import DOCS, EXPERIMENTS, pages
 from papers.cifar10 import grid
 from papers.packed import CURVES, RESULTS
 from papers.regression import climb
@@ -24,12 +24,26 @@ from clipwise.report import Arm, Estimate, Run
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_the_page_of_the_paper_is_put_together_from_those_of_the_experiments() -> None:
-    assert PAGE.read_text(encoding="utf-8") == assembled(), "run python -m papers"
-    page = PAGE.read_text(encoding="utf-8")
+def test_the_pages_of_the_paper_are_put_together_from_those_of_the_experiments() -> None:
+    made = pages()
+    for path, text in made.items():
+        assert path.read_text(encoding="utf-8") == text, "run python -m papers"
+    assert {path.name for path in (DOCS / "paper").iterdir()} == {f"{name}.md" for name in EXPERIMENTS}
     for name in EXPERIMENTS:
+        page = made[DOCS / "paper" / f"{name}.md"]
         for figure in (ROOT / "papers" / name / "figures").glob("*.svg"):
-            assert f"(../papers/{name}/figures/{figure.name})" in page, figure
+            assert f"(../../papers/{name}/figures/{figure.name})" in page, figure
+
+
+def test_the_summary_has_every_claim_and_links_every_page() -> None:
+    summary = pages()[DOCS / "paper.md"]
+    for name in EXPERIMENTS:
+        text = (ROOT / "papers" / name / "README.md").read_text(encoding="utf-8")
+        assert f"]({Path('paper', name).as_posix()}.md)" in summary
+        _, _, table = text.partition(findings_table(()))
+        claims = table.split("\n\n", 1)[0].splitlines()
+        assert all(claim in summary for claim in claims), name
+        assert bool(claims) == (name != "federated")
 
 
 def redrawn(name: str, folder: Path) -> None:
