@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,11 +12,10 @@ import matplotlib as mpl
 
 from clipwise.accounting.guarantee import round_up
 from clipwise.report import Arm, Estimate, Run
+from papers.packed import CURVES, RESULTS, noise
 from papers.verdicts import BINS, PERCENT, Claim, Finding, mce
 from papers.work import write_text
 
-FLOAT32 = "float32 numbers of torch, which end at 5.8 deviations (replaced since: decision 0012)"
-"""What runs were made with that do not name their noise."""
 TITLES = {"accuracy": "accuracy", "nll": "NLL", "ece": "ECE", "mce": "MCE", "brier": "Brier", "mse": "MSE"}
 HEADLINES = {"classification": ("accuracy", "nll", "ece", "mce"), "regression": ("mse",)}
 
@@ -103,16 +101,9 @@ def times(arms: Sequence[Arm]) -> str:
     """How many runs there are and how long they took."""
     minutes = [run.provenance["seconds"] / 60 for arm in arms for run in arm.runs]
     return (
-        f"{len(minutes)} runs in `runs/`: {sum(minutes):.0f} minutes of training in all, one core for each run; the "
-        f"median run took {median(minutes):.1f} minutes. {noises(arms)}"
+        f"{len(minutes)} runs in `{RESULTS}` and `{CURVES}`: {sum(minutes):.0f} minutes of training in all, one core "
+        f"for each run; the median run took {median(minutes):.1f} minutes. {noises(arms)}"
     )
-
-
-def noise(arm: Arm) -> str | None:
-    """Which noise made the runs of an arm; None when it has none."""
-    if not arm.first.plan.get("noise_multiplier"):
-        return None
-    return " and ".join(sorted({str(run.provenance.get("noise", FLOAT32)) for run in arm.runs}))
 
 
 def noises(arms: Sequence[Arm]) -> str:
@@ -140,15 +131,6 @@ def figure(folder: Path, name: str, drawn: Any, caption: str) -> str:
     return f"![{caption}](figures/{name}.svg)\n\n*{caption}.*\n"
 
 
-def save_results(folder: Path, arms: Sequence[Arm]) -> None:
-    """Every metric of every arm as `results.json`."""
-    values = {
-        arm.name: {"noise": noise(arm), **{name: value.to_dict() for name, value in arm.estimates.items()}}
-        for arm in arms
-    }
-    write_text(folder / "results.json", json.dumps(values, indent=1) + "\n")
-
-
 def page(
     folder: Path,
     title: str,
@@ -159,9 +141,8 @@ def page(
     command: str | None = None,
     trained: Sequence[Arm] | None = None,
 ) -> str:
-    """Write `results.json` and `README.md` of a recipe; returns the tables. `trained` are its own arms, if not all."""
+    """Write `README.md` of a recipe; returns the tables. `trained` are its own arms, if not all."""
     metrics = HEADLINES[arms[0].first.task]
-    save_results(folder, arms)
     tables = f"{results_table(arms, metrics)}\n{claims_table(arms, claims)}" if claims else results_table(arms, metrics)
     command = command or f"clipwise reproduce {folder.name}"
     head = (

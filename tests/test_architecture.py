@@ -115,11 +115,15 @@ def test_recipes_use_the_public_interface_only(path: Path) -> None:
 MACHINE_PATH = re.compile(r"(?<![\w.:/])/(?:work|root|home|Users)/[\w.]")
 
 
-def repository_texts() -> Iterator[tuple[str, str]]:
+def tracked() -> list[str]:
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, timeout=60)
     if listed.returncode:
         pytest.skip("not a git checkout")
-    for name in filter(None, listed.stdout.decode().split("\0")):
+    return [name for name in listed.stdout.decode().split("\0") if name]
+
+
+def repository_texts() -> Iterator[tuple[str, str]]:
+    for name in tracked():
         path = ROOT / name
         if path.is_file():
             try:
@@ -131,6 +135,13 @@ def repository_texts() -> Iterator[tuple[str, str]]:
 def test_repository_names_no_machine() -> None:
     found = [f"{name}: {match.group()}" for name, text in repository_texts() for match in MACHINE_PATH.finditer(text)]
     assert not found
+
+
+def test_repository_is_small_enough_to_look_through() -> None:
+    names = tracked()
+    logs = [name for name in names if Path(name).name in ("metrics.jsonl", "result.json", "ledger.json")]
+    assert not logs, f"{logs[0]} is a file of a run's folder; `clipwise reproduce` packs runs (papers/packed.py)"
+    assert len(names) <= 700, f"{len(names)} files are tracked"
 
 
 def test_machine_path_is_recognised() -> None:

@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not (args.quick or args.draw or (args.only and all(TUNED in name for name in args.only))):
         cached(network, extractor(network, SIDE if network == DEFAULT else None))  # before any run needs them
     with place(home, args.quick) as folder:
-        arms = complete(planned, folder / "runs", args)
+        arms = complete(planned, folder, args)
         wanted = [] if args.draw or args.only else cells(args.quick, args.seeds)
         settings = head_settings(network, args.quick)
         rows = grid.complete(wanted, folder / "grid.json", FOLDER / "config.toml", settings, args.jobs)

@@ -30,7 +30,6 @@ from papers.tables import (
     figure,
     findings_table,
     results_table,
-    save_results,
     times,
 )
 from papers.verdicts import Claim, calibration_of
@@ -60,7 +59,7 @@ def claims(kind: str, network: str) -> list[Claim]:
 
 
 def write(arms: Sequence[Arm], rows: Sequence[Any], folder: Path, network: str, whole: bool = False) -> str:
-    """Write README.md, results.json and the figures; returns the tables."""
+    """Write README.md and the figures; returns the tables."""
     by_name = {each.name: each for each in arms}
     sections = [_head(arms, rows, network, whole), findings_table(findings(by_name, rows))]
     tables = []
@@ -71,7 +70,6 @@ def write(arms: Sequence[Arm], rows: Sequence[Any], folder: Path, network: str, 
     sections += [noise(by_name, folder), grid(rows, folder)]
     text, table = _tuned(by_name, folder, network, whole)
     sections.append(text)
-    save_results(folder, arms)
     write_text(folder / "README.md", "\n".join(filter(None, sections)))
     return "\n".join([*tables, table])
 

@@ -64,7 +64,7 @@ def findings(by_name: Mapping[str, Arm]) -> list[Finding]:
 
 def write(arms: Sequence[Arm], folder: Path) -> str:
     """The table of all rules, beside the usual clipping where its runs are there."""
-    runs = runs_of(MNIST, folder.parent / MNIST.name / "runs")
+    runs = runs_of(MNIST, folder.parent / MNIST.name)
     usual = [run for run in runs if run.name in LABELS]
     every = [Arm(LABELS.get(arm.name, arm.name), arm.runs) for arm in (*(arms_of(usual) if usual else ()), *arms)]
     shown = {arm.name: arm.first.test for arm in every}

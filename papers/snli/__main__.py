@@ -90,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             return
         study = STUDY if choice == EVERYWHERE else with_states(choice, records)
         with place(study.folder, args.quick) as folder:
-            print(write(complete(study, folder / "runs", args), folder, args.weights))
+            print(write(complete(study, folder, args), folder, args.weights))
 
 
 if __name__ == "__main__":

@@ -62,11 +62,11 @@ def test_a_set_that_was_cut_goes_on_and_its_page_counts_seeds(
         main(study, write, ["--jobs", "1"])
     main(study, write, ["--jobs", "1", "--resume"])
     assert (study.folder / "runs" / "fast-0" / "result.json").read_bytes() == first
-    runs = list(runs_of(study, study.folder / "runs"))
+    runs = list(runs_of(study, study.folder))
     assert [(run.name, run.plan["learning_rate"]) for run in runs] == [("fast", 0.5)] * 2 + [("not so fast", 0.05)] * 2
     said = capsys.readouterr().out
     assert "[3/3]" in said and "| not so fast | 2 |" in said and "| missing | ECE | 1.0 % | not run | - | - |" in said
-    saved = json.loads((study.folder / "results.json").read_text())
+    saved = json.loads((study.folder / "results.json").read_text())["arms"]
     assert set(saved) == {"fast", "not so fast"} and saved["fast"]["accuracy"]["mean"] > 0
     page_text = (study.folder / "README.md").read_text()
     main(study, write, ["--draw"])
@@ -109,7 +109,7 @@ def test_a_damaged_run_is_told_in_a_sentence(study: Study) -> None:
 def test_folders_that_are_no_runs_are_passed_over(study: Study) -> None:
     for name in ("fast-0.bak", "fast-0 (copy)", "fast-1"):
         (study.folder / "runs" / name).mkdir(parents=True)
-    assert list(runs_of(study, study.folder / "runs")) == []
+    assert list(runs_of(study, study.folder)) == []
 
 
 def test_the_quick_form_stands_beside_no_other_recipe(tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_a_run_that_was_cut_before_its_first_checkpoint_starts_anew(
     begun.mkdir(parents=True)
     (begun / "config.toml").write_text("half of")
     main(study, write, ["--jobs", "1", "--only", "fast", "--seeds", "1", *resume])
-    assert len(list(runs_of(study, study.folder / "runs"))) == 1
+    assert len(list(runs_of(study, study.folder))) == 1
 
 
 @pytest.mark.slow

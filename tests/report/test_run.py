@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,6 +28,37 @@ def test_a_run_is_read_as_it_was_written(tmp_path: Path) -> None:
         "result.json",
     ]
     assert Run.load(folder) == replace(run, plan=json.loads(json.dumps(run.plan)))
+
+
+def test_a_record_is_one_json_value_with_the_whole_run(tmp_path: Path) -> None:
+    run = made_run(recalibrated={"temperature": judged(0, 1.0)})
+    record = Run.record(run.save(tmp_path))
+    assert Run.from_record(json.loads(json.dumps(record)), "here") == Run.load(tmp_path)
+
+
+def test_reading_a_record_leaves_it_as_it_is(tmp_path: Path) -> None:
+    data = {"name": "made-up digits", "fingerprint": "sha256:0ld"}
+    record = Run.record(made_run(fingerprint=None, provenance={"data": data}).save(tmp_path))
+    before = json.dumps(record)
+    run = Run.from_record(record, "here")
+    assert run.fingerprint == "sha256:0ld" and "fingerprint" not in run.provenance["data"]
+    assert json.dumps(record) == before
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"more": 1}, "runs.json, one is not the record of a run"),
+        ({"result": []}, "runs.json, one does not hold a clipwise run"),
+        ({"ledger": None}, "runs.json, one has no ledger"),
+        ({"ledger": {"format": "clipwise ledger"}}, "runs.json, one: The ledger"),
+        ({"curves": 3}, "runs.json, one has a field"),
+    ],
+)
+def test_a_damaged_record_is_refused_with_its_place(tmp_path: Path, change: dict[str, object], message: str) -> None:
+    record = Run.record(made_run().save(tmp_path))
+    with pytest.raises((DataError, LedgerError), match=re.escape(message)):
+        Run.from_record({**record, **change}, "runs.json, one")
 
 
 def test_a_regression_run_and_one_without_ledger(tmp_path: Path) -> None:

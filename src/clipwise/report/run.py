@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from clipwise.accounting import Ledger
 from clipwise.accounting.relation import restated
-from clipwise.errors import DataError
+from clipwise.errors import DataError, LedgerError
 from clipwise.files import replacing
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ SEEDED = (
     "train without one for a release."
 )
 _IN_RESULT = ("name", "task", "seed", "plan", "delta", "guarantees", "provenance")
+_IN_RECORD = {"result", "ledger", "config", "fingerprint", "curves"}
 
 
 @dataclass(frozen=True)
@@ -137,49 +138,88 @@ class Run:
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> Run:
         """Read what `save` wrote; a folder that is missing, cut or of another version is a `DataError`."""
+        return cls.from_record(cls.record(folder), str(Path(folder) / "result.json"))
+
+    @staticmethod
+    def record(folder: str | os.PathLike[str]) -> dict[str, Any]:
+        """All files of a run's folder as one JSON value, to keep many runs in one file; `from_record` reads it.
+
+        It holds everything that the folder holds, also what `publishable` leaves out.
+        """
         path = Path(folder)
         if not (path / "result.json").is_file():
             raise DataError(f"{path} is not a finished run: it has no result.json.")
-        body = _read_json(path / "result.json")
-        if not isinstance(body, dict) or body.get("format") != _FORMAT:
-            raise DataError(f"{path / 'result.json'} does not hold a clipwise run.")
-        if body.get("version") != VERSION:
-            raise DataError(
-                f"{path / 'result.json'} has version {body.get('version')!r}, this clipwise reads {VERSION}."
-            )
-        expected = {"format", "version", "test", "recalibrated", "warnings", *_IN_RESULT}
-        if set(body) != expected:
-            wrong = sorted(set(body) ^ expected)
-            raise DataError(f"{path / 'result.json'} has missing or unknown fields: {', '.join(wrong)}.")
-        curves = _rows(path / "metrics.jsonl")
-        ledger = Ledger.load(path / "ledger.json") if (path / "ledger.json").exists() else None
-        if body["guarantees"] and ledger is None:
-            raise DataError(f"{path} has no ledger.json, so that nothing can be said of the privacy of its run.")
-        config = _read(path / "config.toml") if (path / "config.toml").exists() else None
-        events = () if ledger is None else ledger.events
-        fingerprint = _read(path / FINGERPRINT) if (path / FINGERPRINT).exists() else None
+        if (path / "ledger.json").exists():
+            Ledger.load(path / "ledger.json")  # an edited one is refused, with its name
+        return {
+            "result": _read_json(path / "result.json"),
+            "ledger": _read_json(path / "ledger.json") if (path / "ledger.json").exists() else None,
+            "config": _read(path / "config.toml") if (path / "config.toml").exists() else None,
+            "fingerprint": _read(path / FINGERPRINT) if (path / FINGERPRINT).exists() else None,
+            "curves": list(_rows(path / "metrics.jsonl")),
+        }
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any], where: str) -> Run:
+        """The run that `record` made a value of; an error names `where` it stands.
+
+        Raises: DataError, or LedgerError, if the record was edited, cut or written by another version.
+
+        >>> import tempfile
+        >>> from clipwise.calibration import evaluate_regression
+        >>> made = Run("small", "regression", evaluate_regression([1.0, 2.0], [1.0, 2.5]), plan={})
+        >>> Run.from_record(Run.record(made.save(tempfile.mkdtemp())), "here") == made
+        True
+        """
+        if not isinstance(record, Mapping) or set(record) != _IN_RECORD:
+            raise DataError(f"{where} is not the record of a run.")
+        body = record["result"]
+        _check_body(body, where)
         try:
-            body["guarantees"] = {name: restated(saved, events) for name, saved in body["guarantees"].items()}
-            before = _without_fingerprint(body)
+            ledger = None if record["ledger"] is None else Ledger.from_json(json.dumps(record["ledger"]))
+        except LedgerError as error:
+            raise LedgerError(f"{where}: {error}") from error
+        if body["guarantees"] and ledger is None:
+            raise DataError(f"{where} has no ledger.json beside it: nothing can be said of the privacy of its run.")
+        events = () if ledger is None else ledger.events
+        try:
+            provenance, before = _without_fingerprint(body["provenance"])
+            guarantees = {name: restated(saved, events) for name, saved in body["guarantees"].items()}
             judged = {name: _result("classification", item) for name, item in body["recalibrated"].items()}
             return cls(
-                **{name: body[name] for name in _IN_RESULT},
+                **{name: body[name] for name in _IN_RESULT if name not in ("guarantees", "provenance")},
+                guarantees=guarantees,
+                provenance=provenance,
                 test=_result(body["task"], body["test"]),
                 recalibrated=judged,
-                curves=curves,
+                curves=tuple(record["curves"]),
                 ledger=ledger,
                 warnings=tuple(body["warnings"]),
-                config=config,
-                fingerprint=fingerprint or before,
+                config=record["config"],
+                fingerprint=record["fingerprint"] or before,
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise DataError(f"{path / 'result.json'} has a field that is not as it was written: {error}.") from error
+            raise DataError(f"{where} has a field that is not as it was written: {error}.") from error
 
 
-def _without_fingerprint(body: Mapping[str, Any]) -> str | None:
-    """Take the digest of the data out of a result: earlier versions wrote it there."""
-    data = body["provenance"].get("data")
-    return data.pop("fingerprint", None) if isinstance(data, dict) else None
+def _check_body(body: Any, where: str) -> None:
+    """Refuse what is not the content of a result.json that this version reads."""
+    if not isinstance(body, dict) or body.get("format") != _FORMAT:
+        raise DataError(f"{where} does not hold a clipwise run.")
+    if body.get("version") != VERSION:
+        raise DataError(f"{where} has version {body.get('version')!r}, this clipwise reads {VERSION}.")
+    expected = {"format", "version", "test", "recalibrated", "warnings", *_IN_RESULT}
+    if set(body) != expected:
+        raise DataError(f"{where} has missing or unknown fields: {', '.join(sorted(set(body) ^ expected))}.")
+
+
+def _without_fingerprint(provenance: Mapping[str, Any]) -> tuple[Mapping[str, Any], str | None]:
+    """Take the digest of the data out of the provenance: earlier versions wrote it there."""
+    data = provenance.get("data")
+    if not isinstance(data, dict) or "fingerprint" not in data:
+        return provenance, None
+    rest = {name: value for name, value in data.items() if name != "fingerprint"}
+    return {**provenance, "data": rest}, data["fingerprint"]
 
 
 def is_run(folder: str | os.PathLike[str]) -> bool:
