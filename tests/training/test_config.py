@@ -24,7 +24,9 @@ from clipwise.training.train import ALGORITHMS
 from .common import TINY, config
 
 ROOT = Path(__file__).parents[2]
-BLOCKS = re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / "train.md").read_text(encoding="utf-8"), flags=re.DOTALL)
+BLOCKS = re.findall(
+    r"```toml\n(.*?)```", (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8"), flags=re.DOTALL
+)
 
 
 def clip(text: str) -> Any:

@@ -24,7 +24,7 @@ examples:
   clipwise train examples/digits.toml --resume      after a crash or Ctrl-C: go on where the checkpoint is
 
 The folder gets config.toml, metrics.jsonl, ledger.json, result.json, figures/, model.safetensors, report.html and
-card.md. Paths in a configuration count from the current folder. docs/train.md explains every key.
+card.md. Paths in a configuration count from the current folder. docs/configuration.md explains every key.
 
 exit code: 0 success, 2 bad usage or input, 130 interrupted (--resume goes on)
 """

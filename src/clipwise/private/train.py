@@ -61,7 +61,7 @@ class Private:
     Without `seed` all randomness is the operating system's and none of it can be saved. With `seed` the run can be
     repeated bit for bit (same machine, same versions; its loader also sets the global generators before every batch),
     and whoever knows the seed can remove the noise: for tests and experiments. Any other run of the seed has other
-    noise: docs/training.md says what it is labelled with. `loss_fn` (as for
+    noise: docs/loop.md says what it is labelled with. `loss_fn` (as for
     `clipwise.check_model`) has the first batch of the loader checked for losses that depend on other samples in ways
     that a graph does not show. `noise` chooses another source of normal numbers.
 
@@ -71,7 +71,7 @@ class Private:
     that averages released weights.
 
     Until its last step, or `close`, the steps of the optimizer are the run's: `loss.backward(); optimizer.step()` is
-    refused before it changes the weights, and a gradient that others wrote ends the run (docs/training.md). Batches
+    refused before it changes the weights, and a gradient that others wrote ends the run (docs/loop.md). Batches
     come from `loader`. `own_batches=True` takes those of a loader of one's own instead: that they are drawn as the
     plan's sampling says is then declared, on the ledger and in every report.
 
@@ -249,7 +249,7 @@ class Private:
         """As `step()`, but the caller steps the optimizer: once, with `p.grad` as it is. True if there is one.
 
         The batch is charged, noised and written to `p.grad` when this returns True, whether or not a step follows. Give
-        the losses to `backward` before; docs/training.md has the loop.
+        the losses to `backward` before; docs/loop.md has the loop.
         """
         self._check_gathered()
         return self._end_batch(self._release)

@@ -1,4 +1,4 @@
-"""The configuration of one run as frozen values; `docs/train.md` shows every key.
+"""The configuration of one run as frozen values; `docs/configuration.md` shows every key.
 
 An unknown key is an error that names the nearest known one; so is a value of the wrong kind or out of range.
 """
