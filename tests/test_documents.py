@@ -31,6 +31,18 @@ def test_quickstart_runs(tmp_path: Path) -> None:
     assert 2.5 < float(found[2]) <= 3.0
 
 
+def test_the_home_page_trains_and_prints_its_epsilon(tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
+    home = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```python\n(.*?)```", home, flags=re.DOTALL)
+    script = tmp_path / "home.py"
+    script.write_text(block, encoding="utf-8")
+    done = subprocess.run([sys.executable, "-W", "error", script], capture_output=True, text=True, timeout=300)
+    promised = re.search(r"print\(.*#\s+(epsilon [\d.]+)$", block, flags=re.MULTILINE)
+    assert promised
+    assert done.stdout == f"{promised[1]}\n", done.stderr
+
+
 def rounded_up(value: float) -> str:
     return f"{math.ceil(value * 1000) / 1000:.3f}"
 
@@ -56,6 +68,24 @@ def test_epsilons_of_the_readme(accountant: str) -> None:
     assert printed
     computed = cw.epsilon(0.4, cw.Poisson(550_152, 32), 51_576, 1.8e-6, accountant=accountant)
     assert float(printed[1]) == pytest.approx(computed, abs=0.001)
+
+
+def layers() -> list[set[str]]:
+    """The modules that exist, row by row, as import-linter's contract has them."""
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    contract = re.search(r'id = "layers".*?^layers = \[\n(.*?)^\]', text, flags=re.DOTALL | re.MULTILINE)
+    assert contract
+    rows = [set(re.findall(r"\w+", line)) for line in contract[1].splitlines()]
+    there = {path.stem for path in (ROOT / "src" / "clipwise").iterdir()} - {"__main__"}
+    return [row & there for row in rows if row & there]
+
+
+def test_the_layers_for_contributors_are_those_that_are_enforced() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    table = re.search(r"^\| layer.*?\n\n", text, flags=re.DOTALL | re.MULTILINE)
+    assert table
+    rows = [line.strip("|").split("|") for line in table[0].strip().splitlines()[2:]]
+    assert [set(re.findall(r"`(\w+)/?`", row[1])) for row in rows] == layers()
 
 
 def promised_tests() -> list[str]:
