@@ -6,6 +6,7 @@ import math
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,47 @@ def test_the_layers_for_contributors_are_those_that_are_enforced() -> None:
     assert table
     rows = [line.strip("|").split("|") for line in table[0].strip().splitlines()[2:]]
     assert [set(re.findall(r"`(\w+)/?`", row[1])) for row in rows] == layers()
+
+
+WIDTH = 120
+DOCUMENTS = sorted(
+    path
+    for pattern in ("*.md", "docs/**/*.md", "papers/**/*.md")
+    for path in ROOT.glob(pattern)
+    if not {"_build", "runs"} & set(path.parts)
+)
+
+
+def prose(text: str) -> Iterator[tuple[int, str]]:
+    """Lines and their numbers, without code blocks, tables and figures, which cannot be broken."""
+    fence = ""
+    for number, line in enumerate(text.splitlines(), start=1):
+        mark = re.match(r"\s*(`{3,}|:{3,})", line)
+        if mark and (not fence or line.strip() == fence):
+            fence = "" if fence else mark[1]
+        elif not fence and not line.lstrip().startswith(("|", "![")):
+            yield number, line
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_prose_is_wrapped(path: Path) -> None:
+    for number, line in prose(path.read_text(encoding="utf-8")):
+        breakable = " " in line.removeprefix("- ").strip()
+        assert len(line) <= WIDTH or not breakable, f"line {number} has {len(line)} characters; wrap it at {WIDTH}"
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_to_files(path: Path) -> None:
+    text = re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+    targets = {target for target in re.findall(r"\]\(([^)#\s]+)", text) if "://" not in target}
+    missing = sorted(target for target in targets if not (path.parent / target).exists())
+    assert not missing
+
+
+def test_pages_that_the_code_names_exist() -> None:
+    sources = [path for folder in ("src", "examples", "papers") for path in (ROOT / folder).rglob("*.py")]
+    named = {page for path in sources for page in re.findall(r"\bdocs/[\w/-]+\.md", path.read_text(encoding="utf-8"))}
+    assert named and not sorted(page for page in named if not (ROOT / page).exists())
 
 
 def promised_tests() -> list[str]:
