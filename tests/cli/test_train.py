@@ -87,7 +87,7 @@ def test_ctrl_c_says_how_to_go_on(
     with monkeypatch.context() as patched:
         patched.setattr(Bar, "__call__", interrupt)
         assert main(["train", tiny]) == 130
-    assert "--resume goes on" in capsys.readouterr().err
+    assert "--resume continues" in capsys.readouterr().err
     assert main(["train", tiny]) == 2
     assert main(["train", tiny, "--resume", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["guarantees"]["exact"]["epsilon"] > 0
