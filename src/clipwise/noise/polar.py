@@ -7,7 +7,7 @@ are two independent normal numbers. E is numpy's ziggurat and t is made of 64 bi
 - Up to 7.697 a number E is k w with k of 53 bits and w < 2^-49. From there to 12 it is the logarithm of a number of 53
   bits. Where E > 12 it is replaced by 12 + a fresh exponential number, again and again: the exponential law has no
   memory, so this is exact, and the tail ends nowhere. Because of these steps the probability that E lies between a and
-  b is off by at most (1 + a) exp(-a) 2^-52, and from 7.697 to 12 by exp(-7.697) 2^-52.
+  b is off by at most 1.1 (1 + a) exp(-a) 2^-52, and from 7.697 to 12 by exp(-7.697) 2^-52.
 - The direction is one of 2^13 points on the circle, turned by an angle h of at most pi / 2^13: by (1 + i tan h) cos h.
   The powers of h that are left out are below 2^-51. Together with all roundings, in the table and here, they move the
   pair by less than R 2^-49; the steps of t are below 2^-60.
@@ -72,7 +72,10 @@ def _exponentials(generator: np.random.Generator, out: Array) -> None:
 
 
 class _Pairs:
-    """Room for the steps of a block of pairs; it serves one thread."""
+    """Room for the steps of a block of pairs; it serves one thread.
+
+    What stays in it after a piece tells no more than the generator, which stays too.
+    """
 
     def __init__(self) -> None:
         self.stream = Stream()
