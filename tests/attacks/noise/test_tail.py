@@ -94,7 +94,7 @@ def test_numpy_maps_extreme_bits_to_exponential_numbers_as_the_derivation_says()
 
 
 def test_steps_move_the_probability_of_an_interval_as_little_as_the_derivation_says() -> None:
-    """At x every layer has at most one place too many, as far as it is kept there; 2^-53 / 256 is a place's probability.
+    """At x every layer has at most one place too many, as far as it is kept there; a place has 2^-53 / 256.
 
     These parts of the layers add up to at most 1.1 (1 + x) exp(-x); numpy begins anew with a probability of 1.1 %.
     """
