@@ -9,6 +9,7 @@ import subprocess
 import sys
 import xml.etree.ElementTree as ET
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,6 +44,10 @@ class Covering:
         if line in rows and not found:
             found = sorted({test for tests in rows.values() for test in tests})
         return sorted(found, key=lambda test: self.seconds.get(test, 1e9))
+
+    def time_of(self, tests: Iterable[str]) -> float:
+        """Seconds that these tests take, one after the other."""
+        return sum(self.seconds.get(test, 5.0) for test in tests)
 
 
 def measure(folder: Path) -> Covering:
