@@ -125,8 +125,7 @@ Law = Sequence[tuple[float, Step]]
 
 def bracket(phases: Sequence[tuple[Law, int]], epsilon: float) -> tuple[float, float]:
     """A lower and an upper end of delta at `epsilon` after all phases."""
-    spans = [sum(_span(step)[1] - _span(step)[0] for _, step in law) * count for law, count in phases]
-    width = sum(spans) / _CELLS
+    width = sum((high - low) * count for (low, high), count in ((_reach(law), count) for law, count in phases)) / _CELLS
     ends = []
     for upper in (False, True):
         pieces = [(*_on_grid(law, width, upper), count) for law, count in phases]
@@ -144,8 +143,13 @@ def _span(step: Step) -> tuple[float, float]:
     return low, high
 
 
+def _reach(law: Law) -> tuple[float, float]:
+    spans = [_span(step) for _, step in law]
+    return min(low for low, _ in spans), max(high for _, high in spans)
+
+
 def _on_grid(law: Law, width: float, upper: bool) -> tuple[int, Array]:
-    low, high = (pick(_span(step)[i] for _, step in law) for i, pick in ((0, min), (1, max)))
+    low, high = _reach(law)
     first, last = math.floor(low / width) - 2, math.ceil(high / width) + 2
     mass = np.zeros(last - first + 2, dtype=np.longdouble)
     # Binned for the lower end, a loss stands for its whole bin: a little above the grid, so that it is rounded little.
@@ -242,7 +246,7 @@ def told_apart(releases: Sequence[tuple[Outputs, Outputs, int]], sigma: float, e
     for p, loss, count in cells:
         place = np.floor(loss / width).astype(int)
         first = int(place.min())
-        pieces.append((first, np.bincount(place - first, weights=p).astype(np.longdouble), count))
+        pieces.append((first, np.bincount(place - first, weights=p.astype(float)).astype(np.longdouble), count))
     losses, mass = _composed(pieces, width)
     return max(0.0, _excess(losses, mass, epsilon) - ROUND_OFF * sum(count for *_, count in releases))
 
