@@ -176,7 +176,9 @@ for _relation in ("zero_out", "replace_one"):
                  1e-5))  # fmt: skip
 
 
-@pytest.mark.parametrize(("relation", "events", "truth", "delta"), ROWS, ids=[f"{r}-{e}" for r, e, *_ in ROWS])
+@pytest.mark.parametrize(
+    ("relation", "events", "truth", "delta"), ROWS, ids=[f"{r}-{i}" for i, (r, *_) in enumerate(ROWS)]
+)
 def test_some_steps(relation: Any, events: list[Any], truth: list[list[tuple[Law, int]]], delta: float) -> None:
     found = account(events, delta, relation=relation)
     ends = [bracket(phases, found.epsilon) for phases in truth]
@@ -209,6 +211,7 @@ def test_the_rigorous_interval_of_few_steps_holds_the_truth(rate: float, steps: 
     assert math.isinf(high) or bracket([(law, steps)], high)[0] <= delta
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rate", "projections", "steps"), [(0.1, 50, 1), (0.1, 50, 5), (1.0, 50, 2), (1.0, 20, 50), (0.1, 400, 10)]
 )
@@ -250,9 +253,9 @@ def worst(releases: Sequence[Sequence[tuple[Outputs, Outputs, int]]], sigma: flo
 
 
 MECHANISMS: list[tuple[Any, str, Any, float, tuple[int, ...]]] = [
-    (Poisson(rate=0.3, batch_size=1), "add_remove", lambda v: poisson_batches(v, 0.3), 0.95, (1, 2, 5, 10, 50)),
+    (Poisson(rate=0.3, batch_size=1), "add_remove", lambda v: poisson_batches(v, 0.3), 0.9, (1, 2, 5, 10, 50)),
     (Poisson(rate=0.3, batch_size=1), "zero_out", lambda v: poisson_batches(v, 0.3), 0.95, (2, 10)),
-    (Poisson(rate=0.3, batch_size=1), "replace_one", lambda v: poisson_batches(v, 0.3), 0.95, (1, 2, 5, 10, 50)),
+    (Poisson(rate=0.3, batch_size=1), "replace_one", lambda v: poisson_batches(v, 0.3), 0.9, (1, 2, 5, 10, 50)),
     (Poisson(3, 2), "zero_out", lambda v: poisson_batches(v, 2 / 3), 0.95, (1, 10)),
     (Poisson(3, 2), "replace_one", lambda v: poisson_batches(v, 2 / 3), 0.95, (2, 10)),
     (Poisson(3, 1, 1), "zero_out", lambda v: poisson_batches(v, 1 / 3, 1), 0.2, (1, 5)),
@@ -262,7 +265,7 @@ MECHANISMS: list[tuple[Any, str, Any, float, tuple[int, ...]]] = [
      lambda v: poisson_batches(v, 0.5, 1), 0.1, (1, 5)),
     (Poisson(rate=0.5, batch_size=1, max_batch_size=2, largest=3), "replace_one",
      lambda v: poisson_batches(v, 0.5, 2), 0.2, (1, 10)),
-    (FixedSize(3, 1), "replace_one", lambda v: fixed_batches(v, 1), 0.8, (1, 2)),
+    (FixedSize(3, 1), "replace_one", lambda v: fixed_batches(v, 1), 0.8, (1, 10)),
     (FixedSize(3, 2), "replace_one", lambda v: fixed_batches(v, 2), 0.8, (1, 10)),
     (FullBatch(3), "zero_out", lambda v: [(1.0, v)], 0.95, (1, 50)),
     (FullBatch(3), "replace_one", lambda v: [(1.0, v)], 0.95, (1, 10)),
