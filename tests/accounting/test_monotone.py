@@ -210,7 +210,7 @@ def test_rdp_of_estimated_norms(
 phases = st.lists(st.tuples(EVERY, sigmas, steps), min_size=2, max_size=3)
 
 
-@few
+@settings(max_examples=3, deadline=None, derandomize=True)
 @given(phases, deltas, relations, powers(0.0, 3.0))
 def test_phases_together_cost_at_least_each_of_them(parts: Any, delta: float, relation: Any, noise: float) -> None:
     events = [GaussianSteps(*part) for part in parts]

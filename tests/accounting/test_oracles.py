@@ -83,7 +83,9 @@ def test_one_sampled_step(sigma: float, rate: float, delta: float, relation: Any
 
 
 @pytest.mark.parametrize("relation", ["zero_out", "replace_one"])
-@pytest.mark.parametrize(("sigma", "rate", "delta"), [(0.3, 1e-3, 1e-5), (1.0, 0.01, 1e-9), (5.0, 0.999, 1e-12)])
+@pytest.mark.parametrize(
+    ("sigma", "rate", "delta"), [(0.3, 1e-3, 1e-3), (0.8, 0.2, 0.12), (1.0, 0.01, 1e-9), (5.0, 0.999, 1e-12)]
+)
 def test_two_sampled_steps(sigma: float, rate: float, delta: float, relation: Any, mp: Any) -> None:
     events = (GaussianSteps(Poisson(rate=rate, batch_size=1), sigma, 2),)
     found = account(events, delta, relation=relation)
@@ -191,6 +193,7 @@ def test_some_steps(relation: Any, events: list[Any], truth: list[list[tuple[Law
     assert bound >= found.epsilon * (1 - EXACT) and account_delta(events, found.epsilon, "rdp", relation).delta >= low
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("batch", "relation", "steps"), [(20, "zero_out", 2), (999, "replace_one", 10), (1_000, "zero_out", 50)]
 )
@@ -306,7 +309,7 @@ def test_no_two_records_are_worse_than_what_is_accounted_for_a_group(relation: A
         assert 0.95 * found <= truth <= found
 
 
-@pytest.mark.parametrize(("records", "size"), [(2, 1), (4, 2), (3, 2)])
+@pytest.mark.parametrize(("records", "size"), [(2, 2), (2, 1), (4, 2), (3, 2)])
 @pytest.mark.parametrize("steps", [1, 2, 3, 5])
 @pytest.mark.parametrize("relation", ["zero_out", "replace_one"])
 def test_no_order_is_worse_than_what_is_accounted_for_shuffled_batches(
