@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
 
@@ -365,6 +367,25 @@ def test_entropy_keeps_purposes_apart_and_hides_its_seed() -> None:
     assert "11" not in repr(entropy)
     assert entropy.child("x") != entropy and entropy.child("x") == Entropy(11).child("x")
     assert Entropy(None).child("x").seed is None
+
+
+asked = st.tuples(
+    st.integers(0, 2**70), st.lists(st.binary(max_size=3), max_size=2).map(tuple), st.text("ab 1", max_size=3),
+    st.lists(st.integers(0, 120), max_size=3).map(tuple),
+)  # fmt: skip
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(asked, asked)
+def test_only_equal_questions_get_equal_bytes(one: Any, other: Any) -> None:
+    def taken(seed: int | None, label: tuple[bytes, ...], purpose: str, counters: tuple[int, ...]) -> bytes:
+        entropy = Entropy(seed).labelled(*label) if label else Entropy(seed)
+        return entropy.take(16, purpose, *counters)
+
+    assert taken(*one) == taken(*one)
+    for changed in [other, *((*one[:i], other[i], *one[i + 1 :]) for i in range(4))]:
+        assert (taken(*one) == taken(*changed)) == (one == changed)
+    assert taken(None, *one[1:]) != taken(None, *one[1:])
 
 
 def test_seeding_the_globals_repeats_all_three() -> None:
