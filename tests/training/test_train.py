@@ -80,6 +80,7 @@ def test_the_learning_rate_follows_r_at_the_switch_and_on_empty_batches(tmp_path
     assert all(torch.allclose(found[name], expected[name], atol=1e-5) for name in expected)
 
 
+@pytest.mark.usefixtures("figures_in_words")
 def test_the_folder_tells_everything(tmp_path: Path) -> None:
     made, folder = train(config("evaluation.resamples=100"), output=tmp_path / "run", command="clipwise train x")
     names = {"config.toml", "metrics.jsonl", "ledger.json", "result.json", "figures", "model.safetensors"}
