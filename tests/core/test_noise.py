@@ -365,6 +365,7 @@ def test_entropy_keeps_purposes_apart_and_hides_its_seed() -> None:
     assert len({entropy.take(8, p, c) for p in ("a", "b") for c in (0, 1)}) == 4
     assert entropy.take(8, "a", 1, 1) != entropy.take(8, "a", 11)
     assert "11" not in repr(entropy)
+    assert repr(entropy.labelled(b"data")) == "Entropy()"
     assert entropy.child("x") != entropy and entropy.child("x") == Entropy(11).child("x")
     assert Entropy(None).child("x").seed is None
 
