@@ -97,6 +97,7 @@ EXAMPLES: dict[str, tuple[tuple[int, ...], Program]] = {
     "ClampBackward0": ((3,), lambda w, x: x.clamp(w, w + 0.5)),
     "ClampMaxBackward1": ((3,), lambda w, x: x.clamp_max(w)),
     "ClampMinBackward1": ((3,), lambda w, x: x.clamp_min(w)),
+    "CopysignBackward0": ((3,), lambda w, x: torch.copysign(w, x - 1)),
     "XlogyBackward0": ((3,), lambda w, x: torch.xlogy(x, w)),
     "FmaxBackward0": ((3,), lambda w, x: torch.fmax(x, w)),
     "FminBackward0": ((3,), lambda w, x: torch.fmin(x, w)),

@@ -160,6 +160,7 @@ TABLE = (
     _pointwise("AddcdivBackward0", autograd.broadcast_by_autograd),
     _pointwise("Atan2Backward0", autograd.broadcast_by_autograd),
     _pointwise("ClampBackward0 ClampMaxBackward1 ClampMinBackward1", autograd.broadcast_by_autograd),
+    _pointwise("CopysignBackward0", autograd.broadcast_by_autograd),
     _pointwise("XlogyBackward0", autograd.broadcast_by_autograd),
     Op("FmaxBackward0 FminBackward0", autograd.broadcast_by_autograd),
     Op("HypotBackward0", autograd.broadcast_by_autograd),
