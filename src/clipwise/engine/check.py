@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from clipwise.engine.core import Engine
+from clipwise.engine.cache import Engine
 from clipwise.engine.cost import held_bytes
 from clipwise.engine.graph import Graph
 from clipwise.engine.ops import rule_of

@@ -14,10 +14,10 @@ import torch
 from clipwise.engine.graph import Graph
 from clipwise.engine.node import output_meta
 from clipwise.engine.plan import GraphPlan
+from clipwise.engine.precision import HALF
 
 Way: TypeAlias = Literal["bookkeeping", "second_backward"]
 _NEVER_MIND = 1 << 26  # bytes that always fit
-_HALF = (torch.float16, torch.bfloat16)
 
 
 def held_bytes(graph: Graph, plan: GraphPlan) -> int:
@@ -28,7 +28,7 @@ def held_bytes(graph: Graph, plan: GraphPlan) -> int:
 
 def reduced_precision(graph: Graph, plan: GraphPlan) -> bool:
     """Whether some gradient is in half precision, where autograd would round a sum that must keep to its bound."""
-    return any(output_meta(graph.nodes[meeting.node]).dtype in _HALF for meeting in plan.meetings)
+    return any(output_meta(graph.nodes[meeting.node]).dtype in HALF for meeting in plan.meetings)
 
 
 def free_bytes(device: torch.device) -> int:

@@ -20,12 +20,12 @@ from clipwise.engine.node import LEAF, at_hand, output_meta, saved_floats
 from clipwise.engine.ops import rule_of
 from clipwise.engine.owners import Owners, StalePlan
 from clipwise.engine.plan import GraphPlan, Meeting, pattern
+from clipwise.engine.precision import HALF, widened
 from clipwise.engine.routes import is_identity
 from clipwise.engine.rules import Finish, Operand, Samples
 from clipwise.engine.uses import Dense, Outer, Use, chunks, joint_squared_norms, squares, summed
 from clipwise.errors import UnsupportedNode
 
-_HALF = (torch.float16, torch.bfloat16)
 Factors = Callable[[int], Tensor]  # parameter -> factors (B,)
 
 
@@ -269,7 +269,7 @@ class Backward:
         Rounding the sum over samples is not bounded by one sample's contribution, so it must not happen.
         """
         graph = self.graph
-        while _dtype(graph, edge) in _HALF:
+        while _dtype(graph, edge) in HALF:
             moved = below_view(graph, edge, grad)
             if moved is None:
                 raise UnsupportedNode(
@@ -344,7 +344,7 @@ class Backward:
 def _dtype(graph: Graph, edge: Edge) -> torch.dtype:
     k, output = edge
     if graph.names[k] == LEAF:
-        return torch.float32 if graph.nodes[k].variable.dtype in _HALF else graph.nodes[k].variable.dtype
+        return widened(graph.nodes[k].variable.dtype)
     return output_meta(graph.nodes[k], output).dtype
 
 
