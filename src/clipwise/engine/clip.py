@@ -100,7 +100,7 @@ def _several(
     by_group, norms = _norms(squared, groups, losses)
     if not math.isfinite(float((norms + losses).sum())):  # or the sum of finite numbers overflowed: look at each
         if backward.norms_only:  # plain autograd would spread NaN: form the uses after all
-            backward = engine.backward(losses, parameters, keep=True, way="bookkeeping", groups=len(groups))
+            backward = engine.backward(losses, parameters, evidence, keep=True, way="bookkeeping", groups=len(groups))
         squared = settled(backward, squared, losses)
         by_group, norms = _norms(squared, groups, losses)
         bad = bad_samples(norms, losses, dtype)
