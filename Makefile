@@ -9,7 +9,10 @@ THIRD := .venv-third-party
 THIRD_STAMP := $(THIRD)/.setup
 
 # One thread per process: the models are small, and on two cores threads of several processes only wait for each other.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+# Bytecode is kept even where the environment says otherwise: tests start processes, and each would compile everything.
+PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
+# Each worker has one half of the tests in their order, so that what neighbours share is made once.
+PARALLEL := -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo examples recipes-quick test attacks test-slow check format bench bench-quick third-party mutants docs clean
@@ -48,13 +51,13 @@ recipes-quick: $(STAMP)  ## Run every recipe of papers/ in its scaled-down form;
 	done
 
 test: $(STAMP)  ## Run the tests
-	@$(PYTEST) -q -n 2 -m 'not slow' --ignore tests/attacks
+	@$(PYTEST) -q $(PARALLEL) -m 'not slow' --ignore tests/attacks
 
 attacks: $(STAMP)  ## Run the programs that once broke a promise, and their honest relatives
-	@$(PYTEST) -q -n 2 -m 'not slow' tests/attacks
+	@$(PYTEST) -q $(PARALLEL) -m 'not slow' tests/attacks
 
 test-slow: $(STAMP)  ## Run the tests that take more than a few seconds
-	@$(PYTEST) -q -n 2 -m slow || { code=$$?; test $$code -eq 5 && echo "no slow tests" || exit $$code; }
+	@$(PYTEST) -q $(PARALLEL) -m slow || { code=$$?; test $$code -eq 5 && echo "no slow tests" || exit $$code; }
 
 check: $(STAMP)  ## Lint, format, types, layers, doctests
 	@$(BIN)/ruff check --quiet .
@@ -80,7 +83,7 @@ $(THIRD_STAMP): pyproject.toml constraints.txt tests/thirdparty/requirements.txt
 	@$(THIRD)/bin/python -m pip install -qq --disable-pip-version-check --no-deps -r tests/thirdparty/requirements.txt
 	@touch $@
 
-third-party: $(THIRD_STAMP)  ## Models of other people's packages, in an environment of their own (about 20 minutes)
+third-party: $(THIRD_STAMP)  ## Models of third-party packages, in a separate environment (about 20 minutes)
 	@$(THIRD)/bin/python -m tests.thirdparty
 
 mutants: $(STAMP)  ## Change the source in 300 places, one at a time, and count which changes the tests notice (hours)
@@ -90,5 +93,5 @@ docs: $(STAMP)  ## Build the documentation; warnings are errors
 	@$(BIN)/sphinx-build -W --keep-going -q -b html docs docs/_build/html
 	@echo "docs/_build/html/index.html"
 
-clean:  ## Remove what was built, but no environment
+clean:  ## Remove what was built, except the environments
 	@rm -rf docs/_build dist build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

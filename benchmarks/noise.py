@@ -25,10 +25,10 @@ from benchmarks.measure import Json
 from benchmarks.methods import Clipwise
 from benchmarks.report import header, row
 from benchmarks.workloads import WORKLOADS, Workload
-from clipwise.noise import Entropy, GaussianNoise, SecureNormals, ZigguratNormals
+from clipwise.noise import DefaultNormals, Entropy, GaussianNoise, SecureNormals
 
 HERE = Path(__file__).parent
-SIZES = (1_000, 30_000, 300_000, 10_000_000)
+SIZES = (1_000, 10_000, 30_000, 300_000, 10_000_000)
 THREADS = (1, 2)
 STD, SCALE = 1.3, 0.01
 PIECE = 1 << 18
@@ -58,7 +58,7 @@ class Float32:
 
 def ways(total: Tensor) -> dict[str, Callable[[], object]]:
     """The old and the new way, and the cryptographic one, on the same sum; and bare numbers, on one thread."""
-    float32, source = Float32(len(total)), ZigguratNormals()
+    float32, source = Float32(len(total)), DefaultNormals()
     single, double = torch.empty(len(total)).split(PIECE), torch.empty(len(total), dtype=torch.float64).split(1 << 16)
     generator = torch.Generator()
     grid, secure = GaussianNoise([total], Entropy()), GaussianNoise([total], Entropy(), SecureNormals())
@@ -68,7 +68,7 @@ def ways(total: Tensor) -> dict[str, Callable[[], object]]:
         "grid": lambda: grid.release([total], [STD], SCALE, next(steps)),
         "secure": lambda: secure.release([total], [STD], SCALE, next(steps)),
         "normal_": lambda: [piece.normal_(generator=generator) for piece in single],
-        "ziggurat": lambda: [source.fill_(piece, Entropy(), 0, 0) for piece in double],
+        "numbers": lambda: [source.fill_(piece, Entropy(), 0, 0) for piece in double],
     }
 
 
@@ -131,10 +131,10 @@ def beyond(draw: Callable[[int], Tensor], draws: int) -> int:
 
 def tails(draws: int) -> Json:
     """How many numbers lie beyond 5.8 deviations."""
-    source, buffer, single = ZigguratNormals(), torch.empty(1 << 20, dtype=torch.float64), torch.empty(1 << 20)
+    source, buffer, single = DefaultNormals(), torch.empty(1 << 20, dtype=torch.float64), torch.empty(1 << 20)
     generator = torch.Generator().manual_seed(0)
 
-    def ziggurat(piece: int) -> Tensor:
+    def drawn_now(piece: int) -> Tensor:
         source.fill_(buffer, Entropy(0), 0, piece)
         return buffer
 
@@ -142,7 +142,7 @@ def tails(draws: int) -> Json:
     return {
         "draws": drawn,
         "expected": round(float(2 * stats.norm.sf(FAR) * drawn), 1),
-        "grid": beyond(ziggurat, draws),
+        "grid": beyond(drawn_now, draws),
         "float32": beyond(lambda _: single.normal_(generator=generator), draws),
     }
 
@@ -166,8 +166,8 @@ def tables(found: Json) -> str:
         f"Written by `python -m benchmarks.noise` on {found['date']} ({versions}). CPU nanoseconds per number, all "
         "threads together, with adding, scaling and rounding to the grid: median and, in brackets, the least of 15 "
         "rounds in which the ways took turns, on a machine that others used too. The ratios are the median over the "
-        "rounds and that of the least. `float32` is the noise before decision 0012; `normal_` and `ziggurat` are the "
-        "numbers alone, which nothing is done with.",
+        "rounds and that of the least. `float32` is the noise before decision 0012; `normal_` and `numbers` are the "
+        "old and the new numbers alone, which nothing is done with.",
         "",
         *header(
             "threads",
@@ -177,14 +177,14 @@ def tables(found: Json) -> str:
             "ratio",
             "of the least",
             "`normal_`",
-            "`ziggurat`",
+            "`numbers`",
             "`SecureNormals`",
             "wall: float32",
             "wall: now",
         ),
     ]
     for each in found["numbers"]:
-        names = ("float32", "grid", "normal_", "ziggurat", "secure")
+        names = ("float32", "grid", "normal_", "numbers", "secure")
         cpu = [f"{each['cpu'][name]:.1f} ({each['best'][name]:.1f})" for name in names]
         wall = [f"{each['wall'][name]:.1f}" for name in ("float32", "grid")]
         ratios = [f"{ratio:.2f}" for ratio in (each["ratio"], each["best"]["grid"] / each["best"]["float32"])]

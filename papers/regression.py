@@ -26,10 +26,10 @@ WITHOUT_NOISE = ", no noise"
 
 CHOSEN = {
     "wine_quality_red": "R = 2 with the learning rate 0.03, and 0.001 without privacy, are the paper's. The larger R "
-    "are chosen here, with the learning rate 0.06 / R; the paper does not tell how it scales the inputs. The error is "
+    "are chosen here, with the learning rate 0.06 / R; the paper does not say how it scales the inputs. The error is "
     "in squared points of quality (0 to 10).",
     "california_housing": "R = 1 and the learning rate 0.0002, which all arms have, are the paper's. The larger R are "
-    "chosen here; without privacy it is Adam too, where the paper speaks of GD, and the paper does not tell how it "
+    "chosen here; without privacy it is Adam too, where the paper says GD, and the paper does not say how it "
     "scales the inputs. The error is in squared units of 100,000 dollars. The file with all 20,640 records is needed; "
     "the package that `clipwise data` falls back to lacks 207 of them, which raises epsilon a little.",
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
@@ -93,7 +94,9 @@ def setting(run: Run) -> str:
 def bins_table(arms: Sequence[Arm]) -> str:
     """MCE for several numbers of bins."""
     lines = [[arm.name, str(len(arm.runs)), *(estimate("mce", mce(arm, bins)) for bins in BINS)] for arm in arms]
-    said = "ECE and MCE above are over 15 bins; the paper does not tell its number. MCE with others:\n\n"
+    said = (
+        "ECE and MCE above are over 15 bins; the paper does not state its number. MCE with other numbers of bins:\n\n"
+    )
     return said + _rows(["arm", "seeds", *(f"MCE, {bins} bins" for bins in BINS)], lines)
 
 
@@ -131,6 +134,26 @@ def figure(folder: Path, name: str, drawn: Any, caption: str) -> str:
     return f"![{caption}](figures/{name}.svg)\n\n*{caption}.*\n"
 
 
+def write_page(folder: Path, text: str) -> None:
+    """Write `README.md`, its prose in lines of 120 characters; tables, figures and headings stay as they are."""
+    write_text(folder / "README.md", "\n\n".join(map(_wrapped, text.rstrip("\n").split("\n\n"))) + "\n")
+
+
+def _wrapped(block: str) -> str:
+    if block.lstrip().startswith(("|", "![", "#")):
+        return block
+    return "\n".join(
+        textwrap.fill(
+            " ".join(item.split()),
+            120,
+            subsequent_indent="  " if item.startswith("- ") else "",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        for item in re.split(r"\n(?=- )", block)
+    )
+
+
 def page(
     folder: Path,
     title: str,
@@ -149,5 +172,5 @@ def page(
         f"# {title}\n\nWritten by `{command}` from the {times(trained or arms)} ± is the standard deviation over "
         "the seeds.\n\n"
     )
-    write_text(folder / "README.md", "\n".join([head + tables, *remarks, *figures]))
+    write_page(folder, "\n".join([head + tables, *remarks, *figures]))
     return tables

@@ -1,6 +1,6 @@
 """Long work: calls side by side in processes of their own, and caches that are filled shard by shard.
 
-On a terminal a bar tells how much is done and how long the rest will take; a log gets a line now and then.
+On a terminal a bar shows how much is done and how long the rest will take; a log gets a line now and then.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def told() -> Iterator[None]:
     except (ClipwiseError, OSError) as error:
         raise SystemExit(f"clipwise: error: {error}") from error
     except KeyboardInterrupt:
-        raise SystemExit("stopped; --resume goes on.") from None
+        raise SystemExit("stopped; --resume continues.") from None
 
 
 class Bar:
@@ -203,7 +203,7 @@ def kept(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, EOFError, KeyError, TypeError, BadZipFile) as error:
-        raise DataError(f"{path} is damaged ({error}); remove it to have it made anew.") from error
+        raise DataError(f"{path} is damaged ({error}); remove it to have it made again.") from error
 
 
 def fill(what: str, paths: Sequence[Path], make: Callable[[int, BinaryIO], None]) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import html
+from typing import Any
+
 import pytest
 import torch
 
@@ -19,6 +22,26 @@ def pytest_configure(config: pytest.Config) -> None:
     """Warnings are errors, but for these."""
     for line in NOT_OURS:
         config.addinivalue_line("filterwarnings", line)
+
+
+def words_of(drawn: Any, name: str = "figure") -> str:
+    """The words of a figure as an SVG element; to draw its lines would take most of the time of a page."""
+    from matplotlib.text import Text
+
+    words = (html.escape(each.get_text()) for each in drawn.findobj(Text))
+    return f'<svg id="{name}">{"".join(f"<text>{word}</text>" for word in words if word)}</svg>'
+
+
+def without_drawing(patch: pytest.MonkeyPatch) -> None:
+    """What `figures_in_words` does, for fixtures that many tests share; nor is there a choice of bins."""
+    patch.setattr("clipwise.report.figures.svg", words_of)
+    patch.setattr("clipwise.report.figures.BIN_CHOICES", (15,))
+
+
+@pytest.fixture
+def figures_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages hold the words of their figures only: for tests of what else stands on a page, or beside it."""
+    without_drawing(monkeypatch)
 
 
 @pytest.fixture

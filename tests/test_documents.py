@@ -6,6 +6,7 @@ import math
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,18 @@ def test_quickstart_runs(tmp_path: Path) -> None:
     assert found, done.stdout
     assert float(found[1]) > 80
     assert 2.5 < float(found[2]) <= 3.0
+
+
+def test_the_home_page_trains_and_prints_its_epsilon(tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
+    home = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```python\n(.*?)```", home, flags=re.DOTALL)
+    script = tmp_path / "home.py"
+    script.write_text(block, encoding="utf-8")
+    done = subprocess.run([sys.executable, "-W", "error", script], capture_output=True, text=True, timeout=300)
+    promised = re.search(r"print\(.*#\s+(epsilon [\d.]+)$", block, flags=re.MULTILINE)
+    assert promised
+    assert done.stdout == f"{promised[1]}\n", done.stderr
 
 
 def rounded_up(value: float) -> str:
@@ -56,6 +69,65 @@ def test_epsilons_of_the_readme(accountant: str) -> None:
     assert printed
     computed = cw.epsilon(0.4, cw.Poisson(550_152, 32), 51_576, 1.8e-6, accountant=accountant)
     assert float(printed[1]) == pytest.approx(computed, abs=0.001)
+
+
+def layers() -> list[set[str]]:
+    """The modules that exist, row by row, as import-linter's contract has them."""
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    contract = re.search(r'id = "layers".*?^layers = \[\n(.*?)^\]', text, flags=re.DOTALL | re.MULTILINE)
+    assert contract
+    rows = [set(re.findall(r"\w+", line)) for line in contract[1].splitlines()]
+    there = {path.stem for path in (ROOT / "src" / "clipwise").iterdir()} - {"__main__"}
+    return [row & there for row in rows if row & there]
+
+
+def test_the_layers_for_contributors_are_those_that_are_enforced() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    table = re.search(r"^\| layer.*?\n\n", text, flags=re.DOTALL | re.MULTILINE)
+    assert table
+    rows = [line.strip("|").split("|") for line in table[0].strip().splitlines()[2:]]
+    assert [set(re.findall(r"`(\w+)/?`", row[1])) for row in rows] == layers()
+
+
+WIDTH = 120
+DOCUMENTS = sorted(
+    path
+    for pattern in ("*.md", "docs/**/*.md", "papers/**/*.md")
+    for path in ROOT.glob(pattern)
+    if not {"_build", "runs"} & set(path.parts)
+)
+
+
+def prose(text: str) -> Iterator[tuple[int, str]]:
+    """Lines and their numbers, without code blocks, tables and figures, which cannot be broken."""
+    fence = ""
+    for number, line in enumerate(text.splitlines(), start=1):
+        mark = re.match(r"\s*(`{3,}|:{3,})", line)
+        if mark and (not fence or line.strip() == fence):
+            fence = "" if fence else mark[1]
+        elif not fence and not line.lstrip().startswith(("|", "![")):
+            yield number, line
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_prose_is_wrapped(path: Path) -> None:
+    for number, line in prose(path.read_text(encoding="utf-8")):
+        breakable = " " in line.removeprefix("- ").strip()
+        assert len(line) <= WIDTH or not breakable, f"line {number} has {len(line)} characters; wrap it at {WIDTH}"
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_to_files(path: Path) -> None:
+    text = re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+    targets = {target for target in re.findall(r"\]\(([^)#\s]+)", text) if "://" not in target}
+    missing = sorted(target for target in targets if not (path.parent / target).exists())
+    assert not missing
+
+
+def test_pages_that_the_code_names_exist() -> None:
+    sources = [path for folder in ("src", "examples", "papers") for path in (ROOT / folder).rglob("*.py")]
+    named = {page for path in sources for page in re.findall(r"\bdocs/[\w/-]+\.md", path.read_text(encoding="utf-8"))}
+    assert named and not sorted(page for page in named if not (ROOT / page).exists())
 
 
 def promised_tests() -> list[str]:

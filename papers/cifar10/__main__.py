@@ -25,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--network",
         default=None,
         help=f"{DEFAULT} (default, runs everywhere), vit_base (the paper's; from the model hub), or a folder with a "
-        "vision transformer; anything but the default has a page of its own",
+        "vision transformer; anything except the default has a separate page",
     )
     parser.add_argument(
         "--whole",

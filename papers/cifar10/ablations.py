@@ -39,7 +39,7 @@ def noise(by_name: Mapping[str, Arm], folder: Path) -> str:
         parts += [results_table(found, METRICS), figure(folder, f"noise_{rate:g}", drawn, caption)]
     if not parts:
         return ""
-    same = "batches and the draws of the noise are the same in all arms, but for its size"
+    same = "batches and the draws of the noise are the same in all arms, except for its size"
     drawn_by = same if same_draws(arms) else "the initial weights are the same in all arms, batches and noise are not"
     said = f"""## 2. Does the noise matter?
 

@@ -90,7 +90,7 @@ def _grid(rows: Sequence[Any]) -> list[Finding]:
         Finding(
             "the best accuracy is that of a small R with a large learning rate",
             "; ".join(f"R = {R:g}: {estimate('accuracy', value)}" for R, value in flat.items()),
-            f"not clear: {' and '.join(rivals)} cannot be told from the best" if rivals else True,
+            f"not clear: {' and '.join(rivals)} cannot be distinguished from the best" if rivals else True,
             seeds,
         ),
         Finding(

@@ -122,9 +122,9 @@ def read(path: Path, made_of: str) -> list[Any]:
     except (ValueError, TypeError, KeyError):
         sound = False
     if not sound:
-        raise DataError(f"{path} is damaged: restore it, or remove it to train the grid anew.")
+        raise DataError(f"{path} is damaged: restore it, or remove it to train the grid again.")
     if before != made_of:
-        raise DataError(f"{path} was trained with other settings; remove it to train the grid anew.")
+        raise DataError(f"{path} was trained with other settings; remove it to train the grid again.")
     return list(rows)
 
 

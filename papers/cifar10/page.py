@@ -31,9 +31,9 @@ from papers.tables import (
     findings_table,
     results_table,
     times,
+    write_page,
 )
 from papers.verdicts import Claim, calibration_of
-from papers.work import write_text
 
 _TABLE = (
     ("accuracy", (None, 0.9717, 0.9661), 0.0001, "another network, and only its head is trained"),
@@ -42,7 +42,7 @@ _TABLE = (
 )
 BESIDE = """
 **Beside the paper's table.** There ECE is 0.9 % with the small R and 1.1 % with the large one, and only MCE improves.
-Here it is the other way round: ECE improves with the large R, and of MCE little can be said.
+Here it is the other way round: ECE improves with the large R, and little can be said about MCE.
 """
 KINDS = ("", "15 epochs")
 
@@ -70,7 +70,7 @@ def write(arms: Sequence[Arm], rows: Sequence[Any], folder: Path, network: str, 
     sections += [noise(by_name, folder), grid(rows, folder)]
     text, table = _tuned(by_name, folder, network, whole)
     sections.append(text)
-    write_text(folder / "README.md", "\n".join(filter(None, sections)))
+    write_page(folder, "\n".join(filter(None, sections)))
     return "\n".join([*tables, table])
 
 
@@ -90,12 +90,12 @@ Written by `clipwise reproduce cifar10{option}` from the {times(arms)} The {len(
 `grid.json` took {minutes:.0f} minutes more.{features} ± is the standard deviation over the seeds.
 
 **Which form this is.** The paper fine-tunes all 86 million parameters of ViT-base. Sections 1 to 3 below train a
-two-layer head (64 hidden units) on what the frozen {called(network)} says of all 50,000 training images{seen};
-section 4 trains all parameters. Batch size 1,000 (section 4 tells its own), noise multiplier 1.3 and delta 1e-5 are the
-paper's, and so are R = 1 and the learning rate 0.1 of section 2. Its other clipping norms and learning rates are not in
-its text and were chosen here after trying with {DEFAULT}: for the head 15 settings (50 steps, one seed) on the first
-2,000 training images, for section 4 a few runs of 6 to 20 steps. Epsilon does not cover that choice. The paper's own
-network: `clipwise reproduce cifar10 --network vit_base`, and its protocol in full with `--whole`.
+two-layer head (64 hidden units) on the features of all 50,000 training images{seen} from the frozen {called(network)};
+section 4 trains all parameters. Batch size 1,000 (section 4 states its own), noise multiplier 1.3 and delta 1e-5 are
+the paper's, and so are R = 1 and the learning rate 0.1 of section 2. Its other clipping norms and learning rates are
+not in its text and were chosen here after trying with {DEFAULT}: for the head 15 settings (50 steps, one seed) on the
+first 2,000 training images, for section 4 a few runs of 6 to 20 steps. Epsilon does not cover that choice. The paper's
+own network: `clipwise reproduce cifar10 --network vit_base`, and its protocol in full with `--whole`.
 {beside}"""
 
 
@@ -142,7 +142,7 @@ def _tuned(by_name: Mapping[str, Arm], folder: Path, network: str, whole: bool) 
 Does it carry over from a head to a whole network? {called(network)} with a new head,
 {first.provenance["parameters"]:,} parameters{seen}; {data["records"]:,} training and {data["held_out"]:,} test images,
 {first.plan["steps"]} steps with an expected batch of {first.plan["sampling"]["batch_size"]:,}, learning rate
-{TUNED_RATE:g} / R, one seed. ± cannot be had of one seed: the intervals in `results.json` are those that other test
+{TUNED_RATE:g} / R, one seed. ± is not available for one seed: the intervals in `results.json` are those that other test
 images would give.
 
 {tables}

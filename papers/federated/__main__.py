@@ -26,21 +26,21 @@ FEDSGD = (
 REMARKS = (
     """## What is compared
 
-The paper has no such experiment: its federated algorithms stand in a part of its source that is not printed.
+The paper has no such experiment: its federated algorithms are in a part of its source that is not printed.
 
-2,000 users hold 30 training images each, of few different digits; about 100 of them take part in a round, each by an
-own coin, for 100 rounds. Epsilon is at user level (delta 1e-4): it covers everything that one user holds. Every
+2,000 users hold 30 training images each, of few different digits; about 100 of them take part in a round, each by
+its own coin, for 100 rounds. Epsilon is at user level (delta 1e-4): it covers everything that one user holds. Every
 private arm has noise multiplier 1 and so the same epsilon. The server's learning rate is 1/R, which keeps the noise
-in the weights the same, but for "rate 2 / R", which doubles both. These settings were chosen by looking at the data,
-which epsilon does not cover. GlobalClip was first run with R = Z = 1, where it gave the very numbers of R = 1, as no
+in the weights the same, except for "rate 2 / R", which doubles both. These settings were chosen by looking at the data,
+which epsilon does not cover. GlobalClip was first run with R = Z = 1, where it gave exactly the numbers of R = 1, as no
 update was left out; Z = 0.75 was chosen after that, and so were the arm with twice the rate and DP-FedSGD's R = 5.
 """,
     """## What it shows
 
 - At equal noise in the weights the small norm learns faster. The likely reason: shortened updates that are scaled up
-  again go further than those that were never shortened, and go on doing so when these become short.
+  again go further than those that were never shortened, and continue to do so when these become short.
 - After 100 rounds the arms are still learning and under-confident, and ECE falls as they learn. So its differences
-  may be those of speed alone, and this is no evidence on whether a large R calibrates better, as the paper finds for
+  may come from speed alone, and this is not evidence on whether a large R calibrates better, as the paper finds for
   DP-SGD. Doubling the rate at R = 1, and the noise with it, lowers ECE but neither the loss nor the errors.
 - GlobalClip leaves out users with long updates. It has the worst accuracy and loss, and its two seeds are far apart.
 - With a norm that adapts to the median of the updates the result is near that of the small norm, without R being known

@@ -36,7 +36,7 @@ STUDY = Study(
     quick=("steps=40", "evaluation.every=20", "evaluation.resamples=0"),
 )
 _FEW = "a handful of samples decides it, and the paper's bins are not known"
-_PLAIN = "SGD without momentum at the rate 0.15; the paper does not tell its own"
+_PLAIN = "SGD without momentum at the rate 0.15; the paper does not state its own"
 CLAIMS = (
     Claim("R = 1", "accuracy", 0.96, "a little better; the paper's appendix has 96.6 % for TensorFlow", unit=0.01),
     Claim("R = 200", "accuracy", 0.95, unit=0.01),
@@ -122,7 +122,7 @@ def write(arms: Sequence[Arm], folder: Path) -> str:
             plots.training_curves(curves),
             "Test loss, accuracy and ECE over training; means and deviations",
         ),
-        figure(folder, "training_late", plots.training_curves(late), "The second half of it"),
+        figure(folder, "training_late", plots.training_curves(late), "The second half of training"),
         figure(folder, "over_R", plots.accuracy_calibration([arm.point for arm in arms]), OVER_R),
         figure(folder, "reliability", plots.reliability_diagram(shown), "Reliability diagrams, first seed"),
         figure(folder, "confidence", plots.confidence_histogram(shown), "Confidence, first seed"),

@@ -39,10 +39,10 @@ LITTLE = 0.01
 """Of accuracy and of ECE."""
 REMARKS = (
     "The learning rate is 0.15 / R for all. Automatic and Normalize divide by the norm, so that their R is a unit of "
-    "the learning rate and nothing else. Layerwise, R is that of the whole step: each of the four layers has R / 2. "
-    "The two arms of Abadi's rule are runs of `papers/mnist`.\n",
+    "the learning rate and nothing else. For layerwise clipping, R is that of the whole step: each of the four layers "
+    "has R / 2. The two arms of Abadi's rule are runs of `papers/mnist`.\n",
     "GlobalScaled(R, Z) with the learning rate c / R makes the steps of Global(Z) with c / Z: gradients longer than Z "
-    "are dropped. It stands in the paper's source but not in print, and Z = 50, which was not searched for, drops "
+    "are dropped. It is in the paper's source but not in print, and Z = 50, which was not searched for, drops "
     "too much.\n",
     "Normalize diverges with this learning rate. The likely reason: it gives a sample that is fitted already, whose "
     "gradient is nearly zero, as long a step as any other, so that the weights never come to rest; the constant in the "

@@ -3,8 +3,8 @@
 The paper's claim: a small R throughout does not lower the loss at all, though accuracy grows; 95 % of the steps with
 the small R and the rest with a large one is nearly as accurate and better calibrated, at the same privacy.
 
-`--weights bert_base` (from the model hub) or a folder with a BERT takes all pairs that can be had, as the paper does;
-without it, MiniLM and 99,890 pairs serve, which can be had everywhere.
+`--weights bert_base` (from the model hub) or a folder with a BERT takes all available pairs, as the paper does;
+without it, MiniLM and 99,890 pairs are used, which are available everywhere.
 """
 
 from __future__ import annotations

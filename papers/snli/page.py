@@ -90,7 +90,7 @@ def _setting(arms: Sequence[Arm]) -> str:
         f"{plan['steps']:,} steps; noise multiplier {plan['noise_multiplier']:g} in the private arms; mix-up training "
         f"changes R after 95 % of the steps; measured on {data['held_out']:,} pairs. Data: {data['source']}. "
         f"{data['note']}\n\n"
-        "What differs from the paper besides: the frozen layers are run once and without dropout, and their outputs "
+        "Other differences from the paper: the frozen layers are run once and without dropout, and their outputs "
         "are kept as float16; batches are drawn by Poisson sampling, as the accounting assumes; the state of AdamW is "
         "kept when the clipping norm changes.\n"
     )
@@ -101,15 +101,17 @@ def _privacy(arms: Sequence[Arm], weights: str | None) -> str:
     private = [arm for arm in arms if arm.epsilon is not None]
     three, all_steps = (account(PUBLISHED[name].events, PUBLISHED[name].delta) for name in ("snli", "snli-as-run"))
     theirs = (
-        f"The paper claims {PUBLISHED['snli'].claim:g}; exact for its setting are {three.printed} (the 51,576 steps "
-        f"of 3 epochs) and {all_steps.printed} (all 54,076 steps), at delta = 1/550,152.\n"
+        f"The paper claims {PUBLISHED['snli'].claim:g}; the exact values for its setting are {three.printed} (the "
+        f"51,576 steps of 3 epochs) and {all_steps.printed} (all 54,076 steps), at delta = 1/550,152.\n"
     )
     if not private:
         return theirs
     run = private[0].first
     scope = "It covers the fine-tuning, not what the weights were trained on before."
     if weights is None:
-        scope = "It covers the fine-tuning only: MiniLM had seen SNLI before, so it is no guarantee for SNLI's records."
+        scope = (
+            "It covers the fine-tuning only: MiniLM had seen SNLI before, so it is not a guarantee for SNLI's records."
+        )
     dearest = max(private, key=lambda arm: arm.epsilon or 0.0)
     return (
         f"Privacy of every private arm here: epsilon = {epsilon(dearest)} (exact) at delta = {run.delta:g}. It is "

@@ -144,7 +144,7 @@ def demonstrate(out: Path, quick: bool, anew: bool) -> list[str]:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="papers.theory", description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--quick", action="store_true", help="a small scale, written to a temporary folder")
-    parser.add_argument("--search", action="store_true", help="search for the instances anew")
+    parser.add_argument("--search", action="store_true", help="search for the instances again")
     parser.add_argument(
         "--mnist",
         action=argparse.BooleanOptionalAction,

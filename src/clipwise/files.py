@@ -18,7 +18,7 @@ __all__ = ["locked", "replacing"]
 def replacing(path: str | os.PathLike[str], error: type[ClipwiseError] = ClipwiseError) -> Iterator[BinaryIO]:
     """A binary file to write; when the block ends well it takes the place of `path`, otherwise nothing changes.
 
-    A place that cannot be written is told as an `error`.
+    A place that cannot be written is reported as an `error`.
 
     Guarantees: a crash or a power cut at any moment leaves the old file or the new one, never a part, and at most one
     half-written file beside it. One writer at a time.

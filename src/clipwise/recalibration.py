@@ -61,7 +61,7 @@ class PrivateTemperatureScaling:
 
     `disjoint=True` states that no calibration record was trained on, so that the two sets compose in parallel: the
     combined epsilon is then the larger of the two. The split must not depend on the records. `seed` makes the noise
-    reproducible, for experiments only: whoever knows it can remove the noise.
+    reproducible, for experiments only: anyone who knows it can remove the noise.
 
     >>> logits, labels = torch.tensor([[4.0, 0.0]] * 400), torch.tensor([0, 0, 0, 1] * 100)
     >>> ledger = Ledger()

@@ -58,7 +58,7 @@ class Poisson:
 
     `batch_size` is the *expected* batch size, and the public denominator of the gradient. Either the number of records
     is public (`sample_size`), and the rate is `batch_size / sample_size`; or the rate itself is, and then the data may
-    have any number of records, which nobody is told. That rate must not be computed from the records.
+    have any number of records, which is not revealed. That rate must not be computed from the records.
 
     `max_batch_size` caps the batch (truncated Poisson), which is accounted as such. With a public rate it needs
     `largest`, a public number that the data never have more records than.
@@ -151,7 +151,7 @@ class FullBatch:
 class Shuffled:
     """Each epoch is a random order cut into batches, each sample once per epoch. Accounted without amplification.
 
-    The last batch of an epoch may be short; the gradient is divided by `batch_size` all the same.
+    The last batch of an epoch may be short; the gradient is still divided by `batch_size`.
 
     >>> Shuffled(sample_size=10, batch_size=4).batches_per_epoch
     3

@@ -9,7 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clipwise.accounting import GaussianSteps, Ledger, account, account_delta, privacy_panel, saddle_interval
+from clipwise.accounting import (
+    GaussianSteps,
+    Ledger,
+    ProjectedSteps,
+    account,
+    account_delta,
+    privacy_panel,
+    saddle_interval,
+)
 from clipwise.accounting.contour import exact_epsilon
 from clipwise.accounting.edgeworth import edgeworth_delta, edgeworth_epsilon
 from clipwise.accounting.gaussian import gaussian_epsilon
@@ -17,7 +25,7 @@ from clipwise.accounting.laws import fixed_size, poisson, truncated_poisson
 from clipwise.accounting.problem import pose
 from clipwise.accounting.rdp import ORDERS, _by_quadrature, _step, rdp_delta, rdp_epsilon
 from clipwise.errors import AccountingError, MissingExtra
-from clipwise.sampling import FixedSize, FullBatch, Poisson
+from clipwise.sampling import FixedSize, FullBatch, Poisson, public_size
 
 from .common import MNIST, SNLI, run, scheme
 
@@ -60,6 +68,27 @@ def test_exact_is_at_most_rdp_and_pld(sigma: float, rate: float, steps: int, del
     pld = account(events, delta, "pld")
     assert pld.kind == "upper bound"
     assert exact * (1 - 1e-6) <= pld.epsilon <= exact * 1.001
+
+
+@pytest.mark.parametrize(
+    ("event", "relation", "reach"),
+    [
+        (GaussianSteps(Poisson(10**9, 1, 3), 1.0, 1_000), None, 1.0),
+        (GaussianSteps(Poisson(rate=1e-12, batch_size=1), 1.0, 7), "replace_one", 1.0),
+        (GaussianSteps(FixedSize(10**11, 1), 1.0, 2), None, 2.0),
+        (ProjectedSteps(Poisson(rate=1e-10, batch_size=1), 1.0, 100, 3), None, 0.8),
+    ],
+)
+def test_rdp_of_rare_records_is_never_zero(event: Any, relation: Any, reach: float) -> None:
+    """At least what one step tells at epsilon 0: the rate times how far two Gaussians are apart."""
+    distance = event.sampling.batch_size / public_size(event.sampling) * math.erf(reach / 8**0.5)
+    assert account_delta((event,), 0.0, "rdp", relation).delta >= distance
+    assert account((event,), 0.9 * distance, "rdp", relation).epsilon > 0.0
+
+
+def test_so_strong_a_tilt_that_one_loss_is_left() -> None:
+    found = account((GaussianSteps(FixedSize(727, 30), 0.10877935713511865, 10),), 0.16759981459959966)
+    assert found.lower is not None and 0.0 < found.lower <= found.epsilon < 180.0
 
 
 def test_rdp_delta_inverts_epsilon() -> None:

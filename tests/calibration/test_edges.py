@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torchmetrics.functional.classification import multiclass_calibration_error
 
 from clipwise.calibration import evaluate
 from clipwise.calibration.bins import bin_of, equal_edges
@@ -56,6 +55,8 @@ def test_an_edge_belongs_to_the_bin_below_it(bins: int) -> None:
 
 def test_torchmetrics_closes_bins_on_the_left_and_keeps_one_for_certainty() -> None:
     """The difference that docs/calibration.md tells: on edges, and at confidence 1."""
+    from torchmetrics.functional.classification import multiclass_calibration_error
+
     probabilities, labels = two_classes([0.8, 0.75, 1.0, 0.95]), np.array([1, 0, 0, 1])
     theirs = multiclass_calibration_error(
         torch.from_numpy(probabilities), torch.from_numpy(labels), num_classes=2, n_bins=5

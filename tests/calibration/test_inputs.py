@@ -28,7 +28,7 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "sum in float32": (lambda: evaluate(torch.tensor([[0.5, 0.499]]), torch.tensor([0])), "does not sum to 1"),
     "NaN logits": (lambda: evaluate(logits=[[0.0, float("nan")], [0.0, 0.0]], labels=Y), "NaN or [+]inf.*Row 0"),
     "+inf logits": (lambda: evaluate(logits=[[0.0, INF], [0.0, 0.0]], labels=Y), "NaN or [+]inf"),
-    "-inf rows": (lambda: evaluate(logits=[[-INF, -INF], [0.0, 0.0]], labels=Y), "nothing but -inf"),
+    "-inf rows": (lambda: evaluate(logits=[[-INF, -INF], [0.0, 0.0]], labels=Y), "only -inf"),
     "label too large": (lambda: evaluate(P, np.array([0, 2])), "from 0 to 1 for 2 classes, got 0 to 2"),
     "label negative": (lambda: evaluate(P, np.array([0, -100])), "got -100 to 0"),
     "float labels": (lambda: evaluate(P, np.array([0.0, 1.0])), "labels must be integers"),

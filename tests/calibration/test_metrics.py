@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.calibration import calibration_curve
 from sklearn.metrics import accuracy_score, brier_score_loss, log_loss
-from torchmetrics.functional.classification import multiclass_calibration_error
 
 from clipwise.calibration import CalibrationResult, evaluate
 from tests.calibration.reference import reference, samples, smooth_reference, softmax, top
@@ -42,6 +41,8 @@ def test_every_metric_equals_the_sums_by_hand(data: tuple[Any, Any, CalibrationR
 
 def torchmetrics_error(norm: str) -> Callable[[Any, Any], float]:
     def error(p: Any, y: Any) -> float:
+        from torchmetrics.functional.classification import multiclass_calibration_error  # seconds; here, not everywhere
+
         tensors = torch.from_numpy(p), torch.from_numpy(y)
         return float(multiclass_calibration_error(*tensors, num_classes=p.shape[1], n_bins=15, norm=norm))
 

@@ -19,7 +19,7 @@ import clipwise as cw
 from clipwise.accounting import PrivateCalibration
 from clipwise.calibration import PrivateTemperatureScaling, TemperatureScaling, evaluate
 from clipwise.errors import ClipwiseError, DataError
-from clipwise.noise import Entropy, ZigguratNormals
+from clipwise.noise import DefaultNormals, Entropy
 from clipwise.recalibration import QUERIES, statistic
 from tests.calibration.test_scaling import data
 
@@ -33,7 +33,7 @@ class Watched:
     """Normal numbers, or none, with a look at the ledger whenever they are asked for."""
 
     def __init__(self, ledger: cw.Ledger | None = None, scale: float = 1.0) -> None:
-        self.ledger, self.scale, self.source = ledger, scale, ZigguratNormals()
+        self.ledger, self.scale, self.source = ledger, scale, DefaultNormals()
         self.seen: list[tuple[Any, ...]] = []
         self.drawn: list[float] = []
         self.steps: list[int] = []
@@ -133,7 +133,7 @@ def test_every_query_of_every_fit_has_its_own_noise() -> None:
 def test_the_noise_is_not_that_of_training_with_the_same_seed() -> None:
     noise, plain = Watched(), torch.zeros(1, dtype=torch.float64)
     PrivateTemperatureScaling(noise_multiplier=1.0, seed=5, noise=noise).fit(*data(0, 50), ledger=cw.Ledger())
-    ZigguratNormals().fill_(plain, Entropy(5), 0, 0)
+    DefaultNormals().fill_(plain, Entropy(5), 0, 0)
     assert float(plain) not in noise.drawn
 
 

@@ -15,6 +15,7 @@ from clipwise.cli import demo
 from clipwise.cli.main import main
 from clipwise.errors import DataError
 from clipwise.report import Run, arms_of
+from tests.conftest import without_drawing
 
 SHORT = {"steps": 6, "seeds": 2}
 ARGUMENTS = ["demo", "--data", "digits", "--jobs", "1", *(f"--{name}={value}" for name, value in SHORT.items())]
@@ -24,12 +25,12 @@ ARGUMENTS = ["demo", "--data", "digits", "--jobs", "1", *(f"--{name}={value}" fo
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The folder of a short demo, and what it printed."""
     folder, shown = tmp_path_factory.mktemp("demo"), io.StringIO()
-    with contextlib.redirect_stdout(shown):
+    with contextlib.redirect_stdout(shown), pytest.MonkeyPatch.context() as patch:
+        without_drawing(patch)
         assert main([*ARGUMENTS, "--output", str(folder)]) == 0
     return folder, shown.getvalue()
 
 
-@pytest.mark.slow
 def test_every_arm_is_a_run_that_train_could_have_made(made: tuple[Path, str]) -> None:
     runs = [Run.load(folder) for folder in sorted((made[0] / "runs").iterdir())]
     assert sorted({run.name for run in runs}) == sorted(demo.NAMES.values()) and len(runs) == 8
@@ -47,7 +48,6 @@ def test_every_arm_is_a_run_that_train_could_have_made(made: tuple[Path, str]) -
     assert all("chosen by looking at these data" in run.warnings[-1] for run in runs), "told by every page on them"
 
 
-@pytest.mark.slow
 def test_it_prints_a_table_both_epsilons_and_the_page(made: tuple[Path, str]) -> None:
     folder, shown = made
     for text in (

@@ -16,14 +16,13 @@ from tests.training.common import TINY, exact_panel
 
 
 @pytest.fixture
-def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, figures_in_words: None) -> str:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(train_module, "panel_of", exact_panel)
     Path("tiny.toml").write_text(TINY)
     return "tiny.toml"
 
 
-@pytest.mark.slow
 def test_a_run_is_printed_and_reported(tiny: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", tiny, "--set", "evaluation.resamples=100"]) == 0
     shown = capsys.readouterr()
@@ -41,7 +40,6 @@ def test_a_run_is_printed_and_reported(tiny: str, capsys: pytest.CaptureFixture[
     assert 0 < len(lines) <= 4 and all("steps/s" in line and "epsilon" in line for line in lines)
 
 
-@pytest.mark.slow
 def test_the_result_as_json(tiny: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", tiny, "--json", "--output", "elsewhere", "--set", "privacy.delta=0.01"]) == 0
     result = json.loads(capsys.readouterr().out)
@@ -87,7 +85,7 @@ def test_ctrl_c_says_how_to_go_on(
     with monkeypatch.context() as patched:
         patched.setattr(Bar, "__call__", interrupt)
         assert main(["train", tiny]) == 130
-    assert "--resume goes on" in capsys.readouterr().err
+    assert "--resume continues" in capsys.readouterr().err
     assert main(["train", tiny]) == 2
     assert main(["train", tiny, "--resume", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["guarantees"]["exact"]["epsilon"] > 0

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import clipwise as cw
-from clipwise.noise import Entropy, Normals, ZigguratNormals
+from clipwise.noise import DefaultNormals, Entropy, Normals
 
 N = 40
 
@@ -80,7 +80,7 @@ class Unlabelled(Normals):
     """The same numbers for every label of a seed, to compare sums that differ in their rounding."""
 
     def fill_(self, buffer: Tensor, entropy: Entropy, step: int, piece: int) -> None:
-        ZigguratNormals().fill_(buffer, Entropy(entropy.seed), step, piece)
+        DefaultNormals().fill_(buffer, Entropy(entropy.seed), step, piece)
 
 
 class Recorder(torch.optim.Optimizer):

@@ -7,28 +7,51 @@ import os
 import random
 import time
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
 
 import clipwise as cw
 from clipwise.errors import ClipwiseError, InvalidPlan, MissingExtra
-from clipwise.noise import Entropy, GaussianNoise, Normals, SecureNormals, ZigguratNormals, grid_of, normals, pieces
+from clipwise.noise import (
+    DefaultNormals,
+    Entropy,
+    GaussianNoise,
+    Normals,
+    SecureNormals,
+    grid_of,
+    normals,
+    pieces,
+    polar,
+    ziggurat,
+)
+from clipwise.noise.polar import PolarNormals
+from clipwise.noise.stream import Stream
+from clipwise.noise.ziggurat import ZigguratNormals
 from tests.core.common import Unlabelled
 
 LEVEL = 1e-4
 SHAPES = [(64, 8), (64,), (), (5, 1, 3), (0, 4), (3000,)]
 
 
-@pytest.fixture(params=["ziggurat", "secure"])
+@pytest.fixture(params=[ZigguratNormals, PolarNormals, DefaultNormals])
+def seeded(request: pytest.FixtureRequest) -> Normals:
+    source: Normals = request.param()
+    return source
+
+
+@pytest.fixture(params=[ZigguratNormals, PolarNormals, SecureNormals])
 def source(request: pytest.FixtureRequest) -> Normals:
-    if request.param == "ziggurat":
-        return ZigguratNormals()
-    pytest.importorskip("cryptography")
-    return SecureNormals()
+    if request.param is SecureNormals:
+        pytest.importorskip("cryptography")
+    found: Normals = request.param()
+    return found
 
 
 def draw(source: Normals, n: int, seed: int | None = 0, step: int = 0, piece: int = 0) -> Tensor:
@@ -38,18 +61,40 @@ def draw(source: Normals, n: int, seed: int | None = 0, step: int = 0, piece: in
 
 
 def test_the_numbers_are_standard_normal(source: Normals) -> None:
-    numbers = draw(source, 50_001, seed=0 if isinstance(source, ZigguratNormals) else None).numpy()
+    numbers = draw(source, 50_001, seed=None if isinstance(source, SecureNormals) else 0).numpy()
     assert stats.kstest(numbers, "norm").pvalue > LEVEL
     assert stats.chi2(len(numbers)).sf((numbers**2).sum()) > LEVEL
     assert abs(np.corrcoef(numbers[:-1], numbers[1:])[0, 1]) < 4 / np.sqrt(len(numbers))
 
 
-def test_a_stream_is_a_function_of_seed_and_step() -> None:
-    source = ZigguratNormals()
-    first = draw(source, 1000, seed=5, step=2)
-    assert torch.equal(first, draw(source, 1000, seed=5, step=2))
+def test_pairs_have_the_joint_law_of_two_normal_numbers(source: Normals) -> None:
+    """Distance and direction are independent, the direction is uniform also between two points of the table."""
+    x, y = draw(source, 200_000, seed=None if isinstance(source, SecureNormals) else 3).numpy().reshape(-1, 2).T
+    height, turns = np.exp(-(x * x + y * y) / 2), np.arctan2(y, x) / (2 * np.pi) + 0.5
+    for uniform in (height, turns, turns * 8192 % 1, (turns * 8192 + 0.5) % 1, (turns + height) % 1):
+        assert stats.kstest(uniform, "uniform").pvalue > LEVEL
+    counts = np.histogram2d(height, turns, bins=20, range=[[0, 1], [0, 1]])[0]
+    assert stats.chisquare(counts.ravel()).pvalue > LEVEL
+
+
+def test_short_pieces_come_from_the_ziggurat_and_long_ones_in_pairs() -> None:
+    for size, own in ((normals.LONG_PIECE - 1, ZigguratNormals()), (normals.LONG_PIECE, PolarNormals())):
+        assert torch.equal(draw(DefaultNormals(), size), draw(own, size))
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 3, 7, 8, 9, 10, 17])
+def test_pairs_fill_blocks_of_any_size(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(polar, "_BLOCK", 4)
+    around = torch.zeros(size + 2, dtype=torch.float64)
+    PolarNormals().fill_(around[1:-1], Entropy(0), 0, 0)
+    assert not around[0] and not around[-1] and len(around[1:-1].unique()) == size and around[1:-1].all()
+
+
+def test_a_stream_is_a_function_of_seed_and_step(seeded: Normals) -> None:
+    first = draw(seeded, 1000, seed=5, step=2)
+    assert torch.equal(first, draw(seeded, 1000, seed=5, step=2))
     others = [dict(seed=5, step=3), dict(seed=6, step=2), dict(seed=5, step=2, piece=1)]
-    for other in (draw(source, 1000, **changed) for changed in others):
+    for other in (draw(seeded, 1000, **changed) for changed in others):
         assert abs(torch.corrcoef(torch.stack([first, other]))[0, 1]) < 0.15
 
 
@@ -58,31 +103,32 @@ def test_without_a_seed_nothing_repeats(source: Normals) -> None:
     assert abs(torch.corrcoef(torch.stack([one, two]))[0, 1]) < 0.15
 
 
-def test_seeds_that_agree_in_32_bits_give_other_noise() -> None:
-    assert not torch.equal(draw(ZigguratNormals(), 4, seed=1), draw(ZigguratNormals(), 4, seed=1 + 2**32))
+def test_seeds_that_agree_in_32_bits_give_other_noise(seeded: Normals) -> None:
+    assert not torch.equal(draw(seeded, 4, seed=1), draw(seeded, 4, seed=1 + 2**32))
 
 
-def test_the_global_generators_are_neither_read_nor_moved() -> None:
+def test_the_global_generators_are_neither_read_nor_moved(seeded: Normals) -> None:
     torch.manual_seed(0)
     before = torch.get_rng_state()
-    numbers = draw(ZigguratNormals(), 100, seed=None)
+    numbers = draw(seeded, 100, seed=None)
     assert torch.equal(before, torch.get_rng_state())
     torch.manual_seed(0)
-    assert not torch.equal(numbers, draw(ZigguratNormals(), 100, seed=None))
+    assert not torch.equal(numbers, draw(seeded, 100, seed=None))
 
 
-def test_every_piece_has_a_key_of_192_bits_from_the_operating_system(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_piece_has_a_key_of_192_bits_from_the_operating_system(
+    seeded: Normals, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[int] = []
     real = os.urandom
     monkeypatch.setattr(os, "urandom", lambda n: asked.append(n) or real(n))  # type: ignore[func-returns-value]
-    source = ZigguratNormals()
     for step in range(3):
-        source.fill_(torch.empty(4, dtype=torch.float64), Entropy(None), step, 0)
+        seeded.fill_(torch.empty(4, dtype=torch.float64), Entropy(None), step, 0)
     assert asked == [24] * 3
 
 
 def test_the_bits_are_those_of_sfc64_and_the_key_is_not_kept() -> None:
-    stream = normals._Stream()
+    stream = Stream()
     a, b, c = (int.from_bytes(bytes(range(8 * i, 8 * i + 8)), "little") for i in range(3))
     drawn = stream.start(bytes(range(24))).bit_generator.random_raw(50)
     mask, w = (1 << 64) - 1, 1
@@ -90,18 +136,19 @@ def test_the_bits_are_those_of_sfc64_and_the_key_is_not_kept() -> None:
         out = (a + b + w) & mask
         a, b, c, w = b ^ (b >> 11), (c + (c << 3)) & mask, (((c << 24) | (c >> 40)) + out) & mask, w + 1
         assert got == out
-    assert not stream._words.any()
+    assert not stream._words[:3].any()
 
 
-def test_a_numpy_that_draws_in_another_way_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    normals._check_numpy.cache_clear()
-    key, known = normals._KNOWN
-    monkeypatch.setattr(normals, "_KNOWN", (key, {**known, 9: -4.4332}))
+@pytest.mark.parametrize(("module", "place"), [(ziggurat, 9), (polar, 57)])
+def test_a_numpy_that_draws_in_another_way_is_refused(module: Any, place: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    module._check.cache_clear()
+    key, known = module._KNOWN
+    monkeypatch.setattr(module, "_KNOWN", (key, {**known, place: known[place] * (1 + 1e-9)}))
     try:
         with pytest.raises(ClipwiseError, match="numpy"):
-            ZigguratNormals()
+            DefaultNormals()
     finally:
-        normals._check_numpy.cache_clear()
+        module._check.cache_clear()
 
 
 def test_secure_noise_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,7 +220,7 @@ def test_the_scaled_sum_is_the_sum_with_noise_times_the_scale(stds: list[float],
 def test_what_is_released_is_the_exact_sum_on_the_grid(std: float, scale: float, dtype: torch.dtype) -> None:
     """Recomputed with fractions: sum + noise in float64, times the scale, to the nearest point of the grid."""
     sums = torch.linspace(-20 * std, 20 * std, 400, dtype=torch.float64).to(dtype)
-    drawn = draw(ZigguratNormals(), 400, seed=0, step=2)
+    drawn = draw(DefaultNormals(), 400, seed=0, step=2)
     (got,) = adder_for([sums], Unlabelled()).release([sums.clone()], [std], scale, 2)
     grid = grid_of(std * scale)
     assert math.frexp(grid)[0] == 0.5 and std * scale / 2048 < grid <= std * scale / 1024
@@ -197,7 +244,7 @@ def test_an_error_leaves_no_noise_behind_and_stops_every_thread(threads: int, mo
     monkeypatch.setattr(pieces, "PIECE_ELEMENTS", 16)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
 
-    class Failing(ZigguratNormals):
+    class Failing(DefaultNormals):
         def fill_(self, buffer: Tensor, entropy: Entropy, step: int, piece: int) -> None:
             super().fill_(buffer, entropy, step, piece)
             if piece == 3:
@@ -226,7 +273,7 @@ def test_the_noise_of_a_step_serves_one_release() -> None:
 
 
 def test_sources_fill_float64_on_the_cpu_whatever_is_released() -> None:
-    class Looking(ZigguratNormals):
+    class Looking(DefaultNormals):
         def fill_(self, buffer: Tensor, entropy: Entropy, step: int, piece: int) -> None:
             assert buffer.dtype == torch.float64 and buffer.device.type == "cpu" and buffer.dim() == 1
             super().fill_(buffer, entropy, step, piece)
@@ -280,7 +327,7 @@ def test_an_error_in_a_thread_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     sums = [torch.zeros(100, 3)]
     adder = adder_for(sums)
-    monkeypatch.setattr(ZigguratNormals, "fill_", lambda *a: (_ for _ in ()).throw(OSError("no entropy")))
+    monkeypatch.setattr(DefaultNormals, "fill_", lambda *a: (_ for _ in ()).throw(OSError("no entropy")))
     with pytest.raises(OSError, match="no entropy"):
         adder.release(sums, [1.0], 1.0, 0)
 
@@ -320,6 +367,25 @@ def test_entropy_keeps_purposes_apart_and_hides_its_seed() -> None:
     assert "11" not in repr(entropy)
     assert entropy.child("x") != entropy and entropy.child("x") == Entropy(11).child("x")
     assert Entropy(None).child("x").seed is None
+
+
+asked = st.tuples(
+    st.integers(0, 2**70), st.lists(st.binary(max_size=3), max_size=2).map(tuple), st.text("ab 1", max_size=3),
+    st.lists(st.integers(0, 120), max_size=3).map(tuple),
+)  # fmt: skip
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(asked, asked)
+def test_only_equal_questions_get_equal_bytes(one: Any, other: Any) -> None:
+    def taken(seed: int | None, label: tuple[bytes, ...], purpose: str, counters: tuple[int, ...]) -> bytes:
+        entropy = Entropy(seed).labelled(*label) if label else Entropy(seed)
+        return entropy.take(16, purpose, *counters)
+
+    assert taken(*one) == taken(*one)
+    for changed in [other, *((*one[:i], other[i], *one[i + 1 :]) for i in range(4))]:
+        assert (taken(*one) == taken(*changed)) == (one == changed)
+    assert taken(None, *one[1:]) != taken(None, *one[1:])
 
 
 def test_seeding_the_globals_repeats_all_three() -> None:

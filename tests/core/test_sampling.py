@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy import stats
 
 from clipwise.errors import InvalidSampling
@@ -99,6 +101,25 @@ def test_a_seed_repeats_any_step_alone_and_no_seed_repeats_none(sampling: Sampli
     if not isinstance(sampling, Shuffled):
         free = Draws(sampling, Entropy())
         assert not np.array_equal(free.batch(0), free.batch(0))
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(
+    st.integers(1, 300),
+    st.floats(0.0, 1.0),
+    st.integers(0, 2**70),
+    st.lists(st.integers(0, 10**9), min_size=1, max_size=6),
+)
+def test_a_batch_does_not_depend_on_the_batches_before_it(size: int, share: float, seed: int, steps: list[int]) -> None:
+    part = max(1, int(share * size))
+    schemes: list[Sampling] = [Poisson(size, part), Poisson(size, part, max_batch_size=max(1, part // 2))]
+    for sampling in (*schemes, FixedSize(size, part), Shuffled(size, part), FullBatch(size)):
+        draws = Draws(sampling, Entropy(seed))
+        for step in (*steps, *reversed(steps)):
+            batch = draws.batch(step)
+            assert np.array_equal(batch, Draws(sampling, Entropy(seed)).batch(step))
+            assert len(set(batch.tolist())) == len(batch) <= (sampling.largest_batch or size)
+            assert all(0 <= index < size for index in batch)
 
 
 def test_indices_are_distinct_and_in_range() -> None:

@@ -52,7 +52,7 @@ def test_get_fetches_and_tells(web: Web, cache: Path, capsys: pytest.CaptureFixt
 def test_get_without_a_network_is_one_line_and_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["data", "get", "small"]) == 2
     last = capsys.readouterr().err.splitlines()[-1]
-    assert last.startswith("clipwise: error: Small cannot be had. Tried:")
+    assert last.startswith("clipwise: error: Small is not available. Tried:")
 
 
 @pytest.mark.parametrize("argv", [["get"], ["get", "unknown"], ["verify", "unknown"], ["lst"], []])

@@ -212,7 +212,7 @@ def test_standardised_uses_the_training_part_and_says_so() -> None:
     assert data.train.tensors[0].tolist() == [[-1, 0], [1, 0]]
     assert data.test.tensors[0].tolist() == [[1, 2], [3, 2]], "a constant column is only shifted"
     assert "epsilon does not cover" in data.note
-    with pytest.raises(DataError, match="no table"):
+    with pytest.raises(DataError, match="not a table"):
         toy(torch.zeros(2, 1, 4, 4)).standardised()
 
 

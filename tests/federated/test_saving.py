@@ -22,9 +22,9 @@ def test_a_given_ledger_cannot_be_lost_by_a_resume(tmp_path: Path) -> None:
     server.save(tmp_path / "run", model)
     spent = cw.Ledger([FederatedRounds(cw.Poisson(20, 5), 1.0, 7)])
     again = Server(PLAN, model, ledger=spent)
-    with pytest.raises(cw.CheckpointError, match="ledger of its own"):
+    with pytest.raises(cw.CheckpointError, match="its own ledger"):
         again.resume(tmp_path / "run", model)
-    with pytest.raises(cw.CheckpointError, match="ledger of its own"):
+    with pytest.raises(cw.CheckpointError, match="its own ledger"):
         again.load_state_dict(server.state_dict())
     assert again.ledger is spent and spent.steps == 7
 

@@ -408,7 +408,7 @@ def test_the_round_goes_on_without_a_bad_user(how: str, caplog: pytest.LogCaptur
     if how in EXPECTED:
         assert all(r.used == 3 and len(r.problems) == 1 and r.problems[0][0] == 2 for r in reports)
         assert all(re.search(EXPECTED[how], r.problems[0][1]) for r in reports)
-        assert "goes on without user 2" in caplog.text
+        assert "continues without user 2" in caplog.text
         assert moved == pytest.approx({"weight": 3 * GOOD / 4, "bias": 3 * GOOD / 4}, rel=1e-5)
     elif how == "huge":
         assert all(r.used == 4 and r.shortened == 1 for r in reports) and "was shortened to 1" in caplog.text

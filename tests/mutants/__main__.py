@@ -1,8 +1,9 @@
 """`python -m tests.mutants`: change the source in one place at a time, run the tests that cover it, count who noticed.
 
 A seeded sample over the modules where a silent change means a wrong epsilon, noise or sensitivity. Tests are chosen by
-coverage, the fastest first; what survives a few seconds of them meets all the others that run its line. Interrupted, it
-goes on with `--resume`. `known.toml` names survivors that change nothing, and why.
+coverage. First each mutant meets a few seconds of the fastest tests that run its line. The survivors then meet all the
+other tests that run their lines, many mutants at a time: only what fails is looked at for each of them. Interrupted, it
+continues with `--resume`. `known.toml` names survivors that change nothing, and why.
 """
 
 from __future__ import annotations
@@ -13,15 +14,14 @@ import random
 import subprocess
 import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from datetime import date
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
 from tests.mutants.changes import Change, changes_of
 from tests.mutants.coverage_of import ROOT, Covering, measure
-from tests.mutants.trial import copy_of_the_package, tried
+from tests.mutants.pool import Pool
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -35,7 +35,8 @@ MODULES = (
     "clipping.py", "noise", "sampling.py", "plan.py", "private", "engine", "accounting", "files.py", "federated",
     "recalibration.py", "report",
 )  # fmt: skip
-_FIRST = 20.0  # seconds of the fastest tests, before the others
+_FIRST = 10.0  # seconds of the fastest tests, before the others
+_OPEN = "survived the fastest tests"
 
 
 def all_changes(modules: tuple[str, ...] = MODULES) -> list[Change]:
@@ -49,22 +50,43 @@ def all_changes(modules: tuple[str, ...] = MODULES) -> list[Change]:
     return found
 
 
-def verdict_on(change: Change, covering: Covering, source: Path) -> str:
-    """Whether any test that runs the changed line notices."""
+def chosen_tests(change: Change, covering: Covering) -> tuple[list[str], list[str]]:
+    """The fastest tests that run the changed line, and all the others that do."""
     tests = covering.tests_of(change.path, change.line)
-    if not tests:
-        return "no test runs it"
-    first, spent = [], 0.0
-    for test in tests:
-        if first and spent + covering.seconds.get(test, _FIRST) > _FIRST:
-            break
-        first.append(test)
-        spent += covering.seconds.get(test, _FIRST)
-    rest = tests[len(first) :]
-    for chosen in (first, rest):
-        if chosen and tried(change, source, chosen, sum(covering.seconds.get(test, 5.0) for test in chosen)):
-            return "killed"
-    return "survived"
+    first = 1
+    while first < len(tests) and covering.time_of(tests[: first + 1]) <= _FIRST:
+        first += 1
+    return tests[:first], tests[first:]
+
+
+def killed_together(changes: Sequence[Change], covering: Covering, pool: Pool) -> Iterator[Change]:
+    """Those of the survivors that some other test notices: all are made at once, and what fails is tried on each."""
+    rest = {change: set(chosen_tests(change, covering)[1]) for change in changes}
+    groups = [[change for change in changes if rest[change]]]
+    while groups:
+        group, others = apart(groups.pop())
+        if others:
+            groups.append(others)
+        failed = pool.failing(group, sorted(set().union(*(rest[change] for change in group)))) if group else []
+        if failed == []:
+            continue
+        if len(group) == 1:
+            yield group[0]
+            continue
+        noticed = pool.noticed({change: [t for t in failed or () if t in rest[change]] for change in group})
+        yield from noticed
+        left = [change for change in group if change not in noticed]
+        # Without any, they hang together, or do what none does alone.
+        groups += [left] if noticed else [left[: len(left) // 2], left[len(left) // 2 :]]
+
+
+def apart(changes: Sequence[Change]) -> tuple[list[Change], list[Change]]:
+    """As many changes as can be made at once, since none lies within another; and the others."""
+    taken: list[Change] = []
+    for change in changes:
+        if all(change.path != c.path or change.stop <= c.start or c.stop <= change.start for c in taken):
+            taken.append(change)
+    return taken, [change for change in changes if change not in taken]
 
 
 def page(body: dict[str, Any], known: dict[str, str]) -> str:
@@ -118,29 +140,23 @@ def main() -> int:
     if options.resume and RESULTS.exists():
         before = json.loads(RESULTS.read_text(encoding="utf-8"))
         body["mutants"] = before["mutants"] if before["seed"] == options.seed else {}
-    todo = [change for change in chosen if change.name not in body["mutants"]]
-    sources: SimpleQueue[Path] = SimpleQueue()
+    verdicts = body["mutants"]
 
-    def try_one(change: Change) -> None:
-        source = sources.get()
-        try:
-            verdict = verdict_on(change, covering, source)
-        finally:
-            sources.put(source)
-        body["mutants"][change.name] = {"line": change.line, "verdict": verdict}
-        print(f"{len(body['mutants'])}/{len(chosen)} {verdict:9} {change.path}:{change.line} {change.name}", flush=True)
+    def note(change: Change, verdict: str) -> None:
+        verdicts[change.name] = {"line": change.line, "verdict": verdict}
+        print(f"{len(verdicts)}/{len(chosen)} {verdict}: {change.path}:{change.line} {change.name}", flush=True)
         if not options.only:
             RESULTS.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
 
-    with ThreadPoolExecutor(options.jobs) as pool:
-        folders = [copy_of_the_package() for _ in range(options.jobs)]
-        try:
-            for folder in folders:
-                sources.put(folder.__enter__())
-            list(pool.map(try_one, todo))
-        finally:
-            for folder in folders:
-                folder.__exit__(None, None, None)
+    with Pool.of(options.jobs, covering) as pool:
+        fastest = {change: chosen_tests(change, covering)[0] for change in chosen if change.name not in verdicts}
+        pool.noticed(fastest, lambda change, dead: note(change, "killed" if dead else _OPEN))
+        survivors = [change for change in chosen if verdicts[change.name]["verdict"] == _OPEN]
+        for change in killed_together(survivors, covering, pool):
+            note(change, "killed")
+    for change in survivors:
+        if verdicts[change.name]["verdict"] == _OPEN:
+            note(change, "survived" if covering.tests_of(change.path, change.line) else "no test runs it")
     known = tomllib.loads(KNOWN.read_text(encoding="utf-8")) if KNOWN.exists() else {}
     text = page(body, known)
     print("\n" + text)

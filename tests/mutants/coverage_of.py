@@ -9,6 +9,7 @@ import subprocess
 import sys
 import xml.etree.ElementTree as ET
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,6 +45,10 @@ class Covering:
             found = sorted({test for tests in rows.values() for test in tests})
         return sorted(found, key=lambda test: self.seconds.get(test, 1e9))
 
+    def time_of(self, tests: Iterable[str]) -> float:
+        """Seconds that these tests take, one after the other."""
+        return sum(self.seconds.get(test, 5.0) for test in tests)
+
 
 def measure(folder: Path) -> Covering:
     """Run the suite once, in as many processes as there are shards; takes about twice as long as without."""
@@ -55,18 +60,20 @@ def measure(folder: Path) -> Covering:
         command += ["-m", "not slow", "-p", "no:cacheprovider", "-p", "tests.mutants.recording"]
         command += [f"--junitxml={report}", "--ignore=tests/thirdparty", "--ignore=tests/mutants", "tests"]
         environment = os.environ | {"OMP_NUM_THREADS": "1", "SHARD": f"{shard}/{_SHARDS}"}
+        environment["FIXTURES"] = str(folder / f"fixtures{shard}.json")
         running.append(subprocess.Popen(command, cwd=ROOT, env=environment))
     for process in running:
         process.wait()
     lines: dict[str, dict[int, list[str]]] = {}
     seconds: defaultdict[str, float] = defaultdict(float)
     for shard in range(_SHARDS):
-        _add_lines(folder / f"coverage{shard}", lines)
+        fixtures = json.loads((folder / f"fixtures{shard}.json").read_text(encoding="utf-8"))
+        _add_lines(folder / f"coverage{shard}", fixtures, lines)
         _add_seconds(folder / f"junit{shard}.xml", seconds)
     return Covering(lines, dict(seconds))
 
 
-def _add_lines(data: Path, found: dict[str, dict[int, list[str]]]) -> None:
+def _add_lines(data: Path, fixtures: dict[str, list[str]], found: dict[str, dict[int, list[str]]]) -> None:
     from coverage import CoverageData
 
     measured = CoverageData(str(data))
@@ -74,7 +81,8 @@ def _add_lines(data: Path, found: dict[str, dict[int, list[str]]]) -> None:
     for name in measured.measured_files():
         rows = found.setdefault(Path(name).relative_to(ROOT / "src").as_posix(), {})
         for line, contexts in measured.contexts_by_lineno(name).items():
-            rows[line] = sorted({*rows.get(line, []), *filter(None, contexts)})
+            tests = (test for context in contexts if context for test in fixtures.get(context, [context]))
+            rows[line] = sorted({*rows.get(line, []), *tests})
 
 
 def _add_seconds(report: Path, total: defaultdict[str, float]) -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import cast
 
 import pytest
 
-from tests.mutants.__main__ import all_changes
-from tests.mutants.changes import changes_of
-from tests.mutants.coverage_of import ROOT
-from tests.mutants.trial import copy_of_the_package, tried
+from tests.mutants.__main__ import _FIRST, all_changes, killed_together
+from tests.mutants.changes import Change, changes_of
+from tests.mutants.coverage_of import ROOT, Covering
+from tests.mutants.pool import Pool
+from tests.mutants.trial import copy_of_the_package, failing
 
 PROGRAM = '''"""Words stay."""
 def f(x: int = 1) -> bool:
@@ -44,5 +47,31 @@ def test_every_change_is_a_program_of_another_name() -> None:
 def test_a_change_is_noticed_by_a_test_that_looks() -> None:
     change = next(c for c in all_changes(("sampling.py",)) if " split: " in c.name and c.new == "False")
     with copy_of_the_package() as source:
-        assert tried(change, source, ["tests/core/test_sampling.py"], 5.0)
-        assert not tried(change, source, ["tests/core/test_exports.py"], 5.0)
+        assert failing([change], source, ["tests/core/test_sampling.py"], 5.0)
+        assert failing([change], source, ["tests/core/test_exports.py"], 5.0) == []
+
+
+class _Suite:
+    """Stands for real trials: which change makes which test fail, alone or with another."""
+
+    def __init__(self, fails: dict[str, set[str]], hang: set[str]) -> None:
+        self.fails, self.hang = fails, hang
+
+    def failing(self, changes: Sequence[Change], tests: Sequence[str]) -> list[str] | None:
+        if self.hang <= {change.name for change in changes}:
+            return None
+        return sorted(set().union(*(self.fails[change.name] for change in changes)) & set(tests))
+
+    def noticed(self, tests: Mapping[Change, Sequence[str]]) -> list[Change]:
+        return [change for change, own in tests.items() if self.fails[change.name] & set(own)]
+
+
+def test_survivors_are_tried_together_and_judged_one_by_one() -> None:
+    names = "abcdefg"
+    changes = [Change("m.py", 1, 10 * k, 10 * k + 5, "", name) for k, name in enumerate(names)]
+    changes.append(Change("m.py", 1, 0, 100, "", "around all"))
+    seconds = {"fast": _FIRST, "t1": 20.0, "t2": 30.0, "t3": 40.0}
+    covering = Covering({"m.py": {1: list(seconds)}}, seconds)
+    fails = {name: set[str]() for name in (*names, "around all")} | {"b": {"t1"}, "e": {"t3"}, "around all": {"t2"}}
+    pool = cast(Pool, _Suite(fails, hang={"c", "d"}))
+    assert {change.name for change in killed_together(changes, covering, pool)} == {"b", "e", "around all"}

@@ -32,23 +32,33 @@ def copy_of_the_package() -> Iterator[Path]:
         yield Path(folder)
 
 
-def tried(change: Change, source: Path, tests: Sequence[str], seconds: float) -> bool:
-    """Whether some test fails on the mutant. `seconds` is what the tests take without it."""
-    target = source / change.path
-    text = target.read_text(encoding="utf-8")
-    target.write_text(change.applied(text), encoding="utf-8")
-    process = _fresh().Process(target=_run, args=(str(source), list(tests)))
+def failing(
+    changes: Sequence[Change], source: Path, tests: Sequence[str], seconds: float, first: bool = False
+) -> list[str] | None:
+    """The tests that fail with all these changes made; only the first of them if asked.
+
+    `seconds` is what the tests take without them. None: they did not end in time, or not as tests do.
+    """
+    texts = {path: (source / path).read_text(encoding="utf-8") for path in {change.path for change in changes}}
+    for path, text in texts.items():
+        for change in sorted((c for c in changes if c.path == path), key=lambda c: -c.start):
+            text = change.applied(text)
+        (source / path).write_text(text, encoding="utf-8")
+    failed = source / "failed"
+    failed.unlink(missing_ok=True)
+    process = _fresh().Process(target=_run, args=(str(source), list(tests), str(failed), first))
     try:
         process.start()
         process.join(60 + _LIMIT * seconds)
-        if process.is_alive():
-            return True
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid or 0, signal.SIGKILL)  # with whatever the tests started
         process.join()
-        target.write_text(text, encoding="utf-8")
-    return process.exitcode != 0
+        for path, text in texts.items():
+            (source / path).write_text(text, encoding="utf-8")
+    if process.exitcode == 0:
+        return []
+    return sorted(set(failed.read_text(encoding="utf-8").split("\n")[:-1])) or None if failed.exists() else None
 
 
 @cache
@@ -60,8 +70,20 @@ def _fresh() -> ForkServerContext:
     return context
 
 
-def _run(source: str, tests: list[str]) -> None:
-    """Run the tests against this copy of the package, and end with the code that pytest ends with."""
+class _Notes:
+    """A plugin that writes down which test functions fail."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            with open(self._path, "a", encoding="utf-8") as file:
+                file.write(report.nodeid.partition("[")[0] + "\n")
+
+
+def _run(source: str, tests: list[str], failed: str, first: bool) -> None:
+    """Run the tests against this copy of the package; ends with 0 when all pass."""
     os.setpgid(0, 0)
     quiet = os.open(os.devnull, os.O_RDWR)
     for stream in range(3):
@@ -71,7 +93,8 @@ def _run(source: str, tests: list[str]) -> None:
     os.environ["PYTHONPATH"] = source
     sys.dont_write_bytecode = True
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
-    code = pytest.main(["-q", "-x", "-p", "no:cacheprovider", "-m", "not slow", *tests])
+    options = ["-q", "-p", "no:cacheprovider", "-m", "not slow", *(["-x"] if first else [])]
+    code = pytest.main([*options, *tests], plugins=[_Notes(failed)])
     import clipwise
 
     imported = Path(clipwise.__file__ or "").is_relative_to(source)  # else nothing was tried

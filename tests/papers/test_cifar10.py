@@ -201,7 +201,7 @@ def test_a_grid_that_was_cut_decides_nothing_yet() -> None:
         ({0.1: [0.80, 0.81], 10.0: [0.70, 0.71]}, {0.1: [0.75, 0.76], 10.0: [0.6, 0.61]}, [True, True, True]),
         (
             {0.1: [0.80, 0.81], 10.0: [0.79, 0.81]}, {0.1: [0.75, 0.76], 10.0: [0.79, 0.81]},
-            [True, "not clear: R = 10 cannot be told from the best", "for R = 0.1"],
+            [True, "not clear: R = 10 cannot be distinguished from the best", "for R = 0.1"],
         ),
         ({0.1: [0.80, 0.81], 1.0: [0.7, 0.71]}, {0.1: [0.8, 0.81], 1.0: [0.7, 0.71]}, [True, True, False]),
     ],

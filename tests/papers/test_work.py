@@ -77,7 +77,7 @@ def test_nothing_goes_on_after_ctrl_c(tmp_path: Path) -> None:
         time.sleep(0.05)
     os.killpg(started.pid, signal.SIGINT)
     _, said = started.communicate(timeout=20)
-    assert started.returncode == 1 and said.strip().endswith("stopped; --resume goes on.")
+    assert started.returncode == 1 and said.strip().endswith("stopped; --resume continues.")
     assert sorted(tmp_path.iterdir()) == paths[:2]
 
 

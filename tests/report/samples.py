@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ STEPS = 1_500
 DELTA = 1e-5
 CLASSES = 10
 SIGNAL = 2.2
+HOSTILE = "<script>window.hacked = 1</script> $\\frac{$ & \"R' _x"
 
 
 def scores(seed: int, sharpness: float, count: int = 1_500) -> tuple[Any, Any]:
@@ -27,6 +29,7 @@ def scores(seed: int, sharpness: float, count: int = 1_500) -> tuple[Any, Any]:
     return logits * SIGNAL * sharpness, labels
 
 
+@cache
 def judged(seed: int, sharpness: float, resamples: int = 0, count: int = 1_500) -> CalibrationResult:
     logits, labels = scores(seed, sharpness, count)
     return evaluate(logits=logits, labels=labels, resamples=resamples)
@@ -70,7 +73,9 @@ def ledger(noise_multiplier: float = 1.1) -> Ledger:
     return Ledger([GaussianSteps(SAMPLING, noise_multiplier, STEPS)])
 
 
-PANEL = {name: g.as_dict() for name, g in privacy_panel(ledger(), DELTA).items()}
+@cache
+def panel() -> dict[str, dict[str, Any]]:
+    return {name: g.as_dict() for name, g in privacy_panel(ledger(), DELTA).items()}
 
 
 def plan(clip_norm: float | None, learning_rate: float) -> dict[str, Any]:
@@ -94,7 +99,7 @@ def made_run(
         "curves": curves(seed, sharpness, clip_norm),
         "ledger": ledger() if private else None,
         "delta": DELTA if private else None,
-        "guarantees": PANEL if private else {},
+        "guarantees": panel() if private else {},
         "provenance": {
             "command": ["clipwise", "train", "config.toml", "--seed", str(seed)],
             "seconds": 3.2,

@@ -123,10 +123,10 @@ def test_privacy_is_that_of_the_most_expensive_seed() -> None:
     assert arm.epsilon == 2.5
 
 
+@pytest.mark.usefixtures("figures_in_words")
 def test_every_place_tells_the_epsilon_of_the_most_expensive_seed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr("clipwise.report.figures.BIN_CHOICES", (15,))
     more = Ledger([*ledger().events, GaussianSteps(SAMPLING, 1.1, 400)])  # resumed without a seed: some steps twice
     panel = {"exact": more.guarantee(DELTA).as_dict()}
     runs = [made_run(curves=()), made_run(seed=1, curves=(), ledger=more, guarantees=panel)]

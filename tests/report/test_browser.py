@@ -10,10 +10,6 @@ from typing import Any
 
 import pytest
 
-from clipwise import report
-from tests.report.samples import comparison, made_run
-from tests.report.test_page import HOSTILE
-
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed (Debian: apt-get install chromium)")
 QUIET = [
@@ -22,13 +18,7 @@ QUIET = [
 ]
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    runs = [*comparison(seeds=2), made_run(HOSTILE, 100.0, 1.4)]
-    return report.write(runs, tmp_path_factory.mktemp("page"))
-
-
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (extra `dev`)")
     with playwright.sync_playwright() as started:
@@ -58,14 +48,13 @@ class Opened:
 
 
 @pytest.fixture
-def opened(browser: Any, path: Path) -> Iterator[Opened]:
-    found = Opened(browser, path)
+def opened(browser: Any, compared: Path) -> Iterator[Opened]:
+    found = Opened(browser, compared)
     yield found
     found.context.close()
     assert not found.problems
 
 
-@pytest.mark.slow
 def test_every_figure_is_seen(opened: Opened) -> None:
     for name in ("reliability", "confidence", "true-class"):
         assert opened.seen(f"#figure-{name} svg") == 4
@@ -91,7 +80,6 @@ def test_no_text_of_a_figure_is_cut(opened: Opened) -> None:
     assert cut == []
 
 
-@pytest.mark.slow
 def test_a_run_can_be_hidden_and_shown(opened: Opened) -> None:
     everything = opened.seen('[data-arm="1"]')
     assert everything > 10
@@ -103,7 +91,6 @@ def test_a_run_can_be_hidden_and_shown(opened: Opened) -> None:
     assert opened.seen('[data-arm="1"]') == everything and button.get_attribute("aria-pressed") == "true"
 
 
-@pytest.mark.slow
 def test_the_number_of_bins_can_be_chosen(opened: Opened) -> None:
     assert opened.seen('[data-bins="15"]') == opened.seen("[data-bins]") == 8
     opened.page.get_by_role("button", name="30", exact=True).click()
@@ -120,10 +107,10 @@ def test_the_users_words_do_not_run(opened: Opened) -> None:
     assert opened.page.get_by_text("<script>window.hacked").count() > 0
 
 
-def test_the_numbers_can_be_saved(opened: Opened, path: Path) -> None:
+def test_the_numbers_can_be_saved(opened: Opened, compared: Path) -> None:
     with opened.page.expect_download() as saved:
         opened.page.get_by_role("button", name="Save the numbers").click()
-    assert json.loads(Path(saved.value.path()).read_text()) == json.loads(path.with_name("result.json").read_text())
+    assert json.loads(Path(saved.value.path()).read_text()) == json.loads(compared.with_name("result.json").read_text())
 
 
 @pytest.mark.slow
@@ -133,8 +120,8 @@ def test_the_page_is_no_wider_than_the_window(opened: Opened, width: int) -> Non
     assert opened.page.evaluate("document.documentElement.scrollWidth") <= width
 
 
-def test_without_script_everything_is_there_but_the_controls(browser: Any, path: Path) -> None:
-    opened = Opened(browser, path, java_script_enabled=False)
+def test_without_script_everything_is_there_but_the_controls(browser: Any, compared: Path) -> None:
+    opened = Opened(browser, compared, java_script_enabled=False)
     assert opened.seen('[data-bins="15"]') == opened.seen("[data-bins]") == 8
     assert opened.seen("#toolbar") == 0 and opened.seen("#download") == 0
     assert not opened.problems

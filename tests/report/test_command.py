@@ -18,13 +18,9 @@ def runs(tmp_path: Path) -> Path:
     return tmp_path / "runs"
 
 
-@pytest.fixture(autouse=True)
-def one_number_of_bins(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pages of single tests need no choice of bins, which would take most of their time."""
-    monkeypatch.setattr("clipwise.report.figures.BIN_CHOICES", (15,))
+pytestmark = pytest.mark.usefixtures("figures_in_words")
 
 
-@pytest.mark.slow
 def test_one_run_gets_its_page_in_its_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made_run("mine").save(tmp_path / "mine")
     assert main(["report", str(tmp_path / "mine")]) == 0
@@ -33,7 +29,6 @@ def test_one_run_gets_its_page_in_its_folder(tmp_path: Path, capsys: pytest.Capt
     assert "1.563" in out and out.endswith("report.html\n")
 
 
-@pytest.mark.slow
 def test_a_folder_of_runs_is_compared_also_a_second_time(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for _ in range(2):
         assert main(["report", str(runs)]) == 0
@@ -52,7 +47,6 @@ def test_publishable_goes_to_a_folder_of_its_own(runs: Path, capsys: pytest.Capt
     assert not (runs / "report.html").exists()
 
 
-@pytest.mark.slow
 def test_output_names_the_page_or_its_folder(runs: Path, tmp_path: Path) -> None:
     one = str(runs / "R = 1 0")
     assert main(["report", one, "--output", str(tmp_path / "a" / "page.html")]) == 0

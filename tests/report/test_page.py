@@ -14,20 +14,19 @@ import pytest
 from clipwise import report
 from clipwise.errors import DataError
 from clipwise.report import Run
-from tests.report.samples import comparison, judged, made_run, regression_run
+from tests.report.samples import HOSTILE, comparison, judged, made_run, regression_run
 
 UNCOVERED = "Not covered by epsilon: do not publish"
-HOSTILE = "<script>window.hacked = 1</script> $\\frac{$ & \"R' _x"
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return report.write(comparison(seeds=2), tmp_path_factory.mktemp("page")).parent
+@pytest.fixture
+def folder(compared: Path) -> Path:
+    return compared.parent
 
 
-@pytest.fixture(scope="module")
-def page(folder: Path) -> str:
-    return (folder / "report.html").read_text(encoding="utf-8")
+@pytest.fixture
+def page(compared: Path) -> str:
+    return compared.read_text(encoding="utf-8")
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +58,7 @@ def test_sections_and_headline_numbers(page: str) -> None:
         assert f"{100 * arm.estimates['ece'].mean:.2f}\u00a0%" in page
     for kind in ("numerically exact", "upper bound", "approximation"):
         assert f">{kind}</span>" in page
-    assert "1.563" in page and "This page rests on 4 private runs" in page
+    assert "1.563" in page and "This page rests on 5 private runs" in page
     assert "Poisson: each of 60,000 records" in page and "clipwise train config.toml --seed 1" in page
 
 
@@ -121,7 +120,7 @@ def secretive(name: str = "R = 1", clip_norm: float | None = 1.0) -> Run:
     return made_run(name, clip_norm, curves=rows, seed=987_654_321)
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("figures_in_words")
 def test_the_full_page_holds_what_is_not_covered(tmp_path: Path) -> None:
     everything = report.write(secretive(), tmp_path).read_text(encoding="utf-8")
     for secret in SECRETS:
@@ -140,6 +139,7 @@ def test_a_publishable_page_holds_nothing_that_is_not_covered(tmp_path: Path) ->
     assert "1.563" in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.usefixtures("figures_in_words")
 def test_a_publishable_page_leaves_nothing_of_an_earlier_one_beside_it(tmp_path: Path) -> None:
     report.write([secretive(), secretive("R = 10", 10.0)], tmp_path)
     (tmp_path / "figures" / "mine.svg").write_text("the user's")
@@ -158,6 +158,7 @@ def test_a_publishable_page_does_not_go_into_a_runs_folder(tmp_path: Path) -> No
     assert not (tmp_path / "report.html").exists()
 
 
+@pytest.mark.usefixtures("figures_in_words")
 def test_that_there_was_a_seed_is_told_to_readers_of_a_publication(tmp_path: Path) -> None:
     page = report.write(secretive(), tmp_path, publishable=True).read_text(encoding="utf-8")
     for text in (page, (tmp_path / "card.md").read_text(encoding="utf-8")):
@@ -165,6 +166,7 @@ def test_that_there_was_a_seed_is_told_to_readers_of_a_publication(tmp_path: Pat
     assert "fixed seed" not in report.card(replace(made_run(), seed=None))
 
 
+@pytest.mark.usefixtures("figures_in_words")
 def test_a_publishable_page_has_no_run_without_privacy(tmp_path: Path) -> None:
     page = report.write([made_run(), made_run("open", None)], tmp_path, publishable=True).read_text(encoding="utf-8")
     assert "Left out because no epsilon holds for it: <strong>open</strong>" in page
@@ -190,6 +192,7 @@ def test_a_card_of_several_seeds_says_so() -> None:
         report.card(comparison(seeds=1))
 
 
+@pytest.mark.usefixtures("figures_in_words")
 def test_a_runs_own_result_is_never_replaced(tmp_path: Path) -> None:
     run = made_run()
     run.save(tmp_path)
@@ -198,6 +201,7 @@ def test_a_runs_own_result_is_never_replaced(tmp_path: Path) -> None:
     assert again.test == run.test and again.name == run.name
 
 
+@pytest.mark.usefixtures("figures_in_words")
 def test_a_full_disk_is_told_and_leaves_the_old_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "report.html").write_text("old")
 
@@ -217,7 +221,7 @@ def test_a_run_with_little_in_it_still_makes_a_page(tmp_path: Path) -> None:
     assert "Nothing on this page is private." in page and "bare: accuracy" in page
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("figures_in_words")
 def test_other_numbers_of_bins_are_drawn_as_they_are(tmp_path: Path) -> None:
     from clipwise.calibration import evaluate
     from tests.report.samples import scores
@@ -229,7 +233,7 @@ def test_other_numbers_of_bins_are_drawn_as_they_are(tmp_path: Path) -> None:
     assert f"ECE {100 * seven.test.ece:.1f} %" in page
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("figures_in_words")
 def test_recalibration_is_shown_beside_the_model_as_trained(tmp_path: Path) -> None:
     after = judged(0, 1.0, resamples=100)
     page = report.write(made_run(recalibrated={"temperature": after}), tmp_path).read_text(encoding="utf-8")
@@ -238,13 +242,14 @@ def test_recalibration_is_shown_beside_the_model_as_trained(tmp_path: Path) -> N
     assert " – ".join(f"{100 * end:.2f}" for end in after.intervals["ece"]) in page
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("figures_in_words")
 def test_a_grid_has_a_heat_map(tmp_path: Path) -> None:
     grid = [made_run(f"{r:g} {lr:g}", r, 1.2, learning_rate=lr, curves=()) for r in (1.0, 10.0) for lr in (0.1, 1.0)]
     report.write(grid, tmp_path)
     assert len(json.loads((tmp_path / "figures" / "heat-map.json").read_text())) == 4
 
 
+@pytest.mark.usefixtures("figures_in_words")
 def test_regression_has_its_own_page(tmp_path: Path) -> None:
     page = report.write([regression_run(), regression_run("R = 10", 0.95)], tmp_path).read_text(encoding="utf-8")
     assert "Do the intervals hold the truth?" in page and "Coverage of 90 %" in page and "RMSE" in page

@@ -30,7 +30,7 @@ def pair(small: float, large: float, seeds: int = 3, **changes: object) -> list[
     [
         (2.0, 1.0, "R = 10 gives more trustworthy probabilities than R = 1", "The larger clipping norm is better"),
         (1.0, 2.0, "R = 1 gives more trustworthy probabilities than R = 10", "The smaller clipping norm is better"),
-        (1.2, 1.2, "cannot be told apart", "too close to call"),
+        (1.2, 1.2, "cannot be distinguished", "too close to call"),
     ],
 )
 def test_the_verdict_follows_the_numbers(small: float, large: float, title: str, verdict: str) -> None:

@@ -24,7 +24,9 @@ from clipwise.training.train import ALGORITHMS
 from .common import TINY, config
 
 ROOT = Path(__file__).parents[2]
-BLOCKS = re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / "train.md").read_text(encoding="utf-8"), flags=re.DOTALL)
+BLOCKS = re.findall(
+    r"```toml\n(.*?)```", (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8"), flags=re.DOTALL
+)
 
 
 def clip(text: str) -> Any:
@@ -60,7 +62,7 @@ def test_every_algorithm_that_may_be_named_exists() -> None:
         ("steps=2.5", "steps: expected an integer, got a number"),
         ("epochs=2", "exactly one of steps"),
         ("batch_size=0", "batch_size: must be at least 1"),
-        ("sampling=full-batch", "batch_size is needed, but for sampling = 'full-batch'"),
+        ("sampling=full-batch", "batch_size is required, except with sampling = 'full-batch'"),
         ("sampling=poison", "'poison' is not known; did you mean 'poisson'"),
         ("seed=-1", "seed: must be at least 0"),
         ("name=''", "name: is an empty string"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -61,10 +62,10 @@ def own_loop(clip: Any, steps: int, rate: Any, begins_with: float, size: int = 6
     return dict(zip(names, (p.detach() for p in model.parameters()), strict=True))
 
 
-def test_the_loop_is_the_one_that_a_user_would_write(tmp_path: Path) -> None:
-    run = trained(tmp_path)
+def test_the_loop_is_the_one_that_a_user_would_write(finished: tuple[Run, Path]) -> None:
+    run, folder = finished
     expected = own_loop(cw.Abadi(1.0), 12, lambda step: 0.5, begins_with=0.5)
-    found = weights(tmp_path / "run")
+    found = weights(folder)
     assert all(torch.allclose(found[name], expected[name], atol=1e-6) for name in expected)
     assert run.ledger is not None and run.ledger.steps == 12
     assert run.guarantees["exact"]["epsilon"] == pytest.approx(cw.epsilon(1.0, cw.Poisson(1_297, 64), 12, 1e-4))
@@ -80,6 +81,7 @@ def test_the_learning_rate_follows_r_at_the_switch_and_on_empty_batches(tmp_path
     assert all(torch.allclose(found[name], expected[name], atol=1e-5) for name in expected)
 
 
+@pytest.mark.usefixtures("figures_in_words")
 def test_the_folder_tells_everything(tmp_path: Path) -> None:
     made, folder = train(config("evaluation.resamples=100"), output=tmp_path / "run", command="clipwise train x")
     names = {"config.toml", "metrics.jsonl", "ledger.json", "result.json", "figures", "model.safetensors"}
@@ -180,9 +182,9 @@ def test_records_put_aside_are_not_trained_on(tmp_path: Path) -> None:
     assert run.ledger is not None and run.ledger.events[-1].disjoint  # type: ignore[union-attr]
 
 
-def test_a_delta_over_one_over_n_is_warned_of(tmp_path: Path) -> None:
-    assert not trained(tmp_path / "a").warnings
-    (warning,) = trained(tmp_path / "b", "privacy.delta=0.01").warnings
+def test_a_delta_over_one_over_n_is_warned_of(finished: tuple[Run, Path], tmp_path: Path) -> None:
+    assert not finished[0].warnings
+    (warning,) = trained(tmp_path, "privacy.delta=0.01").warnings
     assert "delta = 0.01 is over 1/n" in warning
 
 
@@ -258,8 +260,8 @@ def test_a_run_that_diverges_says_so(tmp_path: Path) -> None:
         trained(tmp_path, "privacy={private=false}", "optimizer.learning_rate=1e38", "model.activation=relu")
 
 
-def test_a_finished_run_is_not_lost(tmp_path: Path) -> None:
-    trained(tmp_path)
+def test_a_finished_run_is_not_lost(finished: tuple[Run, Path], tmp_path: Path) -> None:
+    shutil.copytree(finished[1], tmp_path / "run")
     before = json.loads((tmp_path / "run" / "result.json").read_text())
     with pytest.raises(DataError, match=r"holds a finished run\. Use --force"):
         trained(tmp_path)
@@ -274,7 +276,7 @@ def test_a_finished_run_is_not_lost(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="folders cannot be locked there")
 @pytest.mark.parametrize("how", ["resume", "force"])
-def test_a_folder_is_for_one_process_at_a_time(tmp_path: Path, how: str) -> None:
+def test_a_folder_is_for_one_process_at_a_time(finished: tuple[Run, Path], tmp_path: Path, how: str) -> None:
     refused = []
 
     def meanwhile(progress: Progress) -> None:
@@ -284,7 +286,7 @@ def test_a_folder_is_for_one_process_at_a_time(tmp_path: Path, how: str) -> None
             refused.append(how)
 
     run, _ = train(config(), output=tmp_path / "run", watch=meanwhile, page=False)
-    assert refused == [how] and run.test == trained(tmp_path / "alone").test
+    assert refused == [how] and run.test == finished[0].test
 
 
 @pytest.mark.parametrize("force", [False, True])

@@ -75,6 +75,15 @@ def vision(name: str, family: str, options: dict[str, Any], data: dict[str, Any]
     return hf(name, f"{family}ForImageClassification", f"{family}Config", data, see, options, **rest)
 
 
+def shallow(network: Any) -> nn.Module:
+    """One transformer layer where MobileViT has 2, 4 and 3: a depth that its configuration does not offer."""
+    found: nn.Module = network
+    for module in found.modules():
+        if type(module).__name__ == "MobileViTTransformer":
+            module.layer = module.layer[:1]
+    return found
+
+
 def adapter(
     name: str, model: str, config: str, data: Any, loss: Any, options: dict[str, Any], kind: str, **settings: Any
 ) -> Case:
@@ -180,6 +189,7 @@ VISION = [
         },
         LARGE_IMAGES,
         batches=(1, 4, 3),
+        prepare=shallow,
     ),
     hf("clip_vision", "CLIPVisionModel", "CLIPVisionConfig", IMAGES, see_features, VIT, batches=(1, 5, 4, 2)),
     hf("clip_text", "CLIPTextModel", "CLIPTextConfig", CLASSIFY, read_features, CLIP_TEXT),

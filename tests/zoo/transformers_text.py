@@ -220,7 +220,13 @@ DECODERS = [
     decoder(
         "recurrent_gemma",
         "RecurrentGemma",
-        changes={"num_hidden_layers": 3, "lru_width": 8, "num_key_value_heads": 1, "attention_window_size": 8},
+        changes={
+            "num_hidden_layers": 2,
+            "block_types": ["recurrent", "attention"],
+            "lru_width": 8,
+            "num_key_value_heads": 1,
+            "attention_window_size": 8,
+        },
     ),
     decoder("xlstm", "xLSTM", changes={"num_heads": 2, "num_blocks": 1, "chunk_size": 4}),
 ]

@@ -23,6 +23,8 @@ ORDERS: Floats = np.array(
     [1.02, 1.05] + [1.0 + k / 10.0 for k in range(1, 100)] + list(range(11, 65)) + [float(2**k) for k in range(7, 17)]
 )
 
+_LARGE = 500.0  # of a log: beyond, one is nothing beside the moment
+_ROUND_OFF = 2.0**-52  # of a weight, for each unit of its log
 _LONGEST = 1_500.0  # lattices reach no farther; so high an order is never the best one for such a law
 
 
@@ -57,8 +59,12 @@ def renyi(composition: Composition) -> Floats:
 def _step(law: Law) -> Floats:
     if len(law.parts) > 1:
         # The moment of a mixture whose component is known is the mean of the components' moments.
-        logs = [math.log(share) + (ORDERS - 1.0) * _step(Law(((1.0, pair),))) for share, pair in law.parts]
-        return np.asarray(np.maximum(0.0, special.logsumexp(logs, axis=0)) / (ORDERS - 1.0))
+        logs = np.array([(ORDERS - 1.0) * _step(Law(((1.0, pair),))) for _, pair in law.parts])
+        shares = np.array([share for share, _ in law.parts])
+        with np.errstate(over="ignore"):
+            near, far = np.log1p(shares @ np.expm1(logs)), special.logsumexp(logs.T + np.log(shares), axis=1)
+        # Moments of rare records are so close to one that only their excess has digits.
+        return np.asarray(np.where(logs.max(axis=0) < _LARGE, near, far) / (ORDERS - 1.0))
     whole = np.floor(ORDERS) == ORDERS
     result = np.empty_like(ORDERS)
     pair = law.parts[0][1]
@@ -118,7 +124,12 @@ def _by_quadrature(law: Law, orders: Floats) -> Floats:
 
 
 def _log_mean_exp(grid: Points, t: float) -> float:
+    """The log of E_P[exp(t loss)], rounded up: losses of both signs nearly cancel where records are rare."""
     exponents = t * grid.loss
-    if float(exponents.max()) < 500.0:
-        return max(0.0, math.log1p(max(0.0, float(grid.weight @ np.expm1(exponents)))))
-    return max(0.0, float(special.logsumexp(exponents + grid.log_weight)))
+    logs = exponents + grid.log_weight
+    if float(logs.max()) > _LARGE:
+        return max(0.0, float(special.logsumexp(logs)))
+    small = np.minimum(exponents, 1.0)
+    gains = np.where(exponents < 1.0, grid.weight * np.expm1(small), np.exp(logs) - grid.weight)
+    round_off = _ROUND_OFF * float(np.abs(gains) @ (4.0 + np.abs(grid.log_weight)))
+    return math.log1p(max(0.0, float(gains.sum())) + round_off)

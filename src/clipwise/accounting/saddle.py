@@ -180,7 +180,8 @@ def _asymmetry(gaussian: float, grids: list[tuple[Points, int]], t: float) -> fl
         away = np.abs(grid.loss - tilted @ grid.loss)
         second += count * float(tilted @ away**2)
         third += count * float(tilted @ away**3)
-    return float(third / second**1.5)
+    # So strong a tilt that a single loss is left: nothing is farther from normal.
+    return float(third / second**1.5) if second > 0.0 else math.inf
 
 
 def period(saddle: Saddle, t: float, epsilon: float, delta: float) -> float:

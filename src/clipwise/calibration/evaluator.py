@@ -57,7 +57,7 @@ class Evaluator:
     """`evaluate` for data that come in batches: `update` with each, then `result`, at any time and as often as wanted.
 
     Guarantees: memory is bounded however many samples come (11 bytes for each of the first two million, then no more),
-    and the answer does not depend, but for rounding, on how they were cut into batches. Adaptive ECE needs the
+    and the answer does not depend, except for rounding, on how they were cut into batches. Adaptive ECE needs the
     confidences themselves: past two million it is computed from a uniform sample of them, and the result's notes say
     so. An update that is refused changes nothing.
 

@@ -77,7 +77,7 @@ class Batch:
     def _check(self, first: int, chunk: Tensor) -> None:
         if self.are_logits:
             bad = ~torch.isfinite(chunk.amax(dim=1))  # NaN and +inf come through; -inf alone is a class ruled out
-            self._refuse(bad, first, chunk, "a row has a NaN or +inf, or nothing but -inf")
+            self._refuse(bad, first, chunk, "a row has a NaN or +inf, or only -inf")
             return
         sums = chunk.sum(dim=1)
         self._refuse(~torch.isfinite(sums), first, chunk, "a row has a number that is not finite")

@@ -119,7 +119,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("--seeds", type=count, default=5, help="runs of each arm (default: %(default)s)")
     parser.add_argument("--steps", type=count, help="optimizer steps of a run (default: 1500 on MNIST, 300 on digits)")
-    parser.add_argument("--data", choices=tuple(SETTINGS), help="(default: mnist, or digits when it cannot be had)")
+    parser.add_argument("--data", choices=tuple(SETTINGS), help="(default: mnist, or digits if it is not available)")
     parser.add_argument("--output", default="runs/demo", metavar="FOLDER", help="(default: %(default)s)")
     parser.add_argument("--jobs", type=count, default=_cores(), help="processes (default: one per core, %(default)s)")
     parser.add_argument("--json", action="store_true", help="print the numbers as JSON")
@@ -247,7 +247,7 @@ learning rate {setting.rate:g} / R in every arm (not private: {setting.rate / LA
 Every private run has epsilon = {exact["printed"]} at delta = {first.delta:g}, whatever R: {exact["kind"]}, under
 {neighbours(exact["relation"], "image")}.
 The central limit theorem would have claimed {gdp["printed"]}: an approximation, no bound.
-The settings were chosen by looking at this data, and the runs are seeded: this shows an effect, it is no release.
+The settings were chosen by looking at this data, and the runs are seeded: this shows an effect and is not a release.
 
 report: {page}  ({seconds:.0f} s)"""
     )

@@ -73,7 +73,7 @@ def _fail(message: str) -> int:
 
 
 def _reader_gone() -> int:
-    """`clipwise ... | head` is no error; point stdout elsewhere so that the interpreter's last flush is silent."""
+    """`clipwise ... | head` is not an error; point stdout elsewhere so that the interpreter's last flush is silent."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 141
 

@@ -73,7 +73,7 @@ def parse_clip(text: str) -> Any:
         return _clip(ast.parse(text, mode="eval").body)
     except (SyntaxError, TypeError) as error:
         raise InvalidPlan(
-            f"--clip {text!r} is no clipping rule; write it as in Python, such as 'Abadi(1.0)'."
+            f"--clip {text!r} is not a clipping rule; write it as in Python, such as 'Abadi(1.0)'."
         ) from error
 
 
@@ -83,7 +83,7 @@ def _clip(node: ast.expr) -> Any:
     known = ("Abadi", "Automatic", "BatchClip", "Flat", "Global", "GlobalScaled", "Layerwise", "NoClip", "Normalize")
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
         if node.func.id not in known:
-            raise InvalidPlan(f"{node.func.id!r} is no clipping rule; there are: {', '.join(known)}.")
+            raise InvalidPlan(f"{node.func.id!r} is not a clipping rule; there are: {', '.join(known)}.")
         arguments = [_clip(each) for each in node.args]
         named = {each.arg: _clip(each.value) for each in node.keywords if each.arg}
         return getattr(cw, node.func.id)(*arguments, **named)

@@ -17,7 +17,7 @@ __all__ = ["Bar", "duration", "measured", "redraw"]
 WIDTH = 20
 REFRESH = 0.2
 LINES = 4
-"""How often a run that nobody watches is told of."""
+"""How often progress is reported when nobody watches."""
 
 _PERCENT = {"accuracy": "accuracy", "ece": "ECE"}
 
@@ -75,7 +75,7 @@ class Bar:
 
 
 def redraw(terminal: TextIO, text: str) -> None:
-    """Put a text, cut to the terminal's width, in the place of the line that stands there."""
+    """Put a text, cut to the terminal's width, in place of the current line."""
     print(f"\r\033[K{text[: shutil.get_terminal_size().columns - 1]}", end="", file=terminal, flush=True)
 
 

@@ -1,7 +1,7 @@
 """`clipwise reproduce NAME`: run a recipe of the paper's experiments from a checkout of the repository.
 
-The recipes are the folders of `papers/`, which use the package and are no part of it: each has a `__main__.py` and runs
-with `python -m papers.NAME` in the checkout. This command finds them without importing anything.
+The recipes are the folders of `papers/`, which use the package and are not part of it: each has a `__main__.py` and
+runs with `python -m papers.NAME` in the checkout. This command finds them without importing anything.
 """
 
 from __future__ import annotations

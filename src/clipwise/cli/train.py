@@ -21,12 +21,12 @@ _EPILOG = """\
 examples:
   clipwise train examples/digits.toml
   clipwise train examples/digits.toml --set clip.R=5 --set seed=1 --output runs/digits-R5
-  clipwise train examples/digits.toml --resume      after a crash or Ctrl-C: go on where the checkpoint is
+  clipwise train examples/digits.toml --resume      after a crash or Ctrl-C: continue from the checkpoint
 
 The folder gets config.toml, metrics.jsonl, ledger.json, result.json, figures/, model.safetensors, report.html and
-card.md. Paths in a configuration count from the current folder. docs/train.md explains every key.
+card.md. Paths in a configuration count from the current folder. docs/configuration.md explains every key.
 
-exit code: 0 success, 2 bad usage or input, 130 interrupted (--resume goes on)
+exit code: 0 success, 2 bad usage or input, 130 interrupted (--resume continues)
 """
 
 _SHOWN = ("accuracy", "ece", "mce", "nll", "brier", "rmse", "r2")
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--set", action="append", default=[], metavar="KEY=VALUE", help="replace a value, as in clip.R=0.5 (repeatable)"
     )
     parser.add_argument("--output", metavar="FOLDER", help="where the run goes (default: the configuration's)")
-    parser.add_argument("--resume", action="store_true", help="go on with the interrupted run in the folder")
+    parser.add_argument("--resume", action="store_true", help="continue the interrupted run in the folder")
     parser.add_argument("--force", action="store_true", help="replace the run in the folder")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
         )
     except KeyboardInterrupt:
         bar.close()
-        print("clipwise: --resume goes on from the last checkpoint", file=sys.stderr)
+        print("clipwise: --resume continues from the last checkpoint", file=sys.stderr)
         raise
     finally:
         bar.close()

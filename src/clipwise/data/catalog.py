@@ -1,4 +1,4 @@
-"""The catalogue: every data set and set of weights, their files, where they are to be had, and the hashes of it all.
+"""The catalogue: every data set and set of weights, their files, where they are available, and all their hashes.
 
 Every hash of a package, and of each file in it, was computed from the package itself. The hashes of what only the usual
 addresses have (the gz files of Fashion-MNIST, the archives of CIFAR-10, SNLI and California Housing) are those that are

@@ -1,4 +1,4 @@
-"""The weights of the catalogue: their files, where they are to be had, and the hashes.
+"""The weights of the catalogue: their files, where they are available, and the hashes.
 
 The hashes of MiniLM and EfficientNet-Lite0 were computed from the packages; MiniLM's are those of the hub too. Those of
 BERT and ViT are the ones published for these revisions on the hub.

@@ -42,7 +42,7 @@ class DataSet:
     """Where the records come from: a folder, an address, a package."""
     licence: str = ""
     note: str = ""
-    """What whoever shows a result has to know: a subset, rows left out, statistics that were not private."""
+    """What anyone who shows a result has to know: a subset, rows left out, statistics that were not private."""
 
     def __post_init__(self) -> None:
         for part in (self.train, self.test):
@@ -72,7 +72,9 @@ class DataSet:
         [-1.0, 1.0]
         """
         if len(self.shape) != 1 or len(self.train.tensors) != 2:
-            raise DataError(f"{self.name} is no table of features; inputs of shape {self.shape} are not standardised.")
+            raise DataError(
+                f"{self.name} is not a table of features; inputs of shape {self.shape} are not standardised."
+            )
         x = self.train.tensors[0]
         deviation, mean = torch.std_mean(x, dim=0, correction=0)
         deviation = torch.where(deviation > 0, deviation, 1.0)

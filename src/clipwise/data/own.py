@@ -108,7 +108,7 @@ def _tables(
     first = read_table(path, delimiter)
     if path.suffix == ".npz" and {"x_train", "y_train", "x_test", "y_test"} <= first.keys():
         if test_file is not None:
-            raise DataError(f"{path} has a test part of its own; leave test_file= out.")
+            raise DataError(f"{path} has its own test part; omit test_file=.")
         parts = ("train", "test")
         return [(f"{path} ({part})", {"x": first[f"x_{part}"], target: first[f"y_{part}"]}) for part in parts]
     tables = [(str(path), first)]
@@ -236,5 +236,6 @@ def _numbers(file: str, name: str, column: Column) -> NDArray[np.float32]:
     wrong = np.argwhere(~np.isfinite(numbers))
     if len(wrong):
         row = int(wrong[0][0])
-        raise DataError(f"{file}, column {name!r}, row {row + 1}: {wide[tuple(wrong[0])]} is no finite float32 number.")
+        value = wide[tuple(wrong[0])]
+        raise DataError(f"{file}, column {name!r}, row {row + 1}: {value} is not a finite float32 number.")
     return numbers

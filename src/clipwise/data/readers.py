@@ -1,4 +1,4 @@
-"""CSV, NPZ and Parquet files as columns; what is wrong with a file is told with the row or line."""
+"""CSV, NPZ and Parquet files as columns; errors name the row or line."""
 
 from __future__ import annotations
 

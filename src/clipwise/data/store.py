@@ -279,7 +279,7 @@ def _placed(name: str) -> Callable[[Origin], Path | None]:
     def right(path: Path, sha256: str) -> bool:
         try:
             return os.path.isfile(path) and file_sha256(path) == sha256
-        except OSError:  # `problems` tells of it
+        except OSError:  # `problems` reports it
             return False
 
     return look
@@ -315,6 +315,6 @@ def _advice(entry: Entry, tried: list[str]) -> str:
     public = next((source.label for source in form.sources if source.public), form.sources[0].label)
     packed = "; a .gz of a file will do" if entry.kind == "data" else ""
     return (
-        f"{entry.title} cannot be had. Tried: {'; '.join(tried)}. To place it by hand, fetch it elsewhere ({public}) "
-        f"and put {names}{other} into {_home(entry) or folders()[0] / entry.name}{packed}."
+        f"{entry.title} is not available. Tried: {'; '.join(tried)}. To place it by hand, fetch it elsewhere "
+        f"({public}) and put {names}{other} into {_home(entry) or folders()[0] / entry.name}{packed}."
     )

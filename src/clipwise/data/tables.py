@@ -1,4 +1,4 @@
-"""Wine Quality and California Housing: text into tensors, in units that everybody uses, not standardised."""
+"""Wine Quality and California Housing: text into tensors, in the usual units, not standardised."""
 
 from __future__ import annotations
 

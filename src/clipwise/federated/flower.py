@@ -54,7 +54,7 @@ class DPFedAvg(FedAvg):
     `ArrayRecord(model.state_dict())`. `optimizer` is the server's, see `clipwise.federated.apply`. A round begins when
     `min_available_nodes` nodes are connected (all users of the plan unless given).
 
-    The strategy takes no part of Flower's sampling: every connected node is selected by an own coin, perhaps none is,
+    The strategy does not use Flower's sampling: every connected node is selected by its own coin, perhaps none is,
     and then the round is noise alone. What clients measure (losses, accuracies) is not covered by epsilon, so it is
     dropped, and clients are not asked to evaluate: give `start` an `evaluate_fn` with public data.
 
@@ -105,7 +105,7 @@ class DPFedAvg(FedAvg):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Select nodes, each by an own coin, and tell them the weights and how to clip."""
+        """Select nodes, each by its own coin, and send them the weights and how to clip."""
         try:
             self._model.load_state_dict(arrays.to_torch_state_dict())
         except RuntimeError as error:

@@ -25,7 +25,7 @@ OptimizerFactory = Callable[[Iterable[Tensor]], Optimizer]
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """What a selected user is told: the round, the model's weights (a whole state dict), and how to clip."""
+    """What a selected user receives: the round, the model's weights (a whole state dict), and how to clip."""
 
     number: int
     user: int

@@ -48,7 +48,7 @@ class FederatedPlan:
     def __post_init__(self) -> None:
         if not isinstance(self.sampling, (Poisson, FullBatch)) or getattr(self.sampling, "max_batch_size", None):
             raise InvalidSampling(
-                f"federated rounds need sampling=Poisson(users, expected users per round), every user by an own "
+                f"federated rounds need sampling=Poisson(users, expected users per round), every user by its own "
                 f"independent coin, or FullBatch(users); got {self.sampling!r}. A fixed fraction or number of users, "
                 "such as Flower's fraction_train, is another mechanism and would be accounted wrongly."
             )

@@ -64,7 +64,7 @@ def _rounds(
 
 
 class _Clients:
-    """The users' work, each on a copy of its own: what one leaves in a model must not reach another's update."""
+    """The users' work, each on its own copy: what one leaves in a model must not reach another's update."""
 
     def __init__(self, datasets: Sequence[Dataset[Any]], work: Work, untouched: nn.Module) -> None:
         self._datasets, self._work, self._untouched = datasets, work, untouched

@@ -41,10 +41,10 @@ def check(server: Server, saved: Mapping[str, Any]) -> None:
     if not isinstance(saved, Mapping) or set(saved) != _KEYS or saved["version"] != _VERSION:
         raise CheckpointError(f"a saved federated run has the keys {sorted(_KEYS)} and version {_VERSION}.")
     if server.rounds_done:
-        raise CheckpointError(f"this server has made {server.rounds_done} rounds already; go on in a new one.")
+        raise CheckpointError(f"this server has made {server.rounds_done} rounds already; continue in a new one.")
     if server._continues:
         raise CheckpointError(
-            "a saved run has a ledger of its own, which holds what it was begun with. Resume in a server without "
+            "a saved run has its own ledger, which contains what it was begun with. Resume in a server without "
             "ledger=..., and record on server.ledger what else was released since."
         )
     mine = (repr(server.plan), server._entropy.seed)

@@ -68,7 +68,7 @@ class _Gathered:
 
 @dataclass(frozen=True)
 class RoundReport:
-    """What happened in a round, for those who may see the data. **Not covered by epsilon**, but for `bound`."""
+    """What happened in a round, for those who may see the data. **Not covered by epsilon**, except `bound`."""
 
     number: int
     selected: int
@@ -97,9 +97,9 @@ class Server:
 
     `open(users)` selects who takes part, `close(replies)` gives the update to add to the model. `model` is only read:
     its trainable parameters are what is learnt. Without `seed` all randomness is the operating system's; with it the
-    selection and the noise can be repeated, and removed, by whoever knows it. Noise is labelled with the plan, the
-    initial values and the very updates, so a seeded server draws other noise for other updates. `ledger` continues one
-    that holds earlier releases.
+    selection and the noise can be repeated, and removed, by anyone who knows it. Noise is labelled with the plan,
+    the initial values and the updates themselves, so a seeded server draws other noise for other updates.
+    `ledger` continues one that holds earlier releases.
 
     Guarantees: whatever a user sends, or whether it sends anything, moves the sum by at most `weight_cap` times the
     sensitivity of the clipping; the noise is `noise_multiplier` times that; the round is on `ledger` before its noise
@@ -191,7 +191,7 @@ class Server:
         return self._ledger.epsilon(delta, accountant, relation)
 
     def open(self, users: Sequence[int]) -> Round:
-        """Select among the users that are there, each by an own coin. A round that was not closed is forgotten."""
+        """Select among the users that are there, each by its own coin. A round that was not closed is forgotten."""
         if self._done >= self._plan.rounds:
             raise BudgetSpent(
                 f"all {self._plan.rounds} rounds of the plan are made. More would spend privacy that was not planned: "
@@ -207,7 +207,7 @@ class Server:
     def close(self, replies: Iterable[tuple[int, Reply | Failure]]) -> dict[str, Tensor]:
         """The noisy mean update of the opened round: sum of capped weight * clipped update, noised, over q * W.
 
-        What cannot be used is left out and logged, and the round goes on: it is never the reason to stop.
+        What cannot be used is left out and logged, and the round continues: it is never the reason to stop.
         """
         opened = self._opened
         if opened is None:
@@ -260,7 +260,7 @@ class Server:
             gathered.used += 1
         gathered.problems += [(user, "no reply") for user in sorted(awaited)]
         for user, reason in gathered.problems:
-            _LOG.warning("round %d goes on without user %s: %s", opened.number, user, reason)
+            _LOG.warning("round %d continues without user %s: %s", opened.number, user, reason)
         return gathered
 
     def _is_too_long(self, user: int, update: Mapping[str, Tensor], opened: Round) -> bool:

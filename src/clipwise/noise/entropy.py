@@ -56,7 +56,7 @@ class Entropy:
     """Bytes for a purpose: from the operating system, or derived from `seed` and `label` (SHAKE-256).
 
     Guarantees: without a seed two calls share nothing; with a seed equal calls give equal bytes, and different
-    labels, purposes or counters independent ones.
+    labels, purposes (names without a slash) or counters independent ones.
 
     >>> Entropy(7).take(4, "noise", 3) == Entropy(7).take(4, "noise", 3)
     True

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from clipwise.errors import ClipwiseError, InvalidPlan
 from clipwise.noise.entropy import Entropy, joined
-from clipwise.noise.normals import Normals, ZigguratNormals, check_source
+from clipwise.noise.normals import DefaultNormals, Normals, check_source
 from clipwise.noise.pieces import Piece, cut
 
 __all__ = ["DESCRIPTION", "GRID_POINTS", "GaussianNoise", "grid_of"]
@@ -34,7 +34,9 @@ __all__ = ["DESCRIPTION", "GRID_POINTS", "GaussianNoise", "grid_of"]
 GRID_POINTS = 1024
 """Points of the grid in one standard deviation, rounded down to a power of two."""
 
-DESCRIPTION = "float64 ziggurat, rounded to a grid of about std/1024 (decision 0012); labelled seeds (decision 0014)"
+DESCRIPTION = (
+    "float64 ziggurat or Box-Muller on a grid of about std/1024 (decision 0012); labelled seeds (decision 0014)"
+)
 """How a run's record names the noise."""
 
 Floats: TypeAlias = npt.NDArray[np.floating[Any]]
@@ -53,11 +55,12 @@ def grid_of(std: float) -> float:
 
 
 class _Lane:
-    """A buffer and the pieces that one thread serves through it."""
+    """A buffer and the pieces that one thread serves through it, each with its part of the buffer in two forms."""
 
     def __init__(self, pieces: Sequence[Piece]) -> None:
         self.buffer = torch.zeros(max(piece.size for piece in pieces), dtype=torch.float64)
-        self.pieces = pieces
+        parts = {size: self.buffer[:size] for size in {piece.size for piece in pieces}}
+        self.pieces = [(piece, parts[piece.size], parts[piece.size].numpy()) for piece in pieces]
 
 
 class GaussianNoise:
@@ -77,7 +80,7 @@ class GaussianNoise:
     """
 
     def __init__(self, like: Sequence[Tensor], entropy: Entropy, source: Normals | None = None) -> None:
-        self._source = ZigguratNormals() if source is None else source
+        self._source = DefaultNormals() if source is None else source
         check_source(self._source, entropy)
         self._entropy = entropy
         self._sizes = [tensor.numel() for tensor in like]
@@ -114,8 +117,8 @@ class GaussianNoise:
 
         def serve(lane: _Lane) -> None:
             with np.errstate(all="ignore"):  # a sum that is not finite stays so
-                for piece in lane.pieces:
-                    drawn = self._normals(lane, piece, entropy, step).numpy()
+                for piece, numbers, drawn in lane.pieces:
+                    self._source.fill_(numbers, entropy, step, piece.number)
                     targets = [flat[part.tensor][part.start : part.stop] for part in piece.parts]
                     _add_and_round(drawn, targets, [stds[part.tensor] for part in piece.parts], scale)
 
@@ -130,19 +133,14 @@ class GaussianNoise:
         made = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in like]
 
         def serve(lane: _Lane) -> None:
-            for piece in lane.pieces:
-                numbers = self._normals(lane, piece, entropy, number)
+            for piece, numbers, _ in lane.pieces:
+                self._source.fill_(numbers, entropy, number, piece.number)
                 for part, own in zip(piece.parts, numbers.split([part.size for part in piece.parts]), strict=True):
                     target = made[part.tensor].view(-1)[part.start : part.stop]
                     target.copy_(own.to(target.dtype))
 
         self._on_all_lanes(serve)
         return made
-
-    def _normals(self, lane: _Lane, piece: Piece, entropy: Entropy, step: int) -> Tensor:
-        numbers = lane.buffer[: piece.size]
-        self._source.fill_(numbers, entropy, step, piece.number)
-        return numbers
 
     def _check(self, sums: Sequence[Tensor], stds: Sequence[float], scale: float, step: int) -> None:
         for total, std in zip(sums, stds, strict=True):
@@ -182,18 +180,25 @@ def _digest(flat: Sequence[Floats]) -> bytes:
 
 def _add_and_round(drawn: Floats, targets: Sequence[Floats], stds: Sequence[float], scale: float) -> None:
     """The release of one piece: `drawn` are its normal numbers, `targets` what they serve, one after the other."""
-    sums = targets[0] if len(targets) == 1 else np.concatenate(targets)
-    end = 0
+    if len(targets) == 1:
+        _on_grid(drawn, targets[0], stds[0], scale)
+        targets[0][:] = drawn
+        return
+    sums, end = np.concatenate(targets), 0
     for std, together in itertools.groupby(zip(stds, targets, strict=True), key=lambda pair: pair[0]):
         start, end = end, end + sum(target.size for _, target in together)
-        z, total, grid = drawn[start:end], sums[start:end], grid_of(std * scale)
-        np.multiply(z, std, out=z)
-        np.add(z, total, out=z)
-        np.multiply(z, scale / grid, out=z)
-        np.rint(z, out=z)
-        np.multiply(z, grid, out=total, casting="same_kind")
-    if sums is not targets[0]:
-        start = 0
-        for target in targets:
-            target[:] = sums[start : start + target.size]
-            start += target.size
+        _on_grid(drawn[start:end], sums[start:end], std, scale)
+    start = 0
+    for target in targets:
+        target[:] = drawn[start : start + target.size]
+        start += target.size
+
+
+def _on_grid(z: Floats, total: Floats, std: float, scale: float) -> None:
+    """From normal numbers to what is released, in place and in float64."""
+    grid = grid_of(std * scale)
+    np.multiply(z, std, out=z)
+    np.add(z, total, out=z)
+    np.multiply(z, scale / grid, out=z)
+    np.rint(z, out=z)
+    np.multiply(z, grid, out=z)

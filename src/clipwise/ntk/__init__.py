@@ -1,7 +1,7 @@
 """The neural tangent kernel of private training: kernels, positivity, the rate of the loss, gradient flows, a monitor.
 
 Sections 3 and 4 of the paper. Clipping turns the kernel H = (df/dw)(df/dw)^T into H C (flat) or sum_r H_r C_r
-(layerwise), and the loss obeys dL/dt = -(dL/df) H C (dL/df)^T. What that matrix is decides over convergence.
+(layerwise), and the loss obeys dL/dt = -(dL/df) H C (dL/df)^T. That matrix determines convergence.
 """
 
 from clipwise.ntk.analysis import NTKAnalysis, analyse

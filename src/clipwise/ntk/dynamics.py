@@ -66,7 +66,8 @@ def clipped_sum(
     """sum_i C_i g_i by parameter and the factors C_i by group; the graph stays alive.
 
     The sum is that of training, by the engine, or sample by sample where it has no rule for an operation. So are the
-    factors, but for gradients of zero: training leaves them out, and the theory asks the rule (C_i = 1 if not clipped).
+    factors, except for gradients of zero: training leaves them out, and the theory asks the rule (C_i = 1 if not
+    clipped).
     """
     groups = style.groups(weights)
     try:

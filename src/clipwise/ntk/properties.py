@@ -1,4 +1,4 @@
-"""Three properties of a matrix that decide over the loss: symmetry, positive quadratic form, positive eigenvalues.
+"""Three properties of a matrix that determine the loss: symmetry, positive quadratic form, positive eigenvalues.
 
 Definitions of section 4.2: A is positive in quadratic form if x^T A x >= 0 for every x, which is to say that the
 symmetric part (A + A^T)/2 has no negative eigenvalue. A is positive in eigenvalues if all its eigenvalues are real

@@ -125,7 +125,7 @@ class ProjectedPrivate(Private):
     sample; it is called once more than there are projections, each time with the same random numbers, and the first
     batch is checked for losses that depend on other samples (`clipwise.check_model`). Norms in `last` are estimates.
 
-    Guarantees: as `clipwise.Private`, but for samples whose norm was under-estimated, which are on the ledger as such.
+    Guarantees: as `clipwise.Private`, except samples whose norm was under-estimated, which are on the ledger as such.
 
     >>> import clipwise as cw
     >>> from torch.utils.data import TensorDataset
@@ -156,8 +156,8 @@ class ProjectedPrivate(Private):
     ) -> None:
         if not isinstance(plan, ProjectedPlan):
             raise InvalidPlan(
-                f"plan must be a clipwise.optim.ProjectedPlan, got {type(plan).__name__}: estimated norms have an "
-                "accounting of their own."
+                f"plan must be a clipwise.optim.ProjectedPlan, got {type(plan).__name__}: estimated norms are "
+                "accounted differently."
             )
         if not callable(loss_fn):
             raise InvalidPlan("ProjectedPrivate needs loss_fn=..., a function of (model, batch) to differentiate.")

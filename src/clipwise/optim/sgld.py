@@ -169,8 +169,8 @@ class Langevin:
     def plan(self, model: nn.Module | None = None, *, accept_vacuous: bool = False) -> Plan:
         """The plan for `clipwise.Private`, with the sampler's noise as its noise multiplier.
 
-        At a low temperature that noise is often far too little to protect anybody. A plan with an epsilon over 50 at
-        delta = 1/n is refused with the number; `accept_vacuous=True` makes it all the same, for a chain on public data.
+        At a low temperature that noise is often far too little to protect anyone. A plan with an epsilon over 50 at
+        delta = 1/n is refused with the number; `accept_vacuous=True` accepts it, for a chain on public data.
         """
         noise = self.noise_multiplier(model)
         plan = Plan(self.sampling, self.steps, self.clip, noise)

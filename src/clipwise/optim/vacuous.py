@@ -1,4 +1,4 @@
-"""Settings whose privacy is no privacy are refused, with the number."""
+"""Settings whose epsilon is too large to protect anyone are refused, with the number."""
 
 from __future__ import annotations
 

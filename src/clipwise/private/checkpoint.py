@@ -55,7 +55,7 @@ class Journal:
 
     Guarantees: once `charge(n)` returns, n survives the death of the process at any point. A power cut can cost the
     charges of the last moments only (20 times the duration of one disk sync). No other process has a journal of the
-    same file, where the file system knows locks; and whoever else counts in it, here or there, is noticed.
+    same file, where the file system knows locks; and anyone else who counts in it, here or there, is noticed.
     """
 
     def __init__(self, path: Path) -> None:
@@ -74,16 +74,14 @@ class Journal:
         self._last = self.begun()
 
     def _lock(self) -> None:
-        """Two processes that go on from one file would count their steps over each other's."""
+        """Two processes that continue from one file would count their steps over each other's."""
         if not hasattr(os, "lockf"):
             return
         try:
             os.lockf(self._handle, os.F_TLOCK, 0)
         except (BlockingIOError, PermissionError) as error:
             self.close()
-            raise CheckpointError(
-                f"another process goes on from {self.path} already. One run is one process."
-            ) from error
+            raise CheckpointError(f"another process continues {self.path} already. One run is one process.") from error
         except OSError:
             return  # a file system without locks
 
@@ -93,11 +91,11 @@ class Journal:
         return _parse_count(os.read(self._handle, len(_count_line(0, True))), self.path)[0]
 
     def charge(self, begun: int) -> None:
-        """Write down that `begun` steps have been begun, unless somebody else has counted here meanwhile."""
+        """Write down that `begun` steps have been begun, unless another run has counted here meanwhile."""
         if self.begun() != self._last:
             raise CheckpointError(
-                f"another run goes on from {self.path}: it counted steps there that this one did not make. One "
-                "checkpoint is continued by one run; begin this one again from a file of its own."
+                f"another run continues {self.path}: it counted steps there that this one did not make. One "
+                "checkpoint is continued by one run; begin this one again from its own file."
             )
         self._put(_count_line(begun, True))
         self._last = begun
@@ -108,7 +106,7 @@ class Journal:
             self._sync_after = done + _SYNC_SHARE * (done - start)
 
     def retire(self, begun: int) -> None:
-        """Mark the file as past: the run goes on elsewhere."""
+        """Mark the file as past: the run continues elsewhere."""
         self._put(_count_line(begun, False))
         os.fsync(self._handle)
         self.close()
@@ -223,7 +221,7 @@ def write(path: str | os.PathLike[str], value: Mapping[str, Any], begun: int) ->
 
 
 def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], int, bool]:
-    """What `write` wrote, the number of steps begun since, and whether the run did not go on elsewhere."""
+    """What `write` wrote, the number of steps begun since, and whether the run did not continue elsewhere."""
     source = Path(path)
     try:
         with open(source, "rb") as file:

@@ -1,6 +1,6 @@
 """What a seeded run remembers of its data and releases, so that it is not repeated with others unnoticed.
 
-A digest of a record is private data: whoever has it can confirm a guess of the record exactly. So digests are in no
+A digest of a record is private data: anyone who has it can confirm a guess of the record exactly. So digests are in no
 checkpoint, `state_dict`, ledger, result or message. They lie beside the checkpoint in a file of their own, which its
 owner alone can read:
 

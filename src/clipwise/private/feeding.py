@@ -82,4 +82,4 @@ class Feeding:
 
     def _check_iteration(self, iteration: int) -> None:
         if iteration != self._private._iteration:
-            raise InvalidSampling("a newer iteration over private.loader(...) has begun; go on with that one.")
+            raise InvalidSampling("a newer iteration over private.loader(...) has begun; continue with that one.")

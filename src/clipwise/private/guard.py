@@ -90,7 +90,7 @@ class Guard:
             ledger.record(GaussianSteps(sampling, noise_multiplier=0.0, reason=_REASON))
 
     def check(self) -> None:
-        """Refuse to go on after an update that no epsilon covers."""
+        """Refuse to continue after an update that no epsilon covers."""
         if self.seen is not None:
             raise UnaccountedUpdate(self.seen)
 

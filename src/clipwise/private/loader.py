@@ -187,7 +187,7 @@ class _Again:
 
 
 class Loader:
-    """Iterates over the physical batches of the steps that are still to be made; iterating again goes on from there.
+    """Iterates over the physical batches of the steps that are still to be made; iterating again continues from there.
 
     An empty logical batch makes its noise-only step by itself, or with `yield_empty=True` is handed out as tensors of
     length zero. With a seed, the global generators are set before every physical batch, so that dropout and
@@ -299,7 +299,7 @@ def check_part(part: Part | None, position: tuple[int, int], size: int) -> None:
     if (part.step, part.part) != position:
         raise InvalidSampling(
             "batches of the loader were skipped, so this is not the sampling that is accounted for. Give every "
-            "batch to step, or start iterating anew."
+            "batch to step, or start iterating again."
         )
     if size != part.size:
         raise InvalidLosses(

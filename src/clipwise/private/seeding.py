@@ -27,7 +27,7 @@ class Seeding:
 
     Guarantees: with a seed, runs that differ in the plan, in the initial values, in the optimizer's class or
     hyper-parameters, or in data that lie in memory, share no coins; and no two releases share noise unless all of
-    this and the very sums are equal.
+    this and the sums themselves are equal.
     """
 
     def __init__(self, seed: int | None, plan: Plan, model: nn.Module, optimizer: Optimizer) -> None:
@@ -39,7 +39,7 @@ class Seeding:
         self.order = None if self.seeded else self.entropy.take(16, "order")
         """The key of shuffled epochs of an unseeded run: no secret, since shuffling claims no amplification."""
         self.physical: dict[str, Any] | None = None
-        """How a seeded run cuts its batches: dropout is drawn anew for every physical one."""
+        """How a seeded run cuts its batches: dropout is drawn again for every physical one."""
         self._data = b""  # digest of a data set in memory; never saved
 
     @property

@@ -1,4 +1,4 @@
-"""What of a run is saved, and what must agree before it goes on."""
+"""What of a run is saved, and what must agree before it continues."""
 
 from __future__ import annotations
 

@@ -60,10 +60,10 @@ class Private:
 
     Without `seed` all randomness is the operating system's and none of it can be saved. With `seed` the run can be
     repeated bit for bit (same machine, same versions; its loader also sets the global generators before every batch),
-    and whoever knows the seed can remove the noise: for tests and experiments. Any other run of the seed has other
-    noise: docs/training.md says what it is labelled with. `loss_fn` (as for
-    `clipwise.check_model`) has the first batch of the loader checked for losses that depend on other samples in ways
-    that a graph does not show. `noise` chooses another source of normal numbers.
+    and anyone who knows the seed can remove the noise: for tests and experiments. Any other run of the seed has other
+    noise: docs/loop.md says what it is labelled with. `loss_fn` (as for `clipwise.check_model`) has the first batch of
+    the loader checked for losses that depend on other samples in ways that a graph does not show. `noise` chooses
+    another source of normal numbers.
 
     A sample's gradient must depend on that sample alone. The loop's own forward pass is therefore watched between the
     loader and `step`, at the first steps and now and then: see `checked` and docs/soundness.md. `constants` are tensors
@@ -71,8 +71,8 @@ class Private:
     that averages released weights.
 
     Until its last step, or `close`, the steps of the optimizer are the run's: `loss.backward(); optimizer.step()` is
-    refused before it changes the weights, and a gradient that others wrote ends the run (docs/training.md). Batches
-    come from `loader`. `own_batches=True` takes those of a loader of one's own instead: that they are drawn as the
+    refused before it changes the weights, and a gradient that others wrote ends the run (docs/loop.md). Batches
+    come from `loader`. `own_batches=True` takes those of your own loader instead: that they are drawn as the
     plan's sampling says is then declared, on the ledger and in every report.
 
     >>> import clipwise as cw, torch
@@ -158,7 +158,7 @@ class Private:
         return self._ledger
 
     def _check_accounted(self) -> None:
-        """Refuse to go on, or to state anything, after an update that clipwise did not make."""
+        """Refuse to continue, or to state anything, after an update that clipwise did not make."""
         self._guard.look(self._ledger, self._plan.sampling)
         self._guard.check()
 
@@ -249,7 +249,7 @@ class Private:
         """As `step()`, but the caller steps the optimizer: once, with `p.grad` as it is. True if there is one.
 
         The batch is charged, noised and written to `p.grad` when this returns True, whether or not a step follows. Give
-        the losses to `backward` before; docs/training.md has the loop.
+        the losses to `backward` before; docs/loop.md has the loop.
         """
         self._check_gathered()
         return self._end_batch(self._release)
@@ -383,7 +383,7 @@ class Private:
         noise-only step by itself, or is handed out with length zero under `yield_empty=True`.
         """
         if self._own_batches:
-            raise InvalidSampling("own_batches=True declares batches of your own: leave it out to use the loader.")
+            raise InvalidSampling("own_batches=True declares your own batches: omit it to use the loader.")
         steps, size = self._plan.steps, physical_batch_size
         check_dataset(dataset, self._plan.sampling)
         check_options(size, options)
@@ -398,7 +398,7 @@ class Private:
         self._checks.open(batch, size, self._done, again)
 
     def watch(self, batch: Any) -> AbstractContextManager[None]:
-        """Watch the forward pass on a batch of one's own (`own_batches=True`), as the loader does by itself.
+        """Watch the forward pass on your own batch (`own_batches=True`), as the loader does by itself.
 
         With the loader it serves to compute the losses of its batch again after an error.
 
@@ -451,7 +451,7 @@ class Private:
     ) -> Private:
         """Go on from `save`: model and optimizer are filled, and `private.loader(dataset)` gives the next batch.
 
-        `plan` is only needed when it holds a clipping rule of your own, and must equal the saved one; `own_batches` is
+        `plan` is only needed when it holds your own clipping rule, and must equal the saved one; `own_batches` is
         as it was saved. A seeded run repeats the steps after the last save bit for bit. An unseeded one draws fresh
         noise, and the steps begun since stay charged.
         """

@@ -167,7 +167,7 @@ def arms_of(runs: Iterable[Run]) -> tuple[Arm, ...]:
 
 
 def _check_seeds(arm: Arm) -> None:
-    """Runs of one name must differ in nothing but their seed."""
+    """Runs of one name must differ only in their seed."""
     first = arm.first
     for run in arm.runs[1:]:
         if dict(run.plan) != dict(first.plan) or run.delta != first.delta:
@@ -227,7 +227,7 @@ def _epsilon(run: Run) -> float | None:
 
 
 def _numbers_in(record: Any, prefix: str = "") -> dict[str, float]:
-    """The numbers of a row by name, nested ones as "ntk smallest"; layers have a table of their own."""
+    """The numbers of a row by name, nested ones as "ntk smallest"; layers have a separate table."""
     found: dict[str, float] = {}
     for key, value in (record or {}).items():
         if isinstance(value, Mapping) and key != "layers":

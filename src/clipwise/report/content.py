@@ -41,7 +41,7 @@ def result(arms: Sequence[Arm], figures: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def content(arms: Sequence[Arm], joint: Joint | None) -> dict[str, Any]:
-    """Everything the template prints, but for the figures; `joint` is what the private runs cost together."""
+    """Everything the template prints, except the figures; `joint` is what the private runs cost together."""
     shown = headline(arms[0])
     rest = [name for name in arms[0].estimates if name not in shown]
     return {

@@ -19,7 +19,7 @@ def same_data(runs: Sequence[Run]) -> bool:
 
 
 def differing(runs: Sequence[Run]) -> list[str]:
-    """In what runs differ beside R, the learning rate and the seed; what a run does not tell is no difference.
+    """In what runs differ beside R, the learning rate and the seed; what a run does not say is not a difference.
 
     >>> from clipwise.calibration import RegressionResult
     >>> test = RegressionResult(count=9, mse=1.0, rmse=1.0, r2=0.0)
@@ -49,7 +49,7 @@ def _facts(run: Run) -> dict[str, Any]:
 
 
 def _without_norm(clip: Any) -> Any:
-    """A clipping rule but for its R; one rule for all parameters is the same with and without `Flat` around it."""
+    """A clipping rule without its R; one rule for all parameters is the same with and without `Flat` around it."""
     if not isinstance(clip, Mapping):
         return clip
     if clip.get("kind") == "Flat":

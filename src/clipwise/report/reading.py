@@ -187,7 +187,7 @@ def _verdict(small: Arm, large: Arm) -> tuple[str, str]:
     about = f" The 95 % intervals are {ece.basis}; they hold for this data, model and learning rates."
     if not ece.is_clear:
         return (
-            "At the same privacy, the clipping norms cannot be told apart here",
+            "At the same privacy, the clipping norms cannot be distinguished here",
             f"{found} The interval of the change in ECE holds zero: too close to call.{about}",
         )
     better, worse = (large, small) if ece.change < 0 else (small, large)

@@ -29,7 +29,7 @@ def write(runs: Run | Iterable[Run], path: str | os.PathLike[str], publishable: 
     """Write one self-contained page on a run or a comparison of runs; returns its path.
 
     `path` names the page or its folder. Beside the page it writes card.md (a privacy and calibration card for each
-    model), figures/ (each figure as SVG with its values as JSON) and, where there is no run's own, result.json.
+    model), figures/ (each figure as SVG with its values as JSON) and, where no run has its own, result.json.
 
     Guarantees: with `publishable=True` nothing that epsilon does not cover is read into the page, its embedded data or
     the files beside it: no statistics of the private training data, no seed of a private run, no run without privacy.

@@ -28,7 +28,7 @@ COMPARISON = "clipwise comparison"
 FINGERPRINT = "data.digest"
 """The file of a run's folder with the digest of its data, which is in no other one."""
 SEEDED = (
-    "Trained with a fixed seed. Whoever knows or guesses it can compute the noise and take it away: keep it secret, or "
+    "Trained with a fixed seed. Anyone who knows or guesses it can compute the noise and remove it: keep it secret, or "
     "train without one for a release."
 )
 _IN_RESULT = ("name", "task", "seed", "plan", "delta", "guarantees", "provenance")
@@ -40,9 +40,9 @@ class Run:
     """One training run as plain values; `save` writes its folder and `load` reads it.
 
     Everything computed from the private training data without noise stands under "private" in the rows of `curves`,
-    in `seed`, `config`, `fingerprint` and in the provenance's "command", "seeds" and "seconds" (whoever knows the seed
-    can remove the noise, a fingerprint confirms a guess of the data, and time depends on the sizes of the batches);
-    `publishable` leaves all of that out. Warnings must not tell such numbers.
+    in `seed`, `config`, `fingerprint` and in the provenance's "command", "seeds" and "seconds" (anyone who knows the
+    seed can remove the noise, a fingerprint confirms a guess of the data, and time depends on the sizes of the
+    batches); `publishable` leaves all of that out. Warnings must not contain such numbers.
     """
 
     name: str
@@ -71,7 +71,7 @@ class Run:
     config: str | None = None
     """The text of config.toml."""
     fingerprint: str | None = field(default=None, repr=False)
-    """A digest of the data, to see whether runs had the same. It is private data: in a file of its own, on no page."""
+    """A digest of the data, to see whether runs had the same. It is private data: in a separate file, on no page."""
 
     def __post_init__(self) -> None:
         if self.task not in ("classification", "regression"):

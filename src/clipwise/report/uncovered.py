@@ -13,7 +13,7 @@ __all__ = ["uncovered"]
 
 
 def uncovered(arms: Sequence[Arm]) -> dict[str, Any]:
-    """What stands in the section that must not be published, but for its figures."""
+    """The content of the section that must not be published, except its figures."""
     layers = [_layers(place, arm) for place, arm in enumerate(arms)]
     return {"layers": [each for each in layers if each is not None]}
 

@@ -1,4 +1,4 @@
-"""The configuration of one run as frozen values; `docs/train.md` shows every key.
+"""The configuration of one run as frozen values; `docs/configuration.md` shows every key.
 
 An unknown key is an error that names the nearest known one; so is a value of the wrong kind or out of range.
 """
@@ -87,7 +87,7 @@ class Batches:
         physical = table.integer("physical_batch_size", None)
         steps, epochs = table.integer("steps", None), table.number("epochs", None)
         if (size is None) != (sampling == "full-batch"):
-            table.fail(None, "batch_size is needed, but for sampling = 'full-batch', where it must not be given.")
+            table.fail(None, "batch_size is required, except with sampling = 'full-batch', where it must be omitted.")
         if cap is not None and sampling != "poisson":
             table.fail("max_batch_size", "is for sampling = 'poisson' only.")
         if (steps is None) == (epochs is None):
@@ -315,7 +315,7 @@ def _check_rate(root: Table, config: Config) -> None:
         root.fail("rate", "does not go with recalibration.private_share, a part of the number of records.")
     if config.data.is_cut_from_one_file:
         root.fail(
-            "rate", "needs held-out records in a file of their own (data.test_file): a part of one file tells its size."
+            "rate", "needs held-out records in a separate file (data.test_file): a part of one file reveals its size."
         )
 
 

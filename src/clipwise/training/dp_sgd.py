@@ -53,7 +53,7 @@ def carry_on(
     optimizer: Optimizer,
     step_of: Callable[[Any], tuple[bool, float]],
 ) -> None:
-    """The loop, with measuring and saving; `step_of` a batch tells whether it ended a step, and the mean loss."""
+    """The loop, with measuring and saving; `step_of` a batch says whether it ended a step, and the mean loss."""
     # Empty batches are handed out too, so that every step gets its own learning rate.
     loader = private.loader(
         job.train, job.config.batches.physical_batch_size, yield_empty=True, collate_fn=Records.collate

@@ -19,7 +19,7 @@ __all__ = ["train"]
 def train(job: Job, folder: Folder, watch: Watch, resume: bool) -> Trained:
     """Train `job.model` to the end of the plan, from the folder's checkpoint when asked to resume.
 
-    Guarantees: as for dp-sgd, but for norms that were estimated too small, which are on the ledger as such.
+    Guarantees: as for dp-sgd, except for norms that were estimated too small, which are on the ledger as such.
     """
     optimizer = job.optimizer.build(job.parameters.values())
     last = math.nan

@@ -1,4 +1,4 @@
-"""`[federated]`: who the users are, what they do in a round, and how the server goes on from their updates.
+"""`[federated]`: who the users are, what they do in a round, and how the server uses their updates.
 
 ```toml
 algorithm = "dp-fedavg"   # or "dp-fedsgd": one gradient of each user
@@ -168,7 +168,7 @@ def check(config: Config) -> None:
         return
     if batches.sampling not in ("full-batch", "poisson") or batches.max_batch_size is not None:
         raise InvalidConfig(
-            f"{config.algorithm} selects every user by an own coin: sampling = 'poisson' without max_batch_size, or "
+            f"{config.algorithm} selects every user by its own coin: sampling = 'poisson' without max_batch_size, or "
             "'full-batch'."
         )
     if batches.physical_batch_size is not None:

@@ -50,7 +50,7 @@ class Folder:
         return (self.path / "result.json").exists()
 
     def check(self, text: str, *, resume: bool, force: bool) -> None:
-        """Refuse, before anything is computed, to lose a run or other files, or to go on with another run."""
+        """Refuse, before anything is computed, to lose a run or other files, or to continue another run."""
         if resume:
             self._check_resume(text)
             return
@@ -69,8 +69,8 @@ class Folder:
             raise DataError(f"{self.path} holds a finished run. Use --force to replace it, or --output for another.")
         if found and not force:
             raise DataError(
-                f"{self.path} holds an interrupted run. Use --resume to go on with it, or --force to start again "
-                "(what it has spent is spent all the same)."
+                f"{self.path} holds an interrupted run. Use --resume to continue it, or --force to start again "
+                "(what it has spent stays spent)."
             )
 
     def _check_resume(self, text: str) -> None:
@@ -94,7 +94,7 @@ class Folder:
     def claimed(self, text: str, *, resume: bool) -> Iterator[None]:
         """The folder for this process alone; unless a run is resumed, emptied and with its configuration in it.
 
-        Two processes that go on from one checkpoint would each release steps that the other's ledger does not have.
+        Two processes that continue from one checkpoint would each release steps that the other's ledger does not have.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -104,7 +104,7 @@ class Folder:
                     self.write("config.toml", text)
                 yield
         except OSError as error:
-            raise DataError(f"the run in {self.path} cannot go on: {error}.") from error
+            raise DataError(f"the run in {self.path} cannot continue: {error}.") from error
 
     def discard(self) -> None:
         """Remove a run that came to nothing, and the folder if nothing else is in it."""
@@ -144,13 +144,13 @@ class Folder:
         return tuple(found)
 
     def cut_metrics(self, step: int) -> None:
-        """Forget rows of steps after the checkpoint that the run goes on from: they will be made again."""
+        """Forget rows of steps after the checkpoint that the run continues from: they will be made again."""
         rows = [row for row in self.rows() if row["step"] <= step]
         self.write("metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
 
 
 def _differing(old: Mapping[str, Any], new: Mapping[str, Any], path: tuple[str, ...]) -> set[str]:
-    """Keys whose values differ; where the run is kept is no difference."""
+    """Keys whose values differ; where the run is kept does not count."""
     names: set[str] = set()
     for key in {*old, *new} - ({"output"} if not path else set()):
         a, b = old.get(key), new.get(key)

@@ -53,7 +53,7 @@ class Job:
 
     @property
     def public_records(self) -> int | None:
-        """The number of training records, where it may be told: with a public rate it may not."""
+        """The number of training records, where it may be shown: with a public rate it may not."""
         return None if self.config.batches.rate is not None else len(self.train)
 
     @property
@@ -144,7 +144,7 @@ def prepare(config: Config, data: DataSet | None = None) -> Job:
         delta = default_delta(units) if config.privacy.delta is None else config.privacy.delta
     plan = _plan(config, units, delta)
     optimizer = _optimizer(config, plan, model)
-    for step in (0, plan.steps - 1):  # a rule that cannot be followed is told now, not when its step comes
+    for step in (0, plan.steps - 1):  # a rule that cannot be followed is reported now, not when its step comes
         optimizer.learning_rate.at(plan.style(step), list(parameters))
     return Job(
         config,

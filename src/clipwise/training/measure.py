@@ -1,4 +1,4 @@
-"""What is measured while a run goes on: on held-out records, and on the private batch of a step."""
+"""What is measured during a run: on held-out records, and on the private batch of a step."""
 
 from __future__ import annotations
 

@@ -274,7 +274,7 @@ class Table:
         return {name: self.table(name) for name in self.values}
 
     def rest(self) -> dict[str, Any]:
-        """Whatever was not asked for, to be checked by somebody who knows."""
+        """Whatever was not asked for, to be checked by the caller."""
         left = {name: value for name, value in self.values.items() if name not in self._asked}
         self._asked.update(dict.fromkeys(left))
         return left

@@ -62,7 +62,7 @@ def train(
     """Carry out a configuration; the run and its folder.
 
     The folder is refused when a finished run is in it (`force` replaces it), or an interrupted one, which `resume`
-    goes on with. `data` are the records that the configuration names, where many runs share them; `page=False` leaves
+    continues. `data` are the records that the configuration names, where many runs share them; `page=False` leaves
     the report, its figures and the card out.
     """
     folder = Folder(Path(config.output if output is None else output))

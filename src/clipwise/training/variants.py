@@ -37,7 +37,7 @@ SGLD, JL = "dp-sgld", "dp-sgd-jl"
 
 @dataclass(frozen=True)
 class Sampler:
-    """`[sgld]`: the chain but for its plan."""
+    """`[sgld]`: the chain without its plan."""
 
     temperature: float
     momentum: float

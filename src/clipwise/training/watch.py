@@ -1,4 +1,4 @@
-"""Whoever looks on while a run trains."""
+"""What a caller sees while a run trains."""
 
 from __future__ import annotations
 

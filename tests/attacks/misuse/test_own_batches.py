@@ -60,7 +60,7 @@ def test_declared_batches_are_taken_and_said_to_be_so(sampling: Any) -> None:
     assert any("own_batches=True" in text for text in declared.warnings) and not any(
         "own_batches" in text for text in drawn.warnings
     )
-    with pytest.raises(cw.InvalidSampling, match="leave it out"):
+    with pytest.raises(cw.InvalidSampling, match="omit it"):
         s.batches()
 
 

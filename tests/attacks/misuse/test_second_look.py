@@ -114,7 +114,7 @@ def test_one_checkpoint_is_continued_once(copied: bool, tmp_path: Path) -> None:
     first, a, _ = resumed(tmp_path / "run")
     step_once(first, a)
     before = s.weights()
-    with pytest.raises(cw.CheckpointError, match="another run goes on"):
+    with pytest.raises(cw.CheckpointError, match="another run continues"):
         step_once(s.private, s)
     assert torch.equal(before, s.weights())
     step_once(first, a)

@@ -6,8 +6,9 @@ import ctypes
 import itertools
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
+import mpmath
 import numpy as np
 import pytest
 import torch
@@ -15,10 +16,13 @@ from scipy import integrate, stats
 
 from clipwise.accounting.functions import delta, epsilon
 from clipwise.accounting.published import PUBLISHED, Published
-from clipwise.noise import Entropy, SecureNormals, ZigguratNormals
+from clipwise.noise import Entropy, Normals, SecureNormals
+from clipwise.noise.polar import PolarNormals, _exponentials, _Pairs
+from clipwise.noise.ziggurat import ZigguratNormals
 from clipwise.sampling import FullBatch
 
-R = 3.6541528853610088  # where numpy's tail begins
+R = 3.6541528853610088  # where the tail of numpy's normal numbers begins
+EXPONENTIAL_R = 7.69711747013104972  # and that of its exponential ones
 REACH = R + math.sqrt(2 * 53 * math.log(2))
 FLOAT32_REACH = math.sqrt(2 * 24 * math.log(2))
 ONES = (1 << 64) - 1
@@ -73,6 +77,84 @@ def test_the_largest_number_is_beyond_12_deviations() -> None:
     assert 2 * stats.norm.sf(REACH) < 3e-34
 
 
+# Pairs ---------------------------------------------------------------------------------------------------------------
+
+
+def exponential(*words: int) -> float:
+    return float(np.random.Generator(Fed(*words)).standard_exponential())  # type: ignore[arg-type]
+
+
+def test_numpy_maps_extreme_bits_to_exponential_numbers_as_the_derivation_says() -> None:
+    layers = [exponential(layer << 3 | 1 << 11) for layer in range(256)]  # k = 1: the step of every layer
+    assert exponential(0) == exponential(0b111) == 0.0 and min(layers) > 0 and max(layers) < 2.0**-49
+    beyond = ONES & ~(0xFF << 3)  # the base layer's last place, then the 53-bit number of the tail
+    assert exponential(beyond, 0) == EXPONENTIAL_R
+    for a in (1, 1 << 52, (1 << 53) - (1 << 40), (1 << 53) - 1):
+        assert exponential(beyond, a << 11) == pytest.approx(EXPONENTIAL_R - math.log1p(-a * 2.0**-53), rel=1e-15)
+
+
+def test_steps_move_the_probability_of_an_interval_as_little_as_the_derivation_says() -> None:
+    """At x every layer has at most one place too many, as far as it is kept there; a place has 2^-53 / 256.
+
+    These parts of the layers add up to at most 1.1 (1 + x) exp(-x); numpy begins anew with a probability of 1.1 %.
+    """
+    widths = np.array([exponential(layer << 3 | 1 << 11) * 2.0**53 for layer in range(1, 256)])
+    low, high = np.exp(-widths), np.exp(-np.append(0.0, widths[:-1]))
+    for x in np.linspace(0, EXPONENTIAL_R - 1e-9, 5000):
+        kept = 1 + np.clip((math.exp(-x) - low) / (high - low), 0, 1)[widths > x].sum()  # 1: the base layer
+        assert kept / 256 / 0.989 <= 1.1 * (1 + x) * math.exp(-x)
+
+
+class Given:
+    """In place of numpy's generator: chosen exponential numbers and chosen words."""
+
+    def __init__(self, exponentials: list[list[float]], words: list[int]) -> None:
+        self.exponentials, self.words = iter(exponentials), words
+        self.bit_generator = self
+
+    def standard_exponential(self, out: np.ndarray) -> None:  # type: ignore[type-arg]
+        out[:] = next(self.exponentials)
+
+    def random_raw(self, size: int) -> np.ndarray:  # type: ignore[type-arg]
+        assert size == len(self.words)
+        return np.array(self.words, dtype=np.uint64)
+
+
+def test_the_tail_of_the_exponential_numbers_begins_anew_at_every_12() -> None:
+    numbers = np.empty(4)
+    _exponentials(Given([[1.0, 12.5, 12.0, 44.0], [3.0, 20.0], [12.25], [0.0]], []), numbers)  # type: ignore[arg-type]
+    assert numbers.tolist() == [1.0, 15.0, 12.0, 36.0]
+
+
+def test_a_pair_lies_where_its_bits_say() -> None:
+    """Recomputed with 50 digits, for extreme words and others: R 2^-49 is the distance that the derivation allows."""
+    edges = [
+        0,
+        1,
+        8191,
+        8192,
+        (1 << 63) - 1,
+        1 << 63,
+        (1 << 63) + 8191,
+        ONES - 8191,
+        ONES,
+        *(1 << k for k in range(64)),
+    ]
+    words = edges + [int.from_bytes(Entropy(0).take(8, "words", k), "little") for k in range(2000)]
+    heights = np.resize([2.0**-52, 1e-9, 0.3, 1.0, 7.6, 11.9], len(words))
+    pairs = np.empty(len(words), dtype=np.complex128)
+    _Pairs()._draw(Given([heights.tolist()], words), pairs)  # type: ignore[arg-type]
+    with mpmath.workdps(50):
+        for word, height, got in zip(words, heights, pairs, strict=True):
+            signed = word - (1 << 64) if word >> 63 else word
+            angle = 2 * mpmath.pi * (word % 8192 + mpmath.mpf(signed) / 2**64) / 8192
+            radius = mpmath.sqrt(2 * mpmath.mpf(float(height)))
+            assert abs(mpmath.mpc(complex(got)) - radius * mpmath.expj(angle)) < radius * 2.0**-49
+
+
+# The tail ------------------------------------------------------------------------------------------------------------
+
+
 def test_secure_numbers_reach_beyond_13_deviations(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("cryptography")
     source = SecureNormals()
@@ -85,8 +167,14 @@ def test_secure_numbers_reach_beyond_13_deviations(monkeypatch: pytest.MonkeyPat
     assert not numbers.any()  # a radius of 0, not of NaN
 
 
-def beyond(deviations: list[float], draws: int) -> list[int]:
-    source, buffer = ZigguratNormals(), torch.empty(1 << 20, dtype=torch.float64)
+@pytest.fixture(params=[ZigguratNormals, PolarNormals])
+def source(request: pytest.FixtureRequest) -> Normals:
+    found: Normals = request.param()
+    return found
+
+
+def beyond(source: Normals, deviations: list[float], draws: int) -> list[int]:
+    buffer = torch.empty(1 << 20, dtype=torch.float64)
     counts = [0] * len(deviations)
     for piece in range(draws >> 20):
         source.fill_(buffer, Entropy(20), 0, piece)
@@ -100,18 +188,18 @@ def expected(deviations: float, draws: int) -> float:
     return float(2 * stats.norm.sf(deviations) * (draws >> 20 << 20))
 
 
-def test_as_many_numbers_lie_beyond_4_and_5_deviations_as_must() -> None:
+def test_as_many_numbers_lie_beyond_4_and_5_deviations_as_must(source: Normals) -> None:
     draws = 30_000_000
-    for found, d in zip(beyond([4.0, 4.5, 5.0], draws), (4.0, 4.5, 5.0), strict=True):
+    for found, d in zip(beyond(source, [4.0, 4.5, 5.0], draws), (4.0, 4.5, 5.0), strict=True):
         assert 1e-4 < stats.poisson(expected(d, draws)).cdf(found) < 1 - 1e-4
 
 
 @pytest.mark.slow
-def test_numbers_beyond_5_8_deviations_come_as_often_as_they_must() -> None:
+def test_numbers_beyond_5_8_deviations_come_as_often_as_they_must(source: Normals) -> None:
     """torch's float32 numbers: none. `python -m benchmarks.noise` counts them too, and keeps the result."""
     draws = 1_000_000_000
     assert expected(5.8, draws) == pytest.approx(6.6, abs=0.1)
-    (found,) = beyond([5.8], draws)
+    (found,) = beyond(source, [5.8], draws)
     assert 1 <= found <= 16  # Poisson: outside once in 500 times; the seed is fixed
 
 
@@ -131,7 +219,7 @@ def impossible(run: Published, reach: float) -> float:
 
 
 def relative_error(x: float) -> float:
-    """How far the probability of a point of the grid is off, as a factor 1 +- this: see `clipwise.noise.normals`."""
+    """How far the probability of a point of the grid is off, as a factor 1 +- this: see `clipwise.noise.ziggurat`."""
     if abs(x) <= R:
         return 2.0**-35
     finest, over = 2.0**-11, abs(x) - R
@@ -139,7 +227,7 @@ def relative_error(x: float) -> float:
     return 2 * moved / finest + 2.0**-53 * math.exp(over * over / 2)  # b's 53 bits decide what is kept
 
 
-def true_delta(run: Published, at: float) -> float:
+def ziggurat_delta(run: Published, at: float) -> float:
     """An upper bound of delta for the law of the generator, where the record lies on one coordinate.
 
     The error within R is small in every step: as a factor of probabilities it shifts epsilon. Beyond, it is larger but
@@ -160,8 +248,33 @@ def true_delta(run: Published, at: float) -> float:
     return math.exp(shift) * plain + 2 * run.steps * rare + impossible(run, REACH)
 
 
+NEAR, FAR = 2.0**-7, 13.0
+
+
+def error_of_a_pair(r: float) -> float:
+    """How far the probability of a pair of points of the grid is off at this distance: see `clipwise.noise.polar`."""
+    return 2.0**-36 * (1 + r) + 2.0**-38 / max(r, 2.0**-11)
+
+
+def polar_delta(run: Published, at: float) -> float:
+    """The same bound for pairs, of which the record moves one number; both are seen.
+
+    Here the error is small between NEAR and FAR. Nearer to 0 and beyond it costs its mean: under the law around 0 and
+    that around mu, for each of the two densities in the loss. Near a point both laws have at most the density 1/(2 pi).
+    """
+    mu = 1 / run.noise_multiplier
+    near = integrate.quad(lambda r: r * error_of_a_pair(r), 0, NEAR)[0]
+    far = integrate.quad(lambda r: r * math.exp(-r * r / 2) * error_of_a_pair(r + mu), FAR - mu, 40)[0]
+    shift = 2 * run.steps * max(error_of_a_pair(NEAR), error_of_a_pair(FAR))
+    plain = delta(run.noise_multiplier, run.sampling, run.steps, at - shift)
+    return math.exp(shift) * plain + 2 * run.steps * 2 * (near + far)
+
+
+@pytest.mark.parametrize("true_delta", [ziggurat_delta, polar_delta])
 @pytest.mark.parametrize("run", PUBLISHED.values(), ids=PUBLISHED)
-def test_delta_of_the_generators_law_is_the_one_that_is_claimed(run: Published) -> None:
+def test_delta_of_the_generators_law_is_the_one_that_is_claimed(
+    run: Published, true_delta: Callable[[Published, float], float]
+) -> None:
     claimed = epsilon(run.noise_multiplier, run.sampling, run.steps, run.delta)
     assert true_delta(run, claimed) == pytest.approx(run.delta, rel=0.01)
 

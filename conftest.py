@@ -1,0 +1,69 @@
+"""Settings of tests and doctests alike: each is a function of itself alone, so that any order of them will do."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`pytest --order-seed 1`: the tests pass in any order."""
+    parser.addoption("--order-seed", type=int, metavar="SEED", help="shuffle the files, and the tests of each file")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Files stay together, so that what their tests share is made once."""
+    seed = config.getoption("order_seed")
+    if seed is not None:
+        drawn = random.Random(seed)
+        places = {path: drawn.random() for path in sorted({item.path for item in items})}
+        drawn.shuffle(items)
+        items.sort(key=lambda item: places[item.path])
+
+
+def start_generators(seed: int) -> None:
+    """Python's, numpy's and torch's global generators."""
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002
+    torch.manual_seed(seed)
+
+
+@contextmanager
+def generators_of_its_own(seed: int) -> Iterator[None]:
+    """The global generators start anew, and afterwards go on where they were."""
+    before = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
+    start_generators(seed)
+    try:
+        yield
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])  # noqa: NPY002
+        torch.set_rng_state(before[2])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
+    """What a module draws while it is imported does not depend on the modules before it."""
+    with generators_of_its_own(2):
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> Iterator[None]:
+    """What tests share is the same whichever of them makes it, and changes nothing for that one."""
+    if fixturedef.scope == "function":
+        return (yield)
+    with generators_of_its_own(1):  # other numbers than the test's own
+        return (yield)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """A test draws the same numbers whatever ran before it."""
+    start_generators(0)
