@@ -77,6 +77,30 @@ def test_package_uses_nothing_that_is_not_installed_with_it(path: Path) -> None:
     assert not {"benchmarks", "examples", "papers", "tests"} & set(imported(path))
 
 
+NODE_INTERNALS = {
+    "node.py": re.compile(r"_saved_|_raw_saved|_input_metadata"),
+    "ops.py": re.compile(r"Backward\d"),
+}
+"""What is not a promised interface of torch, by the one file of the engine that may name it."""
+
+
+def code(path: Path) -> str:
+    """A file without its comments and docstrings."""
+    parsed = tree(path)
+    for node in ast.walk(parsed):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node) is not None:
+            node.body[0] = ast.Pass()
+    return ast.unparse(parsed)
+
+
+@pytest.mark.parametrize("home", NODE_INTERNALS)
+def test_torchs_nodes_are_named_in_one_place(home: str) -> None:
+    internal = NODE_INTERNALS[home]
+    found = {relative(path): internal.findall(code(path)) for path in MODULES}
+    assert found.pop(f"src/clipwise/engine/{home}"), "the pattern recognises nothing"
+    assert not any(found.values()), {path: names for path, names in found.items() if names}
+
+
 def test_import_is_light() -> None:
     loaded = run_python(f"import sys, clipwise; print([m for m in {OPTIONAL} if m in sys.modules])")
     assert loaded == "[]", f"`import clipwise` brings {loaded}, which are extras"

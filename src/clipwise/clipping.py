@@ -9,6 +9,7 @@ schedule of itself. Noise and clipping read the same object at the same step.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
@@ -23,7 +24,7 @@ from clipwise.errors import InvalidPlan
 
 __all__ = [
     "Abadi", "Automatic", "BatchClip", "Clip", "Flat", "Global", "GlobalScaled", "Groupwise", "Layerwise", "MixUp",
-    "NoClip", "Normalize", "Rule", "Style", "as_clip", "is_private",
+    "NoClip", "Normalize", "Rule", "Style", "as_clip", "by_layer", "is_private", "layer_of",
 ]  # fmt: skip
 
 GroupNames: TypeAlias = Sequence[str] | int
@@ -232,8 +233,48 @@ def _count(groups: GroupNames) -> int:
     return groups if isinstance(groups, int) else len(groups)
 
 
+def layer_of(name: str) -> str:
+    """The module that owns a parameter.
+
+    >>> layer_of("encoder.0.weight")
+    'encoder.0'
+    """
+    return name.rpartition(".")[0]
+
+
+def by_layer(names: Iterable[str]) -> dict[str, list[str]]:
+    """The parameters of each layer.
+
+    >>> by_layer(["0.weight", "0.bias", "2.weight"])
+    {'0': ['0.weight', '0.bias'], '2': ['2.weight']}
+    """
+    found: dict[str, list[str]] = {}
+    for name in names:
+        found.setdefault(layer_of(name), []).append(name)
+    return found
+
+
+class _Grouped(ABC):
+    """What every style does with its groups."""
+
+    @abstractmethod
+    def group_of(self, layer: str, parameter: str) -> str:
+        """The clipping group of a parameter."""
+
+    def groups(self, names: Iterable[str]) -> dict[str, list[str]]:
+        """The parameters of each clipping group, by their full names.
+
+        >>> Groupwise({"*.bias": Abadi(0.1), "*": Abadi(1.0)}).groups(["0.weight", "0.bias", "2.weight"])
+        {'*': ['0.weight', '2.weight'], '*.bias': ['0.bias']}
+        """
+        found: dict[str, list[str]] = {}
+        for name in names:
+            found.setdefault(self.group_of(layer_of(name), name), []).append(name)
+        return found
+
+
 @dataclass(frozen=True)
-class Flat:
+class Flat(_Grouped):
     """One norm over all parameters, one factor per sample.
 
     >>> Flat(Abadi(2.0)).sensitivity()
@@ -278,7 +319,7 @@ def _scales(sensitivities: Mapping[str, float], noise: Literal["joint", "per_lay
 
 
 @dataclass(frozen=True)
-class Layerwise:
+class Layerwise(_Grouped):
     """One norm and one factor per layer (weight and bias of a module together).
 
     `rule` is one rule for all layers, or a mapping layer name -> rule that names every layer. `noise="joint"`
@@ -333,7 +374,7 @@ class Layerwise:
 
 
 @dataclass(frozen=True)
-class Groupwise:
+class Groupwise(_Grouped):
     """One norm and one factor per named group; the first matching pattern of a parameter's name decides.
 
     >>> style = Groupwise({"encoder.*": Abadi(1.0), "*": Abadi(0.5)})

@@ -405,7 +405,7 @@ def test_aliased_gradients_of_an_engine_are_kept_apart(monkeypatch: pytest.Monke
         memory = torch.ones(3)
         gradients = {"weight": memory.expand(3, 3), "bias": memory}
         squared = dict.fromkeys(gradients, losses.detach().square())
-        return cw.Clipped(gradients, losses.detach(), losses.detach(), losses.detach().bool(), squared)
+        return cw.Clipped(gradients, losses.detach(), losses.detach(), losses.detach().bool(), squared, clip)
 
     private = cw.Private(plan(clip=cw.Abadi(1.0)), model, optimizer, seed=0, own_batches=True)
     monkeypatch.setattr(private, "_clip", aliasing)

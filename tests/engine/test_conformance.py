@@ -238,6 +238,17 @@ def test_check_says_which_operands_it_could_not_see() -> None:
     assert check((x @ w.tanh().T).square().sum(1), {"w": w}).unseen == ()
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_declared_constants_count_beside_a_bad_sample_too(way: str | None) -> None:
+    """A table as long as the batch; with a second backward the uses were formed again as if nothing was declared."""
+    torch.manual_seed(0)
+    w, table = torch.randn(3, 5, requires_grad=True), torch.randn(4, 3)
+    losses = (torch.randn(4, 5) * (table @ w).tanh().mean(0)).sum(1).square()
+    bad = torch.tensor([1.0, float("nan"), 1.0, 1.0])
+    found = clipped_gradients(losses * bad, {"w": w}, Abadi(1.0), way=way, constants=table)  # type: ignore[arg-type]
+    assert found.bad.tolist() == [False, True, False, False]
+
+
 def test_unused_parameter_is_zero_and_named_by_check() -> None:
     case = BY_NAME["unused_parameter"]
     model = case.model()

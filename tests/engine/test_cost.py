@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from clipwise.clipping import Abadi, Layerwise
-from clipwise.engine import clipped_gradients, core, cost, run
+from clipwise.engine import clip, clipped_gradients, cost, run
 
 
 def convnet() -> tuple[nn.Module, torch.Tensor]:
@@ -28,7 +28,7 @@ def second_backwards(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         calls.append(1)
         return real(*args, **kwargs)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(core, "by_second_backward", counted)
+    monkeypatch.setattr(clip, "by_second_backward", counted)
     monkeypatch.setattr(cost, "_NEVER_MIND", 0)
     return calls
 

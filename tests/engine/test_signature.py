@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -155,3 +156,32 @@ def test_which_ends_are_padded_is_structure_and_how_much_is_not() -> None:
     for pad in ((1, 0, 0, 0), (3, 0, 0, 0), (0, 1, 0, 0), (0, 2, 0, 0), (0, 0, 1, 1), (0, 0, 4, 2)):
         clipper(F.pad(model(torch.randn(4, 6, 4)), pad).flatten(1).square().sum(1), Abadi(1.0))
     assert clipper.planning.plans == 3
+
+
+class Add(torch.autograd.Function):
+    """The function of a user, named like an operation of torch, that turns the batch around when told to."""
+
+    turned = False
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.turned = Add.turned
+        return x.flip(0) if Add.turned else x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        return gradient.flip(0) if ctx.turned else gradient
+
+
+def test_the_function_of_a_user_is_not_trusted_for_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan was used again for a batch in another order, and every norm was another sample's."""
+    torch.manual_seed(0)
+    layer = nn.Linear(3, 3).double()
+    params = named(layer)
+    for step in range(4):
+        monkeypatch.setattr(Add, "turned", step >= 2)
+        out = Add.apply(layer(torch.randn(4, 3, dtype=torch.float64)))
+        losses = (out * torch.arange(1, 5).unsqueeze(1)).tanh().sum(1)
+        loop = loop_gradients(losses, params)
+        found = per_sample_gradients(losses, params)
+        assert relative_errors(flat(found), flat(loop), norms_of(loop), torch.float64).max() <= 1e-10

@@ -14,14 +14,15 @@ import torch
 from torch import Tensor, nn
 
 from clipwise.clipping import Clip, Flat, Groupwise, Layerwise, Rule, Style, as_clip
+from clipwise.engine.cache import NO_EVIDENCE, Engine, NothingFinite
 from clipwise.engine.check import Summary, summarize
-from clipwise.engine.core import NO_EVIDENCE, Clipped, Engine, NothingFinite, clip_sum, single_gradients, validate
+from clipwise.engine.clip import Clipped, clip_sum, single_gradients
 from clipwise.engine.cost import Way
 from clipwise.engine.graph import unrecorded
 from clipwise.engine.history import Planning
 from clipwise.engine.norms import settled
 from clipwise.engine.origin import Declared, Evidence
-from clipwise.engine.parameters import Parameters
+from clipwise.engine.parameters import Parameters, validate
 from clipwise.engine.uses import accurate
 from clipwise.errors import InvalidLosses, InvalidPlan
 
@@ -161,12 +162,9 @@ class Clipper:
         if way not in (None, "bookkeeping", "second_backward"):
             raise InvalidPlan(f'way must be None, "bookkeeping" or "second_backward", got {way!r}.')
         validate(losses, self._parameters)
-        style = _style(clip)
-        outcome = clip_sum(losses, self._parameters, style, _ENGINE, way, retain_graph, evidence)
+        clipped = clip_sum(losses, self._parameters, _style(clip), _ENGINE, way, retain_graph, evidence)
         self._report()
-        factors = outcome.factors[""] if isinstance(style, Flat) else outcome.factors
-        sums, squared = self._parameters.keyed(outcome.sums), self._parameters.keyed(outcome.squared)
-        return Clipped(sums, outcome.norms, factors, outcome.bad, squared)
+        return clipped
 
 
 def _style(clip: Rule | Clip) -> Style:

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from clipwise.engine.core import Engine
+from clipwise.engine.cache import Engine
 from clipwise.engine.cost import held_bytes
 from clipwise.engine.graph import Graph
+from clipwise.engine.ops import rule_of
 from clipwise.engine.origin import Evidence
 from clipwise.engine.parameters import Parameters
 from clipwise.engine.plan import GraphPlan, Meeting
-from clipwise.engine.rules import rule_of
 from clipwise.engine.run import Backward
 from clipwise.errors import InvalidLosses
 

@@ -12,22 +12,23 @@ from typing import Literal, TypeAlias
 import torch
 
 from clipwise.engine.graph import Graph
+from clipwise.engine.node import output_meta
 from clipwise.engine.plan import GraphPlan
+from clipwise.engine.precision import HALF
 
 Way: TypeAlias = Literal["bookkeeping", "second_backward"]
 _NEVER_MIND = 1 << 26  # bytes that always fit
-_HALF = (torch.float16, torch.bfloat16)
 
 
 def held_bytes(graph: Graph, plan: GraphPlan) -> int:
     """Bytes of the output gradients at all meetings: what book-keeping holds between norms and sum, at most."""
-    outputs = (graph.nodes[meeting.node]._input_metadata[0] for meeting in plan.meetings)
+    outputs = (output_meta(graph.nodes[meeting.node]) for meeting in plan.meetings)
     return sum(int(torch.Size(output.shape).numel()) * int(output.dtype.itemsize) for output in outputs)
 
 
 def reduced_precision(graph: Graph, plan: GraphPlan) -> bool:
     """Whether some gradient is in half precision, where autograd would round a sum that must keep to its bound."""
-    return any(graph.nodes[meeting.node]._input_metadata[0].dtype in _HALF for meeting in plan.meetings)
+    return any(output_meta(graph.nodes[meeting.node]).dtype in HALF for meeting in plan.meetings)
 
 
 def free_bytes(device: torch.device) -> int:

@@ -1,27 +1,26 @@
 """The autograd graph behind a vector of losses: its nodes, edges and structural signature.
 
-The graph is read, never changed: no hook is registered and nothing is written on a node.
+The graph is read, never changed: nothing is written on a node.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property, wraps
+from functools import cached_property, wraps
 from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
+from clipwise.engine.node import LEAF, Node, output_meta, output_metas, structure_readers
 from clipwise.errors import UnsupportedNode
 
-LEAF = "torch::autograd::AccumulateGrad"
 NO_EDGE = (-1, 0)
 
 _AUTOCASTING = ("cpu", "cuda", "mps", "xpu")
 
-Node: TypeAlias = Any  # torch's node classes are generated; there is no useful static type
 Edge: TypeAlias = tuple[int, int]  # (position of the child node, which of its outputs)
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -40,59 +39,6 @@ def unrecorded(function: Callable[Arguments, Result]) -> Callable[Arguments, Res
             return function(*args, **kwargs)
 
     return run
-
-
-def _padded(values: Sequence[int]) -> tuple[bool, ...]:
-    """Which ends of which axes are padded; by how much is a size."""
-    return tuple(value != 0 for value in values)
-
-
-def _repeated(values: Sequence[int]) -> tuple[bool, ...]:
-    """Which axes are repeated; how often is a size."""
-    return tuple(value != 1 for value in values)
-
-
-def _number(value: object) -> object:
-    """Integers are structure, floats only scale: they are read at every step, and may be annealed."""
-    return None if isinstance(value, float) else value
-
-
-_SIZES = frozenset({
-    "C", "H", "HxW", "N", "W", "batch_sizes", "end", "hidden_size", "index", "input_lengths", "length", "max_k",
-    "max_q", "max_seqlen_batch_k", "max_seqlen_batch_q", "output_size", "split_size", "split_sizes", "start",
-    "storage_offset", "target_lengths",
-})  # fmt: skip
-_SCALES = frozenset({
-    "alpha", "beta", "delta", "dropout", "dropout_p", "eps", "epsilon", "grad_factor", "initial", "input_scale",
-    "lambd", "lower", "margin", "max", "max_val", "maxnorm", "min", "min_val", "negative_slope", "other", "scalar",
-    "scalars", "scale", "scales", "scales_d", "scales_h", "scales_w", "self", "threshold", "upper", "value", "weight",
-})  # fmt: skip
-_READERS: dict[str, Callable[[Any], object]] = {
-    "exponent": _number, "normalized_shape": len, "pad": _padded, "repeats": _repeated,
-}  # fmt: skip
-
-
-@cache
-def _static_attributes(kind: type) -> tuple[tuple[str, Callable[[Any], object] | None], ...]:
-    """Attributes of a node that are structure: every number, flag, word or list that is not known to be a size.
-
-    Sizes may change from step to step, and so may numbers that only scale. Tensors also have a `_raw_saved_` twin.
-    """
-    members = set(dir(kind))
-    found = []
-    for member in sorted(members):
-        name = member.removeprefix("_saved_")
-        if name == member or "_raw" + member in members or "_sym_" in name or name in _SIZES | _SCALES:
-            continue
-        if kind.__name__.startswith("AsStrided") or (name == "p" and "Dropout" in kind.__name__):
-            continue
-        found.append((member, _READERS.get(name)))
-    return tuple(found)
-
-
-def static_names(kind: type) -> list[str]:
-    """The names of the attributes in a node's part of the signature, in order."""
-    return [name.removeprefix("_saved_") for name, _ in _static_attributes(kind)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,7 +60,7 @@ class Graph:
         k, output = edge
         if self.names[k] == LEAF:
             return self.nodes[k].variable.shape  # type: ignore[no-any-return]
-        return torch.Size(self.nodes[k]._input_metadata[output].shape)
+        return torch.Size(output_meta(self.nodes[k], output).shape)
 
     def gradient_edge(self, edge: Edge) -> GradientEdge | Tensor:
         """What `torch.autograd.grad` takes for this edge, as an input or an output."""
@@ -124,7 +70,7 @@ class Graph:
     def computes_in(self, dtype: torch.dtype) -> bool:
         """Whether some value of the graph has this dtype."""
         pairs = zip(self.nodes, self.names, strict=True)
-        return any(output.dtype == dtype for node, name in pairs if name != LEAF for output in node._input_metadata)
+        return any(output.dtype == dtype for node, name in pairs if name != LEAF for output in output_metas(node))
 
     @cached_property
     def leaves_first(self) -> list[int]:
@@ -143,21 +89,10 @@ class Graph:
         return order
 
 
-@cache
-def _saved_attributes(kind: type) -> tuple[str, ...]:
-    return tuple(name for name in dir(kind) if name.startswith("_saved_"))
-
-
-def saved_tensors(node: Node) -> list[Tensor]:
-    """The floating-point tensors that the forward pass saved on a node."""
-    values = (getattr(node, name, None) for name in _saved_attributes(node.__class__))
-    return [value for value in values if isinstance(value, Tensor) and value.is_floating_point()]
-
-
 def refuse_nested(graph: Graph) -> None:
     """Nested and jagged tensors have no axes to look for the batch on."""
     for node, name in zip(graph.nodes, graph.names, strict=True):
-        if name != LEAF and any(output.is_nested_tensor for output in node._input_metadata):
+        if name != LEAF and any(output.is_nested_tensor for output in output_metas(node)):
             raise UnsupportedNode(
                 f"{name} works on a nested (jagged) tensor, whose samples have no common shape. Pad the sequences and "
                 "mask the padding (torch.nested.to_padded_tensor), or concatenate the rows of all samples."
@@ -210,10 +145,5 @@ def walk(losses: Tensor, position: Mapping[int, int], parameters: Sequence[Tenso
             row.append((k, output))
         entry = tuple(row)
         edges.append(entry)
-        attributes = _static_attributes(node.__class__)
-        if not attributes:
-            signature.append((name, entry))
-            continue
-        values = (getattr(node, a) if read is None else read(getattr(node, a)) for a, read in attributes)
-        signature.append((name, entry, *values))
+        signature.append((name, entry, *[read(node) for read in structure_readers(node.__class__)]))
     return Graph(nodes, names, edges, leaf_parameter, parameters, tuple(signature))

@@ -6,7 +6,8 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from clipwise.engine.graph import Graph, static_names
+from clipwise.engine.graph import Graph
+from clipwise.engine.node import structure_names
 
 _REMEMBERED = 256  # sets of parameters
 _REASONS = 8  # of each, the latest
@@ -52,7 +53,7 @@ def first_difference(before: tuple[object, ...], graph: Graph) -> str:
             return f"{_name(new)} where {_name(old)} was"
         if old[1] != new[1]:
             return f"inputs of {new[0]}"
-        names = static_names(graph.nodes[k].__class__)
+        names = structure_names(graph.nodes[k].__class__)
         changed = (i for i, pair in enumerate(zip(old[2:], new[2:], strict=True)) if pair[0] != pair[1])
         i = next(changed)
         return f"{new[0]}: {names[i]} {old[2 + i]} -> {new[2 + i]}"

@@ -11,9 +11,8 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
+from clipwise.engine.precision import widened
 from clipwise.engine.run import Backward
-
-_HALF = (torch.float16, torch.bfloat16)
 
 
 def working_dtype(losses: Tensor, parameters: Iterable[Tensor]) -> torch.dtype:
@@ -24,7 +23,7 @@ def working_dtype(losses: Tensor, parameters: Iterable[Tensor]) -> torch.dtype:
 
 def negligible_norm(dtype: torch.dtype) -> float:
     """Norms below this are not accurate, since their squares run out of exponents; they are taken for zero."""
-    numbers = torch.finfo(torch.float32 if dtype in _HALF else dtype)
+    numbers = torch.finfo(widened(dtype))
     return math.sqrt(numbers.tiny / numbers.eps)
 
 

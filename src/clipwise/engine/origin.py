@@ -9,16 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator
 from enum import Enum
-from functools import cache
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from clipwise.engine.graph import Graph, Node
+from clipwise.engine.graph import Graph
+from clipwise.engine.node import Node, saved_tensors
 from clipwise.errors import InvalidLosses
-
-_SAVED = "_saved_"
 
 
 class Origin(Enum):
@@ -101,20 +99,6 @@ def memory_of(tensor: Tensor) -> int:
         return int(backing(tensor).untyped_storage()._cdata)
     except (NotImplementedError, RuntimeError):
         return id(tensor)
-
-
-@cache
-def _saved_names(kind: type) -> tuple[str, ...]:
-    return tuple(name for name in dir(kind) if name.startswith(_SAVED))
-
-
-def saved_tensors(node: Node) -> Iterator[Tensor]:
-    """The tensors that a node saved for its backward pass."""
-    for name in _saved_names(node.__class__):
-        value = getattr(node, name)
-        for item in value if isinstance(value, (tuple, list)) else (value,):
-            if isinstance(item, Tensor):
-                yield item
 
 
 def _leaves(node: Node) -> Iterator[Tensor]:

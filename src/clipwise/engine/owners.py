@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from clipwise.engine.grams import same_memory
-from clipwise.engine.graph import Graph, saved_tensors
+from clipwise.engine.graph import Graph
 from clipwise.engine.layout import Probe, Scattered, all_finite, owners_by_digits, rows_along
+from clipwise.engine.node import Node, saved_floats, saved_or
 from clipwise.engine.plan import GraphPlan, mixing
 from clipwise.engine.probing import AutogradProber
-from clipwise.engine.routing import data_of
 
 _UNKNOWN = -1
 
@@ -66,7 +66,7 @@ class Owners:
     def _hides_whose(self, k: int, probe: Probe) -> bool:
         """Whether a node's gradient does not tell whose the numbers are that are not finite there."""
         node = self.graph.nodes[k]
-        return not all_finite(probe.plain) or (probe.blank and not all(map(all_finite, saved_tensors(node))))
+        return not all_finite(probe.plain) or (probe.blank and not all(map(all_finite, saved_floats(node))))
 
     def _refuse_two_samples_in_one_loss(self, known: Mapping[int, Tensor]) -> None:
         """The same data met twice must belong to the same samples, else a loss is computed from two of them."""
@@ -75,7 +75,7 @@ class Owners:
             if node not in self.plan.data_meetings:
                 continue
             samples = owners[owners != _UNKNOWN].unique().numel()
-            data = data_of(self.graph, node)
+            data = _data_of(self.graph.nodes[node])
             for before, its_samples, its_data in seen:
                 fewest = min(samples, its_samples)
                 whole = fewest == self.batch_size and not self.plan.indexed  # all samples, and nothing reordered them
@@ -86,6 +86,15 @@ class Owners:
                     name = self.graph.names[node]
                     raise mixing(self.graph, name, "the same data is read for two different samples")
             seen.append((owners, samples, data))
+
+
+def _data_of(node: Node) -> Tensor | None:
+    """The tensor of data that a node works on; None where its rows are all alike, which tell nothing of samples."""
+    for name in ("self", "mat1", "input", "indices", "batch1"):
+        tensor = saved_or(node, name, None)
+        if isinstance(tensor, Tensor):
+            return None if bool((tensor == tensor[:1]).all()) else tensor
+    return None
 
 
 def _same(a: Tensor | None, b: Tensor | None, copies: bool) -> bool:

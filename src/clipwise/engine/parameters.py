@@ -1,14 +1,15 @@
-"""The parameters of a call."""
+"""The parameters of a call, and what losses must be to be differentiated by them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from clipwise.clipping import Style
-from clipwise.errors import InvalidLosses
+from clipwise.clipping import Style, layer_of
+from clipwise.errors import InvalidLosses, UnsupportedNode
 
 
 class Parameters:
@@ -49,7 +50,7 @@ class Parameters:
     def layer(self, place: int) -> str:
         """The module that owns a parameter: its name before the last dot, or itself when it has no name."""
         name = self.names[place]
-        return name.rpartition(".")[0] if name else f"#{place}"
+        return layer_of(name) if name else f"#{place}"
 
     def keyed(self, values: Sequence[Tensor]) -> dict[Any, Tensor]:
         """Values in order of the parameters, keyed as the caller gave them."""
@@ -63,3 +64,32 @@ class Parameters:
                 groups.setdefault(style.group_of(self.layer(place), name), []).append(place)
             self._grouped = style, groups
         return self._grouped[1]
+
+
+def validate(losses: Tensor, parameters: Parameters) -> None:
+    """Refuse losses that are not a differentiable vector."""
+    if not isinstance(losses, Tensor):
+        raise InvalidLosses(f"losses must be a tensor of shape (B,), got {type(losses).__name__}.")
+    if losses.dim() != 1:
+        raise InvalidLosses(
+            f"losses must have shape (B,), one loss per sample, got {tuple(losses.shape)}. Use reduction='none' and, "
+            "if a sample has several terms, sum or average them per sample."
+        )
+    if not losses.is_floating_point():
+        raise InvalidLosses(f"losses must be floating point, got {losses.dtype}.")
+    if not parameters.tensors:
+        raise InvalidLosses("params is empty: there is nothing to differentiate.")
+    if not all(p.requires_grad for p in parameters.tensors):
+        frozen = [parameters.describe(k) for k, p in enumerate(parameters.tensors) if not p.requires_grad]
+        raise InvalidLosses(
+            f"params holds frozen parameters (requires_grad=False): {', '.join(frozen[:3])}. Leave them out, so that "
+            "they get no noise."
+        )
+    if any(p.is_complex() for p in parameters.tensors):
+        raise UnsupportedNode("complex parameters have no per-sample rules; store their real and imaginary parts.")
+    if any(p.layout != torch.strided for p in parameters.tensors):
+        raise UnsupportedNode("sparse parameters have no per-sample rules: noise is dense. Store them with to_dense().")
+    if losses.numel() and losses.grad_fn is None:
+        raise InvalidLosses(
+            "losses do not require grad: they were computed under no_grad, detached, or from frozen parameters."
+        )

@@ -11,20 +11,21 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from functools import cache
 from math import prod
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
-from clipwise.engine.chains import VIEWS, Chain, chain_of, is_simple
-from clipwise.engine.graph import LEAF, Edge, Graph, Node
+from clipwise.engine.chains import Chain, chain_of, is_simple
+from clipwise.engine.graph import Edge, Graph
 from clipwise.engine.layout import Layout, Probe, Scattered, all_finite
+from clipwise.engine.node import LEAF, REENTRANT, at_hand, output_meta
+from clipwise.engine.ops import Entry, is_live, op_of, rule_of
 from clipwise.engine.origin import Evidence, Origin
 from clipwise.engine.probing import layouts_of, pass_dead_ends
-from clipwise.engine.routing import Routing, is_index, layouts_needed, routing
-from clipwise.engine.rules import DATA_OPERANDS, is_live, rule_of
-from clipwise.engine.suspects import ROWWISE, Suspects
+from clipwise.engine.routes import Routing, Site, in_place, keeps_sizes
+from clipwise.engine.rules import norm
+from clipwise.engine.suspects import Suspects
 from clipwise.errors import NotSeparable, UnsupportedNode
 
 
@@ -40,14 +41,7 @@ class Prober(Protocol):
         ...
 
 
-_ORDERED = {"ReshapeAliasBackward0", "UnsafeViewBackward0", "ViewBackward0"}
-_INDEXING = {
-    "CatBackward0", "EmbeddingBackward0", "EmbeddingBagBackward0", "GatherBackward0", "IndexBackward0",
-    "IndexSelectBackward0", "StackBackward0", "TakeBackward0",
-}  # fmt: skip
-_ELEMENTWISE = ROWWISE | {"MaskedFillBackward0", "MaskedFillBackward1", "RsubBackward0", "RsubBackward1"}
 _SMALL = 1 << 20  # elements: gradients that may all be held at once, which saves the calls of hooks
-_FUSED_RECURRENT = ("MkldnnRnnLayer", "CudnnRnn", "MiopenRnn")
 
 
 class _State(Enum):
@@ -109,9 +103,8 @@ class GraphPlan:
 def mixing(graph: Graph, after: str, whose: str) -> NotSeparable:
     """The refusal of samples that mix."""
     cause = ""
-    norms = (graph.nodes[k] for k, name in enumerate(graph.names) if name.startswith("NativeBatchNorm"))
-    # Instance normalization is a batch normalization of one sample, with a channel for each sample and channel.
-    if any(node._saved_training and node._input_metadata[0].shape[0] > 1 for node in norms):
+    norms = (graph.nodes[k] for k, name in enumerate(graph.names) if op_of(name).rule is norm.batch_norm)
+    if any(norm.mixes_samples(node) for node in norms):
         cause = " The graph holds a BatchNorm in training mode: call .eval() on it, or use GroupNorm or LayerNorm."
     elif graph.computes_in(torch.float16):
         cause = " The graph computes in float16, where small gradients are lost and nothing can be told: use bfloat16."
@@ -145,17 +138,16 @@ class Planner:
         return reaches
 
     def _entry(self, k: int) -> _Entry:
-        graph, name = self.graph, self.graph.names[k]
-        edges = graph.edges[k]
-        if name in DATA_OPERANDS:
-            inputs = [edges[i][0] for i in DATA_OPERANDS[name] if i < len(edges)]
+        graph, op, edges = self.graph, op_of(self.graph.names[k]), self.graph.edges[k]
+        if op.data is not None:
+            inputs = [edges[i][0] for i in (op.data.first, op.data.second) if i < len(edges)]
             return _Entry.STRONG if any(i < 0 or not self.reaches[i] for i in inputs) else _Entry.NO
-        if name in _INDEXING:
+        if op.entry in (Entry.INDEX, Entry.LOOKUP):
             return _Entry.WEAK
-        if name in VIEWS:
+        if op.entry is Entry.NEVER:
             return _Entry.NO
         below = [graph.shape(edge) for edge in edges if edge[0] >= 0 and self.reaches[edge[0]]]
-        if len(below) < len(edges) and name not in _ELEMENTWISE:
+        if len(below) < len(edges) and op.entry is Entry.OPEN:
             return _Entry.WEAK
         try:
             known = prod(torch.broadcast_shapes(*below))
@@ -187,9 +179,9 @@ class Planner:
 
     def plan(self, probe: Prober) -> GraphPlan:
         """Probe, classify, and say how each parameter is reached."""
-        if "CheckpointFunctionBackward" in self.graph.names:
+        if REENTRANT in self.graph.names:
             raise UnsupportedNode(
-                "CheckpointFunctionBackward: reentrant activation checkpointing hides the parameters inside it. Use "
+                f"{REENTRANT}: reentrant activation checkpointing hides the parameters inside it. Use "
                 "torch.utils.checkpoint.checkpoint(..., use_reentrant=False)."
             )
         optimistic = self._states(lambda k: True)
@@ -233,7 +225,7 @@ class Planner:
         views = {
             k: self.graph.edges[k][0][0]
             for k in self.entries
-            if self.graph.names[k] in _ORDERED and self.graph.edges[k][0][0] in open_nodes
+            if self._keeps_order(k) and self.graph.edges[k][0][0] in open_nodes
         }
         for view, found in probe(sorted(views)).items() if views else ():
             k = views[view]
@@ -246,6 +238,10 @@ class Planner:
                     for layout in layouts[k]
                     if isinstance(layout, Layout) and torch.equal(layout.elements(shape, self.batch_size), expected)
                 )
+
+    def _keeps_order(self, k: int) -> bool:
+        view = op_of(self.graph.names[k]).view
+        return view is not None and view.keeps_order
 
     def _is_batch(self, k: int, found: Probe, layouts: tuple[Layout | Scattered, ...]) -> bool:
         """Whether the batch entered at a node; in doubt yes, but a value that one bad sample fills is shared by all."""
@@ -260,7 +256,14 @@ class Planner:
             return states[i] is _State.BATCH
 
         nodes = (k for k in self.entries if is_batch(k) and self._has_batch_below(k, states))
-        return {needed for k in nodes for needed in layouts_needed(self.graph, k, is_batch)}
+        return {needed for k in nodes for needed in self._layouts_needed(k, is_batch)}
+
+    def _layouts_needed(self, k: int, is_batch: Callable[[int], bool]) -> Iterable[int]:
+        """The nodes whose layout must be known to tell whether node k keeps samples apart."""
+        site = Site(self.graph, k, lambda i: None, is_batch)
+        if op_of(self.graph.names[k]).routing is in_place and keeps_sizes(site):
+            return ()
+        return (k, *(child for child, _ in site.inputs))
 
     def _has_batch_below(self, k: int, states: Sequence[_State]) -> bool:
         return any(child >= 0 and states[child] is _State.BATCH for child, _ in self.graph.edges[k])
@@ -278,7 +281,7 @@ class Planner:
             return known[0] if len(known) == 1 and isinstance(known[0], Layout) else None
 
         after = (k for k in self.entries if is_batch(k) and self._has_batch_below(k, states))
-        return {k: routing(self.graph, k, layout_of, is_batch) for k in after}
+        return {k: op_of(self.graph.names[k]).routing(Site(self.graph, k, layout_of, is_batch)) for k in after}
 
     def _refuse_unseen(self, states: Sequence[_State]) -> None:
         """Where passes are watched, a value that may hold the batch and that nobody saw being made is not shared."""
@@ -337,7 +340,7 @@ class Planner:
             raise UnsupportedNode("\n".join(dict.fromkeys(reasons)))
 
     def _is_complex(self, k: int) -> bool:
-        return bool(self.graph.nodes[k]._input_metadata[0].dtype.is_complex)
+        return output_meta(self.graph.nodes[k]).dtype.is_complex
 
     def _parameters(self, edges: Iterable[Edge]) -> str:
         reached = frozenset().union(*(self.reaches[child] for child, _ in edges))
@@ -345,12 +348,9 @@ class Planner:
 
     def _no_rule(self, k: int, edges: Iterable[Edge]) -> str:
         name, parameters = self.graph.names[k], self._parameters(edges)
-        if name.startswith(_FUSED_RECURRENT):
-            return (
-                f"{name} (parameters {parameters}) is a fused recurrent kernel that hides how often its weights are "
-                "used. Run the forward pass unfused: `with torch.backends.mkldnn.flags(enabled=False): ...` on CPU, "
-                "`with torch.backends.cudnn.flags(enabled=False): ...` on GPU."
-            )
+        refusal = op_of(name).refusal
+        if refusal:
+            return f"{name} (parameters {parameters}) {refusal}"
         if "CompiledFunction" in name:
             return (
                 f"{name} (parameters {parameters}): a compiled graph hides the uses of its parameters. Call the model "
@@ -408,11 +408,11 @@ class Planner:
             shared=shared,
             unseen={k: self.reaches[k] for k in shared if self._is_unseen(k)},
             data_meetings=frozenset(m.node for m in meetings if self.entries[m.node] is not _Entry.NO),
-            indexed=any(is_index(self.graph.names[k]) for k in moves),
+            indexed=any(op_of(self.graph.names[k]).by_index for k in moves),
             entries=tuple(
                 (k, pattern(self.graph, k))
                 for k, entry in self.entries.items()
-                if entry is not _Entry.NO or self.graph.names[k] in _ORDERED
+                if entry is not _Entry.NO or self._keeps_order(k)
             ),
         )
 
@@ -422,21 +422,6 @@ def _read_each_step(layout: Layout | Scattered) -> bool:
     return isinstance(layout, Scattered) or layout.rest is not None
 
 
-@cache
-def _raw_attributes(kind: Any) -> tuple[str, ...]:
-    return tuple(name for name in dir(kind) if name.startswith("_raw_saved_"))
-
-
-def at_hand(node: Node) -> bool:
-    """Whether a node holds the tensors it saved, rather than a way to make them again (checkpointing, offloading)."""
-    for name in _raw_attributes(node.__class__):
-        value = getattr(node, name)
-        for item in value if isinstance(value, (tuple, list)) else (value,):
-            if getattr(item, "unpack_hook", item) is not None:
-                return False
-    return True
-
-
 def pattern(graph: Graph, k: int) -> tuple[bool, ...]:
     """Which axes of a node's output are longer than one: what tells (1, T, D) from (B, T, D)."""
-    return tuple(size > 1 for size in graph.nodes[k]._input_metadata[0].shape)
+    return tuple(size > 1 for size in output_meta(graph.nodes[k]).shape)

@@ -14,16 +14,18 @@ from torch import Tensor
 
 from clipwise.engine.chains import below_view, interval, overlapping
 from clipwise.engine.grams import Recent
-from clipwise.engine.graph import LEAF, Edge, Graph, differentiate, saved_tensors
+from clipwise.engine.graph import Edge, Graph, differentiate
 from clipwise.engine.layout import Layout, Scattered, all_finite, blank, pack
+from clipwise.engine.node import LEAF, at_hand, output_meta, saved_floats
+from clipwise.engine.ops import rule_of
 from clipwise.engine.owners import Owners, StalePlan
-from clipwise.engine.plan import GraphPlan, Meeting, at_hand, pattern
-from clipwise.engine.routing import is_identity
-from clipwise.engine.rules import Finish, Operand, Samples, rule_of
+from clipwise.engine.plan import GraphPlan, Meeting, pattern
+from clipwise.engine.precision import HALF, widened
+from clipwise.engine.routes import is_identity
+from clipwise.engine.rules import Finish, Operand, Samples
 from clipwise.engine.uses import Dense, Outer, Use, chunks, joint_squared_norms, squares, summed
 from clipwise.errors import UnsupportedNode
 
-_HALF = (torch.float16, torch.bfloat16)
 Factors = Callable[[int], Tensor]  # parameter -> factors (B,)
 
 
@@ -60,7 +62,7 @@ class _Arrival:
         graph, k = self.backward.graph, self.meeting.node
         if self.backward.has_bad_losses:  # whose they will be
             return
-        if not all_finite(gradient) or not all(all_finite(tensor) for tensor in saved_tensors(graph.nodes[k])):
+        if not all_finite(gradient) or not all(all_finite(tensor) for tensor in saved_floats(graph.nodes[k])):
             raise UnsupportedNode(
                 f"{graph.names[k]} holds numbers that are not finite, and no gradient shows which sample they belong "
                 "to. Leave samples with NaN or infinite values out of the data."
@@ -267,7 +269,7 @@ class Backward:
         Rounding the sum over samples is not bounded by one sample's contribution, so it must not happen.
         """
         graph = self.graph
-        while _dtype(graph, edge) in _HALF:
+        while _dtype(graph, edge) in HALF:
             moved = below_view(graph, edge, grad)
             if moved is None:
                 raise UnsupportedNode(
@@ -342,8 +344,8 @@ class Backward:
 def _dtype(graph: Graph, edge: Edge) -> torch.dtype:
     k, output = edge
     if graph.names[k] == LEAF:
-        return torch.float32 if graph.nodes[k].variable.dtype in _HALF else graph.nodes[k].variable.dtype
-    return graph.nodes[k]._input_metadata[output].dtype  # type: ignore[no-any-return]
+        return widened(graph.nodes[k].variable.dtype)
+    return output_meta(graph.nodes[k], output).dtype
 
 
 def _turned(gradients_B: Tensor, parameter: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from clipwise.engine.grams import Gram, Recent, cancelled, ghost_norms
+from clipwise.engine.precision import HALF
 
 _ALL = slice(None)
 _FEW = 1 << 13  # elements up to which float64 costs less than to look whether it is needed
@@ -25,7 +26,7 @@ _NARROW = 16  # columns below which a matrix product leaves most of a vector reg
 
 def accurate(tensor: Tensor) -> Tensor:
     """Half precision is widened: a norm that reads low by rounding would break the bound."""
-    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+    return tensor.float() if tensor.dtype in HALF else tensor
 
 
 def lengths(tensor: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from clipwise.errors import BudgetSpent, DataError, InvalidPlan, InvalidSampling
 from clipwise.federated import saving
 from clipwise.federated.adaptive import AdaptiveClip
 from clipwise.federated.plan import FederatedPlan
-from clipwise.federated.updates import Reply, admit, groups_of, norms, shorten
+from clipwise.federated.updates import Reply, admit, norms, shorten
 from clipwise.noise import Entropy, GaussianNoise, Normals, joined
 from clipwise.private.checkpoint import Journal
 from clipwise.private.digests import Digests, Looked
@@ -279,7 +279,7 @@ class Server:
         scale = 1.0 / self._plan.denominator
         if not multiplier:
             return [total * scale for total in sums]
-        groups = groups_of(self._like, style)
+        groups = style.groups(self._like)
         scales = style.noise_scales(list(groups))
         unit = multiplier * self._plan.weight_cap
         std_of = {name: unit * scales[group] for group, names in groups.items() for name in names}

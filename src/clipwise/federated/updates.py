@@ -12,7 +12,7 @@ from torch import Tensor
 from clipwise.clipping import Abadi, Rule, Style
 from clipwise.errors import DataError
 
-__all__ = ["Reply", "admit", "clip_update", "groups_of", "norms", "shorten"]
+__all__ = ["Reply", "admit", "clip_update", "norms", "shorten"]
 
 Update = Mapping[str, Tensor]
 
@@ -29,19 +29,6 @@ class Reply:
     within: bool | None = None
 
 
-def groups_of(names: Mapping[str, object], style: Style) -> dict[str, list[str]]:
-    """Parameter names by clipping group; a layer is the part of a name before the last dot.
-
-    >>> from clipwise import Abadi, Layerwise
-    >>> groups_of({"0.weight": 1, "0.bias": 1, "2.weight": 1}, Layerwise(Abadi(1.0)))
-    {'0': ['0.weight', '0.bias'], '2': ['2.weight']}
-    """
-    groups: dict[str, list[str]] = {}
-    for name in names:
-        groups.setdefault(style.group_of(name.rpartition(".")[0], name), []).append(name)
-    return groups
-
-
 def norms(update: Update, style: Style) -> dict[str, float]:
     """The norm of the update in each clipping group; inf or NaN when it is not finite.
 
@@ -49,7 +36,7 @@ def norms(update: Update, style: Style) -> dict[str, float]:
     >>> norms({"weight": torch.tensor([3.0]), "bias": torch.tensor([4.0])}, Flat(Abadi(1.0)))
     {'': 5.0}
     """
-    return {group: _norm([update[n] for n in names]) for group, names in groups_of(update, style).items()}
+    return {group: _norm([update[n] for n in names]) for group, names in style.groups(update).items()}
 
 
 def _norm(tensors: list[Tensor]) -> float:
@@ -101,7 +88,7 @@ def _scaled(update: Update, style: Style, rule_of: Callable[[str], Rule]) -> dic
     if not all(math.isfinite(norm) for norm in found.values()):
         return {name: torch.zeros_like(t) for name, t in update.items()}
     result: dict[str, Tensor] = {}
-    for group, names in groups_of(update, style).items():
+    for group, names in style.groups(update).items():
         factor = float(rule_of(group)(torch.tensor([found[group]], dtype=torch.float64)))
         for name in names:
             # In float64: a factor for a huge update has too few digits left in float32.

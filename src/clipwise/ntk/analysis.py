@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from clipwise.clipping import Clip, Flat, Rule, Style
 from clipwise.errors import InvalidLosses
-from clipwise.ntk.dynamics import as_style, clipped_sum, clipping_groups
+from clipwise.ntk.dynamics import as_style, clipped_sum
 from clipwise.ntk.kernels import Route, clipped_kernel, kernel
 from clipwise.ntk.network import (
     Inputs,
@@ -133,7 +133,7 @@ def analyse(
         matrix = H * columns
         found = product_properties(H, columns, matrix, tolerance=tolerance)
     else:
-        groups = clipping_groups(style, list(weights))
+        groups = style.groups(weights)
         matrix = clipped_kernel(model, x, groups, factors, route=route, block=block)
         found = properties(matrix, tolerance=tolerance)
     slope = gradient.to(matrix.dtype)

@@ -23,7 +23,6 @@ from clipwise.ntk.network import (
     call,
     evaluating,
     gradients,
-    layer_of,
     sample_count,
     sample_losses,
     trainable,
@@ -61,14 +60,6 @@ def as_style(clip: Rule | Clip) -> Style:
     return style
 
 
-def clipping_groups(style: Style, names: Sequence[str]) -> dict[str, list[str]]:
-    """The clipping groups of a style and the parameters in each."""
-    groups: dict[str, list[str]] = {}
-    for name in names:
-        groups.setdefault(style.group_of(layer_of(name), name), []).append(name)
-    return groups
-
-
 def clipped_sum(
     losses: Tensor, weights: Mapping[str, Tensor], style: Style
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -78,7 +69,7 @@ def clipped_sum(
     factors, except for gradients of zero: training leaves them out, and the theory asks the rule (C_i = 1 if not
     clipped).
     """
-    groups = clipping_groups(style, list(weights))
+    groups = style.groups(weights)
     try:
         found = clipped_gradients(losses, weights, style, retain_graph=True)
     except UnsupportedNode:
@@ -137,7 +128,7 @@ def descent(model: nn.Module, loss_fn: LossFunction, x: Inputs, y: Any, clip: Ru
         fraction_clipped=float((every < 1).double().mean()),
         clipped=clipped,
         factors=factors,
-        groups=clipping_groups(style, list(weights)),
+        groups=style.groups(weights),
     )
 
 

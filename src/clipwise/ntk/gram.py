@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from clipwise.engine.core import Engine, NothingFinite
+from clipwise.engine.cache import Engine, NothingFinite
 from clipwise.engine.parameters import Parameters
 from clipwise.engine.run import Backward
 from clipwise.engine.uses import Use

@@ -15,11 +15,12 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from clipwise.clipping import by_layer
 from clipwise.errors import DataError, UnsupportedNode
 from clipwise.ntk.features import Feature
 from clipwise.ntk.gram import gram_features
 from clipwise.ntk.jacobian import jacobian_features
-from clipwise.ntk.network import Inputs, evaluating, layer_of, map_inputs, sample_count, trainable
+from clipwise.ntk.network import Inputs, evaluating, map_inputs, sample_count, trainable
 
 __all__ = ["Route", "clipped_kernel", "kernel", "layer_kernels"]
 
@@ -57,10 +58,7 @@ def layer_kernels(model: nn.Module, x: Inputs, *, route: Route | None = None, bl
     >>> list(layers), torch.allclose(sum(layers.values()), kernel(model, x))
     (['0', '2'], True)
     """
-    groups: dict[str, list[str]] = {}
-    for name in trainable(model):
-        groups.setdefault(layer_of(name), []).append(name)
-    return _kernels(model, x, groups, route, block)
+    return _kernels(model, x, by_layer(trainable(model)), route, block)
 
 
 def clipped_kernel(

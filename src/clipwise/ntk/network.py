@@ -74,15 +74,6 @@ def trainable(model: nn.Module) -> dict[str, Tensor]:
     return found
 
 
-def layer_of(name: str) -> str:
-    """The module that owns a parameter.
-
-    >>> layer_of("encoder.0.weight")
-    'encoder.0'
-    """
-    return name.rpartition(".")[0]
-
-
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Evaluation mode with gradients, and every module's own mode restored."""

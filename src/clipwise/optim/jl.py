@@ -115,7 +115,7 @@ class EstimatedClipper:
                 "a gradient is not finite, though its estimated norm is. It cannot be left out without changing what "
                 "the other samples contribute; leave the sample out of the data, or use clipwise.Private."
             )
-        return Clipped(dict(zip(self._params, sums, strict=True)), norms, factors, bad, {})
+        return Clipped(dict(zip(self._params, sums, strict=True)), norms, factors, bad, {}, style)
 
 
 class ProjectedPrivate(Private):

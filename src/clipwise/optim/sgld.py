@@ -134,7 +134,7 @@ class Langevin:
         if model is None:
             raise InvalidPlan(f"the noise for {type(style).__name__} clipping depends on the layers: pass the model.")
         names = [name for name, p in model.named_parameters() if p.requires_grad]
-        return style.sensitivity(list(dict.fromkeys(style.group_of(n.rpartition(".")[0], n) for n in names)))
+        return style.sensitivity(list(style.groups(names)))
 
     def noise_multiplier(self, model: nn.Module | None = None) -> float:
         """What the sampler's own noise amounts to: sqrt(2 eta (1 - mu) tau/n) B/(eta R)."""

@@ -12,10 +12,9 @@ from torch import Tensor
 from clipwise.clipping import Style
 from clipwise.engine import Clipped
 from clipwise.errors import InvalidLosses, InvalidSampling
-from clipwise.private.statistics import Part
 from clipwise.sampling import Sampling
 
-__all__ = ["Batch", "sum_dtype"]
+__all__ = ["Batch"]
 
 
 class Batch:
@@ -24,7 +23,7 @@ class Batch:
     def __init__(self) -> None:
         self.style: Style | None = None
         self.sums: list[Tensor] | None = None
-        self.parts: list[Part] = []
+        self.parts: list[Clipped[Any]] = []  # without their gradients
         self._given: list[weakref.ref[Tensor]] = []
 
     def check(self, losses: Tensor) -> None:
@@ -45,20 +44,13 @@ class Batch:
                 "truth about your loader."
             )
 
-    def add(
-        self,
-        losses: Tensor,
-        clipped: Clipped[Any],
-        style: Style,
-        names: Sequence[str],
-        dtypes: Sequence[torch.dtype],
-    ) -> None:
+    def add(self, losses: Tensor, clipped: Clipped[Any], names: Sequence[str], dtypes: Sequence[torch.dtype]) -> None:
         """Add what a physical batch gave, in the order of `names`."""
         gradients = [clipped.gradients[name] for name in names]
         self._gather([g if g.dtype == dtype else g.to(dtype) for g, dtype in zip(gradients, dtypes, strict=True)])
         self._given.append(weakref.ref(losses))
-        self.parts.append(Part(clipped.norms, clipped.factors, clipped.bad, clipped.squared, style))
-        self.style = style
+        self.parts.append(clipped.without_gradients())
+        self.style = clipped.style
 
     def _gather(self, gradients: list[Tensor]) -> None:
         if self.sums is not None:
@@ -69,8 +61,3 @@ class Batch:
         if len(memory) < len(gradients) or not all(g.is_contiguous() for g in gradients):
             gradients = [g.clone(memory_format=torch.contiguous_format) for g in gradients]
         self.sums = gradients
-
-
-def sum_dtype(p: Tensor) -> torch.dtype:
-    """Sums and noise in at least float32: half precision would round the noise away."""
-    return torch.float32 if p.dtype in (torch.float16, torch.bfloat16) else p.dtype

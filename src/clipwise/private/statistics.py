@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from clipwise.clipping import Style
+from clipwise.clipping import by_layer
+from clipwise.engine import Clipped
 
 __all__ = ["LayerStatistics", "StepStatistics"]
 
@@ -42,42 +43,24 @@ class StepStatistics:
     """The same for each layer's own part of the gradients; empty when the step had no sample."""
 
     @classmethod
-    def of(cls, step: int, parts: Sequence[Part]) -> StepStatistics:
+    def of(cls, step: int, parts: Sequence[Clipped[str]]) -> StepStatistics:
         """Summarise the physical batches of a step."""
         norms = _joined([p.norms for p in parts])
         factors = [f for p in parts for f in ([p.factors] if isinstance(p.factors, Tensor) else p.factors.values())]
-        layers = {layer: _layer_statistics(layer, parts) for part in parts[:1] for layer in part.layers}
+        layers = {layer: _layer_statistics(layer, parts) for part in parts[:1] for layer in by_layer(part.squared)}
         bad = sum(int(p.bad.sum()) for p in parts)
         return cls(step, norms.numel(), bad, _share_below_one(factors), _quantiles(norms), layers)
 
 
-@dataclass(frozen=True, eq=False)
-class Part:
-    """Norms, factors, bad samples and the parameters' squared norms of one physical batch, clipped in one style."""
-
-    norms: Tensor
-    factors: Tensor | Mapping[str, Tensor]
-    bad: Tensor
-    squared: Mapping[str, Tensor]
-    style: Style
-
-    @property
-    def layers(self) -> dict[str, list[str]]:
-        """The parameters of each layer."""
-        layers: dict[str, list[str]] = {}
-        for name in self.squared:
-            layers.setdefault(name.rpartition(".")[0], []).append(name)
-        return layers
-
-    def factors_of(self, layer: str, name: str) -> Tensor:
-        """The factors that one parameter of a layer was scaled by."""
-        return self.factors if isinstance(self.factors, Tensor) else self.factors[self.style.group_of(layer, name)]
+def _factors_of(part: Clipped[str], layer: str, name: str) -> Tensor:
+    """The factors that one parameter of a layer was scaled by."""
+    return part.factors if isinstance(part.factors, Tensor) else part.factors[part.style.group_of(layer, name)]
 
 
-def _layer_statistics(layer: str, parts: Sequence[Part]) -> LayerStatistics:
-    names = parts[0].layers[layer]
+def _layer_statistics(layer: str, parts: Sequence[Clipped[str]]) -> LayerStatistics:
+    names = by_layer(parts[0].squared)[layer]
     norms = [torch.stack([p.squared[name] for name in names]).sum(0).sqrt() for p in parts]
-    factors = [p.factors_of(layer, name) for p in parts for name in names]
+    factors = [_factors_of(p, layer, name) for p in parts for name in names]
     return LayerStatistics(_share_below_one(factors), _quantiles(_joined(norms)))
 
 

@@ -18,6 +18,7 @@ from clipwise.accounting.accountant import Accountant, Relation
 from clipwise.clipping import Style, is_private
 from clipwise.engine import Clipped, Clipper, Constants
 from clipwise.engine.origin import Evidence
+from clipwise.engine.precision import widened
 from clipwise.errors import (
     BudgetSpent,
     InvalidLosses,
@@ -30,7 +31,7 @@ from clipwise.errors import (
 from clipwise.noise import GaussianNoise, Normals
 from clipwise.plan import Plan
 from clipwise.private import checkpoint, saving, state
-from clipwise.private.batch import Batch, sum_dtype
+from clipwise.private.batch import Batch
 from clipwise.private.digests import Looked
 from clipwise.private.evidence import Checked, Checks
 from clipwise.private.evidence.closure import batch_size
@@ -41,7 +42,6 @@ from clipwise.private.fit import Fit
 from clipwise.private.guard import Guard, check_one_process
 from clipwise.private.loader import Loader, Part, check_dataset, check_options, check_part, not_declared
 from clipwise.private.seeding import Seeding
-from clipwise.private.statistics import Part as PartStatistics
 from clipwise.private.statistics import StepStatistics
 from clipwise.sampling import Poisson
 
@@ -120,7 +120,7 @@ class Private:
         self._checks = Checks(model, declared, isinstance(plan.sampling, Poisson), self._seeding.entropy)
 
         self._batch = Batch()
-        self._last: tuple[int, list[PartStatistics]] | None = None
+        self._last: tuple[int, list[Clipped[Any]]] | None = None
 
         self._iteration = 0  # of the loader
         self._passed_by = False  # a batch was handed out, and no losses of it came
@@ -139,7 +139,7 @@ class Private:
         named = dict(zip(self._fit.names, self._fit.tensors, strict=True))
         self._clip: Callable[[Tensor, Style, Evidence], Clipped[Any]] = Clipper(named)
         self._position = {id(p): place for place, p in enumerate(self._fit.tensors)}
-        self._wide = [sum_dtype(p) for p in self._fit.tensors]
+        self._wide = [widened(p.dtype) for p in self._fit.tensors]
         self._guard.bind(self._fit.names, self._fit.tensors, self._fit.frozen)
         self._noise = GaussianNoise(self._fit.tensors, self._seeding.entropy, self._source)
         self._scaled: tuple[Style, list[float]] | None = None
@@ -227,7 +227,7 @@ class Private:
         evidence = self._checks.close(losses, self._position, self._fit.tensors)
         clipped = self._clip(losses, style, evidence)
         self._checks.accept(self._done)
-        self._batch.add(losses, clipped, style, self._fit.names, self._wide)
+        self._batch.add(losses, clipped, self._fit.names, self._wide)
         if part is not None:
             self._offered = None
             self._parts += 1
@@ -314,9 +314,10 @@ class Private:
         if (self._scaled is None or self._scaled[0] is not style) and self._plan.noise_multiplier:
             if not is_private(style):
                 raise InvalidPlan(f"{style!r} of step {self._done} does not bound what a sample contributes.")
-            groups = [style.group_of(name.rpartition(".")[0], name) for name in self._fit.names]
-            scales = style.noise_scales(list(dict.fromkeys(groups)))
-            self._scaled = (style, [self._plan.noise_multiplier * scales[group] for group in groups])
+            groups = style.groups(self._fit.names)
+            scales = style.noise_scales(list(groups))
+            of = {name: self._plan.noise_multiplier * scales[group] for group in groups for name in groups[group]}
+            self._scaled = (style, [of[name] for name in self._fit.names])
         return style
 
     def _step(self) -> None:

@@ -40,8 +40,7 @@ class LearningRate:
         """The rate of a step with this style, for these trainable parameters."""
         if not self.over_R:
             return self.value
-        groups = dict.fromkeys(style.group_of(name.rpartition(".")[0], name) for name in names)
-        sensitivity = style.sensitivity(list(groups))
+        sensitivity = style.sensitivity(list(style.groups(names)))
         if not math.isfinite(sensitivity):
             raise InvalidConfig(f"optimizer.learning_rate: {self} needs a clipping norm R, and {style!r} has none.")
         return self.value / sensitivity

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from clipwise.engine.graph import Graph
-from clipwise.engine.rules.base import Finish, Operand, Rule, Samples, carries_batch, unsupported
+from clipwise.engine.node import output_meta, output_metas
+from clipwise.engine.rules.base import Finish, Operand, Samples, carries_batch, unsupported
 from clipwise.engine.uses import Dense, Use
 
 
@@ -41,7 +42,7 @@ def by_autograd(operand: Operand, samples: Samples) -> Finish:
 def _through(operand: Operand, gradient: Tensor) -> Tensor | None:
     """The operand's gradient by this node alone: other paths from it to the same parameter are other uses."""
     node = operand.node
-    others = [None] * (len(node._input_metadata) - 1)
+    others = [None] * (len(output_metas(node)) - 1)
     call = node.apply if isinstance(node, torch.autograd.function.BackwardCFunction) else node
     edges = operand.graph.edges[operand.k]
     try:
@@ -62,12 +63,12 @@ def is_opaque(graph: Graph, k: int) -> bool:
 
     Each needs its gradient at the first output only; what a second output receives would be lost.
     """
-    node, name = graph.nodes[k], graph.names[k]
-    if any(edge[0] == k and edge[1] for edges in graph.edges for edge in edges):
-        return False
+    node = graph.nodes[k]
     if isinstance(node, torch.autograd.function.BackwardCFunction):
-        return not name.startswith(("Checkpoint", "Compiled"))
-    return bool(node._input_metadata[0].dtype.is_complex)
+        opaque = not graph.names[k].startswith(("Checkpoint", "Compiled"))
+    else:
+        opaque = output_meta(node).dtype.is_complex
+    return opaque and not any(edge[0] == k and edge[1] for edges in graph.edges for edge in edges)
 
 
 def finite_rows(tensor: Tensor, axis: int) -> Tensor:
@@ -75,25 +76,10 @@ def finite_rows(tensor: Tensor, axis: int) -> Tensor:
     return torch.isfinite(tensor).movedim(axis, 0).reshape(tensor.shape[axis], -1).all(1)
 
 
-def _broadcast_by_autograd(operand: Operand, samples: Samples) -> Finish:
+def broadcast_by_autograd(operand: Operand, samples: Samples) -> Finish:
     """The same for operations that broadcast: the operand must not have the batch axis itself."""
-    out = operand.node._input_metadata[0].shape
+    out = output_meta(operand.node).shape
     padded = [1] * (len(out) - len(operand.shape)) + list(operand.shape)
     if padded[samples.axis] != 1:
         raise carries_batch(operand, f"an operand of shape {operand.shape} carries the batch axis")
     return by_autograd(operand, samples)
-
-
-_BROADCASTING = (
-    "AddcdivBackward0", "Atan2Backward0", "ClampBackward0", "ClampMaxBackward1", "ClampMinBackward1", "FmaxBackward0",
-    "FminBackward0", "HypotBackward0", "LogaddexpBackward0", "RemainderBackward1", "XlogyBackward0",
-)  # fmt: skip
-_OTHERS = (
-    "ConvolutionBackwardBackward0", "NativeGroupNormBackwardBackward0", "NativeLayerNormBackwardBackward0",
-    "torch::autograd::CopySlices",
-    "CatBackward0", "CdistBackward0", "ConstantPadNdBackward0", "GatherBackward0", "IndexAddBackward0",
-    "IndexCopyBackward0", "IndexPutBackward0", "MaskedScatterBackward0", "RollBackward0", "ScatterAddBackward0",
-    "ScatterBackward0", "StackBackward0", "TakeBackward0", "TrilinearBackward0",
-)  # fmt: skip
-RULES: dict[str, Rule] = dict.fromkeys(_BROADCASTING, _broadcast_by_autograd)
-RULES.update((name, by_autograd) for name in _OTHERS)

@@ -8,8 +8,9 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from clipwise.engine.graph import LEAF, Graph, Node
+from clipwise.engine.graph import Graph
 from clipwise.engine.layout import Layout
+from clipwise.engine.node import LEAF, Node, output_meta
 from clipwise.engine.uses import Dense, Use, accurate, sure_lengths
 from clipwise.errors import NotSeparable, UnsupportedNode
 
@@ -82,7 +83,7 @@ class Operand(NamedTuple):
         """Whether the operand holds complex numbers."""
         k, output = self.graph.edges[self.k][self.position]
         node = self.graph.nodes[k]
-        dtype = node.variable.dtype if self.graph.names[k] == LEAF else node._input_metadata[output].dtype
+        dtype = node.variable.dtype if self.graph.names[k] == LEAF else output_meta(node, output).dtype
         return bool(dtype.is_complex)
 
 

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clipwise.engine.grams import Gram, Recent, ghost_norms
-from clipwise.engine.rules.base import Finish, Operand, Rule, Samples, carries_batch
+from clipwise.engine.node import Node, saved
+from clipwise.engine.rules.base import Finish, Operand, Samples, carries_batch
 from clipwise.engine.uses import Dense, Outer, Use, accurate, per_sample, squares
 
 _INPUT, _WEIGHT, _BIAS = 0, 1, 2
@@ -30,6 +31,22 @@ class Geometry:
     transposed: bool
     output_padding: tuple[int, ...]
     groups: int
+
+    @classmethod
+    def of(cls, node: Node) -> Geometry:
+        """Those of a node."""
+        stride, padding, dilation, output_padding = (
+            tuple(saved(node, name)) for name in ("stride", "padding", "dilation", "output_padding")
+        )
+        return cls(stride, padding, dilation, saved(node, "transposed"), output_padding, saved(node, "groups"))
+
+    def input_gradient(self, gradient: Tensor, like: Tensor, weight: Tensor) -> Tensor:
+        """torch's own input gradient of this convolution, for an input like the given one."""
+        result, _, _ = torch.ops.aten.convolution_backward(
+            gradient, like, weight, [0], self.stride, self.padding, self.dilation, self.transposed,
+            self.output_padding, self.groups, [True, False, False],
+        )  # fmt: skip
+        return result  # type: ignore[no-any-return]
 
     def weight_gradient(self, gradient: Tensor, inputs: Tensor, shape: Sequence[int], groups: int) -> Tensor:
         """torch's own weight gradient of this convolution, for a weight of the given shape."""
@@ -184,17 +201,11 @@ def convolution(operand: Operand, samples: Samples) -> Finish:
         raise carries_batch(operand, "the input of a convolution is computed from the batch and mixes samples before")
     if operand.position == _BIAS:
         return lambda gradient: Dense(_channel_sums(samples.split(gradient)), operand.shape)
-    geometry = Geometry(
-        tuple(node._saved_stride), tuple(node._saved_padding), tuple(node._saved_dilation), node._saved_transposed,
-        tuple(node._saved_output_padding), node._saved_groups,
-    )  # fmt: skip
-    inputs = samples.split(node._saved_input)
+    geometry = Geometry.of(node)
+    inputs = samples.split(saved(node, "input"))
     return lambda gradient: Convolved(inputs, samples.split(gradient), operand.shape, geometry)
 
 
 def _channel_sums(gradient: Tensor) -> Tensor:
     """(B, t, C, *space) -> (B, C)."""
     return gradient.flatten(3).sum((1, 3)) if gradient.dim() > 3 else gradient.sum(1)
-
-
-RULES: dict[str, Rule] = {"ConvolutionBackward0": convolution}

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from clipwise.engine.layout import pack
-from clipwise.engine.rules.base import Finish, Operand, Rule, Samples, carries_batch, unsupported
+from clipwise.engine.node import saved
+from clipwise.engine.rules.base import Finish, Operand, Samples, carries_batch, unsupported
 from clipwise.engine.uses import Outer, Use
 
 
@@ -54,7 +55,7 @@ def grouped_mm(operand: Operand, samples: Samples) -> Finish:
     node = operand.node
     if operand.position == 0:
         raise carries_batch(operand, "the rows of a grouped product are computed from the batch and mix samples before")
-    offsets, inputs = node._saved_offs, node._saved_self
+    offsets, inputs = saved(node, "offs"), saved(node, "self")
     if offsets is None or len(operand.shape) != 3 or inputs.dim() != 2:
         raise unsupported(operand, "a grouped product without row offsets")
     if samples.axis != 0:
@@ -70,6 +71,3 @@ def grouped_mm(operand: Operand, samples: Samples) -> Finish:
     return lambda gradient: Segmented(
         padded(inputs), padded(gradient), segment // experts, segment % experts, operand.shape, samples.batch_size
     )
-
-
-RULES: dict[str, Rule] = {"GroupedMmBackward0": grouped_mm}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from clipwise.engine.rules.base import Finish, Operand, Rule, Samples, carries_batch, sum_to_operand
+from clipwise.engine.node import saved
+from clipwise.engine.rules.base import Finish, Operand, Samples, carries_batch, sum_to_operand
 from clipwise.engine.uses import Dense, Outer, Use
 
 _LEFT = "the left factor of a matrix product is computed from the batch and mixes samples before"
@@ -38,7 +39,7 @@ def _product(operand: Operand, samples: Samples, other: Tensor, right: bool, sca
 def mm(operand: Operand, samples: Samples) -> Finish:
     """Y = A @ B, also batched: one factor shared."""
     right = operand.position == 1
-    other = operand.node._saved_self if right else operand.node._saved_mat2
+    other = saved(operand.node, "self") if right else saved(operand.node, "mat2")
     return _product(operand, samples, other, right, 1)
 
 
@@ -55,18 +56,20 @@ def addmm(operand: Operand, samples: Samples) -> Finish:
     """Y = beta * C + alpha * A @ B."""
     node = operand.node
     if operand.position == 0:
-        return _added(operand, samples, node._saved_beta)
+        return _added(operand, samples, saved(node, "beta"))
     right = operand.position == 2
-    return _product(operand, samples, node._saved_mat1 if right else node._saved_mat2, right, node._saved_alpha)
+    other = saved(node, "mat1") if right else saved(node, "mat2")
+    return _product(operand, samples, other, right, saved(node, "alpha"))
 
 
 def baddbmm(operand: Operand, samples: Samples) -> Finish:
     """Y = beta * C + alpha * A @ B for stacks of matrices."""
     node = operand.node
     if operand.position == 0:
-        return _added(operand, samples, node._saved_beta)
+        return _added(operand, samples, saved(node, "beta"))
     right = operand.position == 2
-    return _product(operand, samples, node._saved_batch1 if right else node._saved_batch2, right, node._saved_alpha)
+    other = saved(node, "batch1") if right else saved(node, "batch2")
+    return _product(operand, samples, other, right, saved(node, "alpha"))
 
 
 def linear(operand: Operand, samples: Samples) -> Finish:
@@ -75,7 +78,7 @@ def linear(operand: Operand, samples: Samples) -> Finish:
         return _added(operand, samples, 1)
     if operand.position == 0:
         raise carries_batch(operand, _LEFT)
-    data = samples.split(operand.node._saved_input).flatten(1, -2)
+    data = samples.split(saved(operand.node, "input")).flatten(1, -2)
     return lambda gradient: Outer(samples.split(gradient).flatten(1, -2), data, operand.shape)
 
 
@@ -89,37 +92,14 @@ def mv(operand: Operand, samples: Samples) -> Finish:
     """y = A @ v."""
     if operand.position == 0:
         raise carries_batch(operand, _LEFT)
-    return _vector(operand, samples, operand.node._saved_self, 1)
+    return _vector(operand, samples, saved(operand.node, "self"), 1)
 
 
 def addmv(operand: Operand, samples: Samples) -> Finish:
     """y = beta * c + alpha * A @ v."""
     node = operand.node
     if operand.position == 0:
-        return _added(operand, samples, node._saved_beta)
+        return _added(operand, samples, saved(node, "beta"))
     if operand.position == 1:
         raise carries_batch(operand, _LEFT)
-    return _vector(operand, samples, node._saved_mat, node._saved_alpha)
-
-
-RULES: dict[str, Rule] = {
-    "MmBackward0": mm,
-    "BmmBackward0": mm,
-    "AddmmBackward0": addmm,
-    "BaddbmmBackward0": baddbmm,
-    "LinearBackward0": linear,
-    "MvBackward0": mv,
-    "AddmvBackward0": addmv,
-}
-# Where the other factor is not differentiated, the batch may enter: its position among the node's inputs.
-DATA_OPERANDS: dict[str, tuple[int, ...]] = {
-    "MmBackward0": (0, 1),
-    "BmmBackward0": (0, 1),
-    "AddmmBackward0": (1, 2),
-    "BaddbmmBackward0": (1, 2),
-    "LinearBackward0": (0, 1),
-    "MvBackward0": (0, 1),
-    "AddmvBackward0": (1, 2),
-    "ConvolutionBackward0": (0, 1),
-    "GroupedMmBackward0": (0, 1),
-}
+    return _vector(operand, samples, saved(node, "mat"), saved(node, "alpha"))

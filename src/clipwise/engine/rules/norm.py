@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from clipwise.engine.rules.base import Finish, Operand, Rule, Samples, carries_batch, sum_to_operand
+from clipwise.engine.node import Node, output_meta, saved
+from clipwise.engine.rules.base import Finish, Operand, Samples, carries_batch, sum_to_operand
 from clipwise.engine.uses import Dense, Use, accurate
 
 _INPUT, _WEIGHT = 0, 1
@@ -26,7 +27,7 @@ def layer_norm(operand: Operand, samples: Samples) -> Finish:
     normalized = None
     if operand.position == _WEIGHT:
         node = operand.node
-        normalized = (accurate(node._saved_input) - node._saved_result1).mul_(node._saved_result2)
+        normalized = (accurate(saved(node, "input")) - saved(node, "result1")).mul_(saved(node, "result2"))
     return _affine(operand, samples, normalized, operand.shape)
 
 
@@ -37,14 +38,14 @@ def _channels(tensor: Tensor) -> tuple[int, ...]:
 def group_norm(operand: Operand, samples: Samples) -> Finish:
     """GroupNorm: statistics per sample and group, affine per channel."""
     node = operand.node
-    inputs = node._saved_input
+    inputs = saved(node, "input")
     if operand.position == _WEIGHT and samples.per_row and inputs.is_contiguous():
         return _group_norm_weight(operand, samples)
     normalized = None
     if operand.position == _WEIGHT:
-        per_group = (node._saved_N, node._saved_group, 1)
-        mean, rstd = node._saved_result1.reshape(per_group), node._saved_result2.reshape(per_group)
-        grouped = accurate(inputs).reshape(node._saved_N, node._saved_group, -1)
+        per_group = (saved(node, "N"), saved(node, "group"), 1)
+        mean, rstd = saved(node, "result1").reshape(per_group), saved(node, "result2").reshape(per_group)
+        grouped = accurate(inputs).reshape(saved(node, "N"), saved(node, "group"), -1)
         normalized = (grouped - mean).mul_(rstd).view(inputs.shape)
     return _affine(operand, samples, normalized, _channels(inputs))
 
@@ -52,8 +53,8 @@ def group_norm(operand: Operand, samples: Samples) -> Finish:
 def _group_norm_weight(operand: Operand, samples: Samples) -> Finish:
     """torch's own kernel with the batch folded into the channels: one call for all samples."""
     node = operand.node
-    groups, positions = node._saved_group, node._saved_HxW
-    inputs, mean, rstd = map(accurate, (node._saved_input, node._saved_result1, node._saved_result2))
+    groups, positions = saved(node, "group"), saved(node, "HxW")
+    inputs, mean, rstd = map(accurate, (saved(node, "input"), saved(node, "result1"), saved(node, "result2")))
     mean, rstd = mean.reshape(1, -1).to(inputs.dtype), rstd.reshape(1, -1).to(inputs.dtype)
     batch, channels = inputs.shape[:2]
 
@@ -69,22 +70,23 @@ def _group_norm_weight(operand: Operand, samples: Samples) -> Finish:
     return finish
 
 
+def mixes_samples(node: Node) -> bool:
+    """Whether a batch normalization uses statistics of the batch.
+
+    Instance normalization is one of a single sample, with a channel for each sample and channel.
+    """
+    return bool(saved(node, "training")) and output_meta(node).shape[0] > 1
+
+
 def batch_norm(operand: Operand, samples: Samples) -> Finish:
     """BatchNorm with fixed statistics: an affine map per channel."""
     node = operand.node
-    if node._saved_training:
+    if saved(node, "training"):
         raise carries_batch(operand, "batch normalization in training mode uses statistics of the whole batch")
-    inputs = node._saved_input
+    inputs = saved(node, "input")
     normalized = None
     if operand.position == _WEIGHT:
         shape = _channels(inputs)
-        rstd = (node._saved_running_var + node._saved_eps).rsqrt()
-        normalized = (accurate(inputs) - node._saved_running_mean.view(shape)).mul_(rstd.view(shape))
+        rstd = (saved(node, "running_var") + saved(node, "eps")).rsqrt()
+        normalized = (accurate(inputs) - saved(node, "running_mean").view(shape)).mul_(rstd.view(shape))
     return _affine(operand, samples, normalized, _channels(inputs))
-
-
-RULES: dict[str, Rule] = {
-    "NativeLayerNormBackward0": layer_norm,
-    "NativeGroupNormBackward0": group_norm,
-    "NativeBatchNormBackward0": batch_norm,
-}

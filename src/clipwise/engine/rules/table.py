@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from clipwise.engine.layout import pack
-from clipwise.engine.rules.base import Finish, Operand, Rule, Samples, carries_batch, unsupported
+from clipwise.engine.node import Node, saved
+from clipwise.engine.rules.base import Finish, Operand, Samples, carries_batch, unsupported
 from clipwise.engine.uses import Dense, Gathered, Use
 
 _NOT_INDEX = "a table computed from the batch is indexed, and mixes samples"
@@ -36,15 +37,15 @@ def _gather(operand: Operand, samples: Samples, index: Tensor, rows: int | None 
 def embedding(operand: Operand, samples: Samples) -> Finish:
     """`F.embedding`: the padding row receives nothing."""
     node = operand.node
-    if node._saved_scale_grad_by_freq:
+    if saved(node, "scale_grad_by_freq"):
         raise unsupported(operand, _FREQUENCY)
-    index = _without_padding(node._saved_indices, node._saved_padding_idx, operand.shape[0])
+    index = _without_padding(saved(node, "indices"), saved(node, "padding_idx"), operand.shape[0])
     return _gather(operand, samples, index)
 
 
 def index(operand: Operand, samples: Samples) -> Finish:
     """`table[i]`, `table[i, j]`, ...: integer tensors on the leading axes, read as one index into flattened rows."""
-    indices = operand.node._saved_indices
+    indices = saved(operand.node, "indices")
     leading = [i for i in indices if i is not None]
     if any(i is None for i in indices[: len(leading)]) or any(i.dtype == torch.bool for i in leading):
         raise unsupported(operand, "an index with a mask, or not on the leading axes")
@@ -56,9 +57,9 @@ def index(operand: Operand, samples: Samples) -> Finish:
 
 def index_select(operand: Operand, samples: Samples) -> Finish:
     """`table.index_select(0, index)`."""
-    if operand.node._saved_dim != 0:
+    if saved(operand.node, "dim") != 0:
         raise unsupported(operand, "index_select on another axis than the first")
-    return _gather(operand, samples, operand.node._saved_index)
+    return _gather(operand, samples, saved(operand.node, "index"))
 
 
 def embedding_bag(operand: Operand, samples: Samples) -> Finish:
@@ -66,16 +67,16 @@ def embedding_bag(operand: Operand, samples: Samples) -> Finish:
     node = operand.node
     if operand.position != 0:
         raise unsupported(operand, "per_sample_weights of an embedding bag computed from parameters")
-    if node._saved_scale_grad_by_freq:
+    if saved(node, "scale_grad_by_freq"):
         raise unsupported(operand, _FREQUENCY)
     if samples.axis != 0 or samples.table is not None:
         raise carries_batch(operand, _NOT_INDEX)
-    if node._saved_mode == _MAX:
-        return _bag_of_maxima(operand, samples, node._saved_result3)
-    index, bags, sizes = node._saved_indices, _bag_of_entry(node), node._saved_result2
-    weights = node._saved_per_sample_weights
-    kept = _without_padding(index, node._saved_padding_idx, operand.shape[0])
-    mean = node._saved_mode == _MEAN
+    if saved(node, "mode") == _MAX:
+        return _bag_of_maxima(operand, samples, saved(node, "result3"))
+    index, bags, sizes = saved(node, "indices"), _bag_of_entry(node), saved(node, "result2")
+    weights = saved(node, "per_sample_weights")
+    kept = _without_padding(index, saved(node, "padding_idx"), operand.shape[0])
+    mean = saved(node, "mode") == _MEAN
 
     def finish(gradient: Tensor) -> Use:
         if mean:
@@ -90,11 +91,11 @@ def embedding_bag(operand: Operand, samples: Samples) -> Finish:
     return finish
 
 
-def _bag_of_entry(node: object) -> Tensor:
+def _bag_of_entry(node: Node) -> Tensor:
     """Which bag each entry belongs to; torch leaves it out where it takes a fast path."""
-    offsets, entries = node._saved_offsets, node._saved_indices.numel()  # type: ignore[attr-defined]
+    offsets, entries = saved(node, "offsets"), saved(node, "indices").numel()
     positions = torch.arange(entries, device=offsets.device)
-    bags = node._saved_result2.numel()  # type: ignore[attr-defined]
+    bags = saved(node, "result2").numel()
     return torch.bucketize(positions, offsets[:bags], right=True) - 1
 
 
@@ -107,11 +108,3 @@ def _bag_of_maxima(operand: Operand, samples: Samples, winners: Tensor) -> Finis
         return Dense(table.scatter_add_(1, rows.clamp(min=0), torch.where(rows >= 0, split, 0)), operand.shape)
 
     return finish
-
-
-RULES: dict[str, Rule] = {
-    "EmbeddingBackward0": embedding,
-    "EmbeddingBagBackward0": embedding_bag,
-    "IndexBackward0": index,
-    "IndexSelectBackward0": index_select,
-}

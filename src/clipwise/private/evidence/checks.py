@@ -10,7 +10,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from clipwise.engine.graph import LEAF, Graph, walk
+from clipwise.engine.graph import Graph, walk
+from clipwise.engine.node import LEAF
 from clipwise.engine.origin import Origin, memory_of
 from clipwise.errors import NotSeparable
 from clipwise.noise import Entropy

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from clipwise.engine.graph import Graph, differentiate
 from clipwise.engine.origin import memory_of
+from clipwise.engine.precision import HALF
 from clipwise.engine.verify import dense
 from clipwise.errors import NotSeparable
 from clipwise.private.evidence.records import some
@@ -21,7 +22,6 @@ from clipwise.private.evidence.traffic import CARRIED
 from clipwise.private.evidence.twin import Twin
 from clipwise.private.evidence.watch import Watch
 
-_HALF = (torch.float16, torch.bfloat16)
 _ULPS = 160  # 2e-5 in float32, 4e-14 in float64
 
 
@@ -149,7 +149,7 @@ def _distance(a: Tensor | None, b: Tensor | None) -> Tensor:
 
 def _tolerance(losses: Tensor) -> float:
     eps = torch.finfo(losses.dtype).eps
-    return 2 * eps if losses.dtype in _HALF else _ULPS * eps
+    return 2 * eps if losses.dtype in HALF else _ULPS * eps
 
 
 # What the first operation that moved a row tells of the cause, and the usual way out.

@@ -18,8 +18,9 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import _disable_current_modes
 
-from clipwise.engine.chains import VIEWS
 from clipwise.engine.graph import Graph
+from clipwise.engine.node import IN_PLACE_WRITE
+from clipwise.engine.ops import op_of
 from clipwise.engine.origin import Origin, backing, memory_of
 from clipwise.private.evidence.modes import Modes
 from clipwise.private.evidence.places import is_row_by_row, meets_places, operands_of
@@ -34,8 +35,6 @@ _METADATA_ONLY = {
     "empty_like", "full_like", "new_empty", "new_empty_strided", "new_full", "new_ones", "new_zeros", "ones_like",
     "rand_like", "randint_like", "randn_like", "zeros_like",
 }  # fmt: skip
-_IN_PLACE = "torch::autograd::CopySlices"
-_ONLY_VIEWS = VIEWS | {"AsStridedBackward0", "AsStridedBackward1", "ExpandBackward0"}  # no operand but their input
 
 
 @cache
@@ -176,9 +175,11 @@ class Watch:
         number = graph.nodes[k]._sequence_nr()
         if number < self._first:
             return CARRIED  # computed before the batch was handed out
-        if graph.names[k] in _ONLY_VIEWS:
+        if op_of(graph.names[k]).only_input:
             return max((found[child] for child, _ in graph.edges[k] if child >= 0), default=BATCH)
-        if graph.names[k] == _IN_PLACE:  # made after the kernel of the in-place change, whose node came just before
+        if (
+            graph.names[k] == IN_PLACE_WRITE
+        ):  # made after the kernel of the in-place change, whose node came just before
             number -= 1
         return self._nodes.get(number, BATCH)
 

@@ -1,0 +1,147 @@
+"""Plans, made once for each structure of a graph, checked now and then, and run.
+
+The cache is the engine's only state: every call is a function of the losses.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from clipwise.engine.cost import Way, choose_way, reduced_precision
+from clipwise.engine.graph import Graph, refuse_nested, walk
+from clipwise.engine.history import History, Planning
+from clipwise.engine.origin import Declared, Evidence, Origin
+from clipwise.engine.owners import StalePlan
+from clipwise.engine.parameters import Parameters
+from clipwise.engine.plan import GraphPlan, Planner, mixing
+from clipwise.engine.probing import AutogradProber
+from clipwise.engine.run import Backward
+from clipwise.engine.verify import verify_against_autograd
+from clipwise.errors import InvalidLosses
+
+_VERIFY_EVERY = 100
+_CACHE_SIZE = 256
+NO_EVIDENCE = Declared()
+
+
+class NothingFinite(Exception):
+    """No loss is finite: there is nothing to learn a plan from. Never leaves the engine."""
+
+
+@dataclass
+class Entry:
+    """A cached plan, the parameters it was made for, and how often it has been used since it was checked."""
+
+    plan: GraphPlan
+    owners: tuple[weakref.ref[Tensor], ...]
+    shapes: tuple[torch.Size, ...]
+    checked: bool = False
+    uses: int = 0
+
+    def belongs_to(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether these are the very parameters, not others that were given their addresses, and of the same shapes."""
+        same = zip(self.owners, self.shapes, tensors, strict=True)
+        return all(owner() is tensor and tensor.shape == shape for owner, shape, tensor in same)
+
+
+class Engine:
+    """Plans, checks and runs; the cache is its only state."""
+
+    def __init__(self) -> None:
+        self._cache: OrderedDict[tuple[object, ...], Entry] = OrderedDict()
+        self._history = History()
+
+    def planning(self, parameters: Parameters) -> Planning:
+        """How many plans were made for these parameters, and what differed."""
+        return self._history.of(parameters.identity)
+
+    def graph(self, losses: Tensor, parameters: Parameters) -> Graph:
+        """The graph of the losses; refused when it reaches none of the parameters."""
+        graph = walk(losses, parameters.position, parameters.tensors)
+        if all(place < 0 for place in graph.leaf_parameter.values()):
+            raise InvalidLosses(
+                "no parameter is reached from the losses. Pass the parameters that the losses were computed from "
+                "(model.parameters() of the very model that was called). torch.utils.checkpoint hides them with "
+                "use_reentrant=True: give it use_reentrant=False."
+            )
+        return graph
+
+    def entry(self, losses: Tensor, graph: Graph, parameters: Parameters, evidence: Evidence) -> Entry:
+        """The plan of this graph's structure, from the cache or made now."""
+        key = (parameters.identity, graph.signature, evidence.key)
+        entry = self._cache.get(key)
+        if entry is None or not entry.belongs_to(parameters.tensors):
+            return self._make(losses, graph, parameters, evidence)
+        self._cache.move_to_end(key)
+        if evidence.watched:
+            _demand_shared(graph, entry.plan, evidence)
+        return entry
+
+    def _make(
+        self, losses: Tensor, graph: Graph, parameters: Parameters, evidence: Evidence, stale: bool = False
+    ) -> Entry:
+        if not bool(torch.isfinite(losses).any()):
+            raise NothingFinite
+        refuse_nested(graph)
+        planner = Planner(graph, losses.shape[0], parameters.describe, evidence)
+        entry = Entry(
+            planner.plan(AutogradProber(losses, graph)),
+            tuple(weakref.ref(p) for p in parameters.tensors),
+            tuple(p.shape for p in parameters.tensors),
+        )
+        self._history.record(parameters.identity, graph, stale)
+        if entry.plan.cacheable:
+            self._cache[parameters.identity, graph.signature, evidence.key] = entry
+            while len(self._cache) > _CACHE_SIZE:
+                self._cache.popitem(last=False)
+        return entry
+
+    def backward(
+        self,
+        losses: Tensor,
+        parameters: Parameters,
+        evidence: Evidence = NO_EVIDENCE,
+        *,
+        keep: bool,
+        way: Way | None = "bookkeeping",
+        groups: int = 1,
+    ) -> Backward:
+        """Differentiate to the meetings, planning and checking where needed; `keep` leaves the graph alive.
+
+        `way` says how the sum over `groups` clipping groups will be formed; None leaves it to the cost model.
+        """
+        graph = self.graph(losses, parameters)
+        entry = self.entry(losses, graph, parameters, evidence)
+        verify = not entry.checked or entry.uses % _VERIFY_EVERY == 0
+        entry.uses += 1
+        chosen = way or choose_way(graph, entry.plan, groups, losses.device)
+        # Autograd would round the sum in half precision, beyond what one sample may move it.
+        norms_only = chosen == "second_backward" and not reduced_precision(graph, entry.plan)
+        keep = keep or verify or norms_only or entry.plan.must_keep
+        try:
+            backward = Backward(losses, graph, entry.plan, retain_graph=keep, norms_only=norms_only and not verify)
+        except StalePlan:
+            entry = self._make(losses, graph, parameters, evidence, stale=True)
+            verify = True
+            try:
+                backward = Backward(losses, graph, entry.plan, retain_graph=True)
+            except StalePlan:  # a fresh plan that this very batch contradicts
+                raise mixing(graph, "some node", "no layout holds for all samples") from None
+        if verify:
+            entry.checked = verify_against_autograd(losses, backward, parameters)
+            backward.norms_only = norms_only
+        return backward
+
+
+def _demand_shared(graph: Graph, plan: GraphPlan, evidence: Evidence) -> None:
+    """Refuse a cached plan whose shared values are computed from the batch this time."""
+    origins = evidence.origins(graph)
+    for k in plan.shared:
+        if origins[k] is Origin.BATCH:
+            raise mixing(graph, graph.names[k], "it was computed from parameters and constants alone at earlier steps")

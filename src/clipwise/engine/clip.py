@@ -1,0 +1,201 @@
+"""Losses -> per-sample norms -> factors -> clipped sum."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from clipwise.clipping import Flat, Rule, Style
+from clipwise.engine.cache import NO_EVIDENCE, Engine, NothingFinite
+from clipwise.engine.cost import Way
+from clipwise.engine.graph import differentiate
+from clipwise.engine.norms import bad_samples, negligible_norm, settled, working_dtype
+from clipwise.engine.origin import Evidence
+from clipwise.engine.parameters import Parameters
+from clipwise.engine.precision import widened
+from clipwise.engine.run import by_second_backward
+from clipwise.engine.uses import accurate
+from clipwise.engine.verify import dense
+
+Key = TypeVar("Key", Tensor, str)
+
+
+@dataclass(frozen=True, eq=False)
+class Clipped(Generic[Key]):
+    """The sum over samples of factor_i * g_i, with what it was made from. No noise, no division.
+
+    `norms` and `factors` are per sample; for a style with groups, `factors` maps each group to its own vector.
+    `bad` marks samples whose gradient is not finite: their contribution is zero. `squared` holds the squared norms of
+    each parameter's own part of the gradients. `style` is how they were clipped.
+    """
+
+    gradients: dict[Key, Tensor]
+    norms: Tensor
+    factors: Tensor | dict[str, Tensor]
+    bad: Tensor
+    squared: dict[Key, Tensor]
+    style: Style
+
+    def without_gradients(self) -> Clipped[Key]:
+        """The same, for statistics: the sum was taken over, and its memory is not held."""
+        return replace(self, gradients={})
+
+
+def clip_sum(
+    losses: Tensor,
+    parameters: Parameters,
+    style: Style,
+    engine: Engine,
+    way: Way | None,
+    keep: bool,
+    evidence: Evidence = NO_EVIDENCE,
+) -> Clipped[Any]:
+    """The whole walk: norms, factors, clipped sum."""
+    groups = parameters.groups(style)
+    if losses.shape[0] == 0:
+        return _nothing(losses, parameters, style, groups)
+    if losses.shape[0] == 1:
+        return _single(losses, parameters, style, groups, engine, keep)
+    try:
+        return _several(losses, parameters, style, groups, engine, way, keep, evidence)
+    except NothingFinite:
+        return _nothing(losses, parameters, style, groups)
+
+
+def _record(
+    parameters: Parameters,
+    style: Style,
+    norms: Tensor,
+    factors: dict[str, Tensor],
+    bad: Tensor,
+    sums: Sequence[Tensor],
+    squared: Sequence[Tensor],
+) -> Clipped[Any]:
+    """Sums and squared norms in order of the parameters, keyed as the caller gave them."""
+    alone = isinstance(style, Flat)
+    return Clipped(
+        parameters.keyed(sums), norms, factors[""] if alone else factors, bad, parameters.keyed(squared), style
+    )
+
+
+def _several(
+    losses: Tensor,
+    parameters: Parameters,
+    style: Style,
+    groups: Mapping[str, list[int]],
+    engine: Engine,
+    way: Way | None,
+    keep: bool,
+    evidence: Evidence,
+) -> Clipped[Any]:
+    backward = engine.backward(losses, parameters, evidence, keep=keep, way=way, groups=len(groups))
+    squared = backward.squared_norms()
+    dtype = working_dtype(losses, parameters.tensors)
+    bad = None
+    by_group, norms = _norms(squared, groups, losses)
+    if not math.isfinite(float((norms + losses).sum())):  # or the sum of finite numbers overflowed: look at each
+        if backward.norms_only:  # plain autograd would spread NaN: form the uses after all
+            backward = engine.backward(losses, parameters, evidence, keep=True, way="bookkeeping", groups=len(groups))
+        squared = settled(backward, squared, losses)
+        by_group, norms = _norms(squared, groups, losses)
+        bad = bad_samples(norms, losses, dtype)
+        backward.discard(bad)
+    factors = _all_factors(style, by_group, norms, bad, dtype)
+    of = {place: factors[name] for name, members in groups.items() for place in members}
+    if backward.norms_only:
+        sums = by_second_backward(losses, backward.graph, list(groups.values()), of.__getitem__, keep=keep)
+    else:
+        sums = backward.weighted(of.__getitem__, consume=True)
+    none = torch.zeros_like(losses)
+    own = [squared.get(place, none) for place in range(len(parameters.tensors))]
+    if bad is None:
+        bad = torch.zeros_like(losses, dtype=torch.bool)
+    return _record(parameters, style, norms.to(dtype), factors, bad, _filled(sums, parameters), own)
+
+
+def _norms(
+    squared: Mapping[int, Tensor], groups: Mapping[str, list[int]], losses: Tensor
+) -> tuple[dict[str, Tensor], Tensor]:
+    """Squared norms by group, and norms of the whole gradients, in float64."""
+    by_group = {name: _total(squared, members, losses) for name, members in groups.items()}
+    return by_group, _added(list(by_group.values())).sqrt()
+
+
+def _all_factors(
+    style: Style, squared: Mapping[str, Tensor], norms: Tensor, bad: Tensor | None, dtype: torch.dtype
+) -> dict[str, Tensor]:
+    """Factors by group; zero for bad samples, and for gradients that are zero up to rounding, which point anywhere."""
+    floor = negligible_norm(dtype)
+    if len(squared) == 1:
+        return {name: _factors(style.rule_of(name), norms, norms <= floor, bad).to(dtype) for name in squared}
+    rounding = (norms * (8 * torch.finfo(dtype).eps)).clamp_(min=floor)
+    lengths = {name: total.sqrt() for name, total in squared.items()}
+    return {name: _factors(style.rule_of(name), n, n <= rounding, bad).to(dtype) for name, n in lengths.items()}
+
+
+def _added(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.stack(list(parts)).sum(0)
+
+
+def _total(squared: Mapping[int, Tensor], members: Sequence[int], losses: Tensor) -> Tensor:
+    parts = [squared[place] for place in members if place in squared]
+    return _added(parts).double() if parts else torch.zeros_like(losses, dtype=torch.float64)
+
+
+def _factors(rule: Rule, norms: Tensor, negligible: Tensor, bad: Tensor | None) -> Tensor:
+    factors = rule(norms)
+    if bad is not None:
+        negligible = negligible | bad
+    return factors.masked_fill(negligible, 0)
+
+
+def _filled(sums: Mapping[int, Tensor], parameters: Parameters) -> list[Tensor]:
+    """One sum per parameter; zero where no sample reached it. In float32 for half precision: rounding it would add."""
+    filled = []
+    for place, p in enumerate(parameters.tensors):
+        dtype = widened(p.dtype)
+        part = sums.get(place)
+        filled.append(torch.zeros_like(p, dtype=dtype) if part is None else dense(part).to(dtype))
+    return filled
+
+
+def _nothing(losses: Tensor, parameters: Parameters, style: Style, groups: Mapping[str, Sequence[int]]) -> Clipped[Any]:
+    """No sample, or none with a finite loss: every contribution is zero."""
+    zeros = [torch.zeros_like(p) for p in parameters.tensors]
+    factors = dict.fromkeys(groups, torch.zeros_like(losses))
+    unknown = torch.full_like(losses, torch.nan)
+    bad = torch.ones_like(losses, dtype=torch.bool)
+    return _record(parameters, style, unknown, factors, bad, zeros, [unknown] * len(zeros))
+
+
+def _single(
+    losses: Tensor, parameters: Parameters, style: Style, groups: Mapping[str, list[int]], engine: Engine, keep: bool
+) -> Clipped[Any]:
+    """A batch of one: its gradient is the per-sample gradient, and plain autograd is exact."""
+    grads = single_gradients(losses, parameters, engine, keep)
+    dtype = working_dtype(losses, parameters.tensors)
+    sums = _filled({}, parameters)
+    found = {k: grad.double().square().sum().view(1) for k, grad in enumerate(grads) if grad is not None}
+    by_group, norms = _norms(found, groups, losses)
+    bad = bad_samples(norms, losses, dtype)
+    factors = _all_factors(style, by_group, norms, bad, dtype)
+    for name, members in groups.items():
+        for place in members:
+            grad = grads[place]
+            if grad is not None and not bool(bad):
+                sums[place] = accurate(grad) * factors[name].to(accurate(grad).dtype).view(())
+    none = losses.new_zeros(1, dtype=torch.float64)
+    own = [found.get(k, none) for k in range(len(grads))]
+    return _record(parameters, style, norms.to(dtype), factors, bad, sums, own)
+
+
+def single_gradients(losses: Tensor, parameters: Parameters, engine: Engine, keep: bool) -> Sequence[Tensor | None]:
+    """The gradients of a batch of one by plain autograd."""
+    engine.graph(losses, parameters)
+    found = differentiate(losses, parameters.tensors, torch.ones_like(losses), keep=keep)
+    return [None if gradient is None else dense(gradient) for gradient in found]

@@ -1,0 +1,254 @@
+"""Every operation of torch that the engine knows, by the name of its node: one row each.
+
+A row says how the operation's shared operands get their per-sample gradients (`rule`), whether it only moves elements
+(`view`), how the batch can enter (`entry`, `data`), whether it keeps samples apart (`routing`), and how a probe passes
+it (`passing`). What a row leaves out is not known and treated with caution: no rule, so that a parameter that meets the
+batch here is refused; no routing, so that layouts are probed at every step. Names are matched exactly: another number
+is another operation, and the function of a user may be named like one of torch.
+
+A new operation is a row here, a function in `rules/` if it needs arithmetic of its own, and a row of the tests
+(`tests/engine/test_ops.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from clipwise.engine import passing, routes, views
+from clipwise.engine.graph import Graph
+from clipwise.engine.node import IN_PLACE_WRITE
+from clipwise.engine.passing import Passing
+from clipwise.engine.products import BatchedProduct, ImageProduct, MatrixProduct, Product, RowProduct, VectorProduct
+from clipwise.engine.routes import Route, writing
+from clipwise.engine.rules import Rule, autograd, broadcast, conv, grouped, linear, norm, table
+from clipwise.engine.views import Region, View
+
+
+class Entry(Enum):
+    """How the batch can enter at an operation through an operand that is not differentiated."""
+
+    OPEN = 0  # through any such operand
+    NEVER = 1  # there is none
+    INDEX = 2  # as an index, or as one of the values that are joined
+    LOOKUP = 3  # the same, and the leading axes of the output are those of the index
+    ELEMENTWISE = 4  # by broadcasting: the output is larger than the parameters alone would make it
+    ROWWISE = 5  # the same, and every row of an operand is treated alike
+
+
+@dataclass(frozen=True)
+class Op:
+    """What is known about some nodes; `names` are separated by spaces."""
+
+    names: str
+    rule: Rule | None = None
+    view: View | None = None
+    entry: Entry = Entry.OPEN
+    data: Product | None = None
+    routing: Route = routes.unknown
+    passing: Passing = passing.finite
+    by_index: bool = False  # rows are moved by an index or a mask
+    only_input: bool = False  # reads nothing but its input, whatever it makes of it
+    refusal: str = ""  # why there is no rule, and what to do
+
+    @property
+    def is_live(self) -> bool:
+        """Whether the rule runs the node's own backward and so needs the graph kept alive."""
+        return self.rule in (autograd.by_autograd, autograd.broadcast_by_autograd)
+
+    @property
+    def keeps_rows(self) -> bool:
+        """Whether every row of an operand is treated alike and kept."""
+        return self.entry is Entry.ROWWISE or (self.view is not None and self.view.is_whole)
+
+
+def _product(names: str, rule: Rule, data: Product) -> Op:
+    """A product knows its routing by itself."""
+    return Op(names, rule, data=data, routing=data.routing, passing=data.passing)
+
+
+def _view(names: str, view: View) -> Op:
+    """A view of the whole keeps elements in order; a part is taken along an axis."""
+    routing = routes.in_place if view.is_whole else routes.along_axes
+    return Op(names, view=view, entry=Entry.NEVER, routing=routing, only_input=True)
+
+
+def _pointwise(names: str, rule: Rule | None = None, entry: Entry = Entry.OPEN) -> Op:
+    """Each element of the output is computed from the elements at its place."""
+    return Op(names, rule, entry=entry, routing=routes.in_place, passing=passing.pointwise)
+
+
+_FUSED = (
+    "is a fused recurrent kernel that hides how often its weights are used. Run the forward pass unfused: `with "
+    "torch.backends.mkldnn.flags(enabled=False): ...` on CPU, `with torch.backends.cudnn.flags(enabled=False): ...` on "
+    "GPU."
+)
+
+TABLE = (
+    # Matrix products: the positions of the two factors among the node's inputs.
+    _product("MmBackward0", linear.mm, MatrixProduct(0, 1)),
+    _product("BmmBackward0", linear.mm, BatchedProduct(0, 1)),
+    _product("AddmmBackward0", linear.addmm, MatrixProduct(1, 2)),
+    _product("BaddbmmBackward0", linear.baddbmm, BatchedProduct(1, 2)),
+    _product("LinearBackward0", linear.linear, RowProduct(0, 1)),
+    _product("MvBackward0", linear.mv, VectorProduct(0, 1)),
+    _product("AddmvBackward0", linear.addmv, VectorProduct(1, 2)),
+    _product("GroupedMmBackward0", grouped.grouped_mm, Product(0, 1)),
+    # Convolutions.
+    _product("ConvolutionBackward0", conv.convolution, ImageProduct(0, 1)),
+    Op("ConvolutionBackwardBackward0", autograd.by_autograd, routing=routes.samples_first),
+    # Normalization.
+    Op("NativeLayerNormBackward0", norm.layer_norm, entry=Entry.ROWWISE, routing=routes.layer_norm,
+       passing=passing.layer_norm),
+    Op("NativeGroupNormBackward0", norm.group_norm, routing=routes.samples_first, passing=passing.group_norm),
+    Op("NativeBatchNormBackward0", norm.batch_norm, routing=routes.batch_norm, passing=passing.batch_norm),
+    Op("NativeLayerNormBackwardBackward0", autograd.by_autograd),
+    # Tables.
+    Op("EmbeddingBackward0", table.embedding, entry=Entry.LOOKUP, by_index=True),
+    Op("EmbeddingBagBackward0", table.embedding_bag, entry=Entry.INDEX, by_index=True),
+    Op("IndexBackward0", table.index, entry=Entry.LOOKUP, routing=routes.index, by_index=True),
+    Op("IndexSelectBackward0", table.index_select, entry=Entry.LOOKUP, routing=routes.along_axes, by_index=True),
+    Op("GatherBackward0", autograd.by_autograd, entry=Entry.INDEX, routing=routes.along_axes, by_index=True),
+    Op("TakeBackward0", autograd.by_autograd, entry=Entry.INDEX),
+    # Values written into others: the position of what is written.
+    Op("IndexAddBackward0", autograd.by_autograd, routing=writing(1, routes.along_axes), by_index=True),
+    Op("IndexCopyBackward0", autograd.by_autograd, routing=writing(1, routes.along_axes), by_index=True),
+    Op("IndexPutBackward0", autograd.by_autograd, routing=writing(1), by_index=True),
+    Op("MaskedScatterBackward0", autograd.by_autograd, routing=writing(1), by_index=True),
+    Op("ScatterAddBackward0", autograd.by_autograd, routing=writing(1, routes.along_axes)),
+    Op("ScatterBackward0", autograd.by_autograd, routing=writing(1, routes.along_axes)),
+    Op("ScatterBackward1", routing=writing(1, routes.along_axes)),
+    Op(IN_PLACE_WRITE, autograd.by_autograd),
+    # Values joined, padded, repeated, moved along.
+    Op("CatBackward0", autograd.by_autograd, entry=Entry.INDEX, routing=routes.along_axes),
+    Op("StackBackward0", autograd.by_autograd, entry=Entry.INDEX, routing=routes.stack),
+    Op("ConstantPadNdBackward0", autograd.by_autograd, routing=routes.padding),
+    Op("RollBackward0", autograd.by_autograd, routing=routes.along_axes),
+    Op("RepeatBackward0", broadcast.repeat, entry=Entry.ROWWISE, routing=routes.repeat),
+    Op("ExpandBackward0", broadcast.expand, entry=Entry.ROWWISE, routing=routes.in_place, only_input=True),
+    # Views.
+    _view("AliasBackward0 CloneBackward0 ToCopyBackward0", views.Same()),
+    _view("TBackward0", views.Transposed()),
+    _view("TransposeBackward0", views.Swapped()),
+    _view("PermuteBackward0", views.Permuted()),
+    _view("SqueezeBackward0 SqueezeBackward1 SqueezeBackward2 SqueezeBackward3 SqueezeBackward4 UnsqueezeBackward0",
+          views.Squeezed()),
+    _view("ReshapeAliasBackward0 UnsafeViewBackward0 ViewBackward0", views.Reshaped()),
+    _view("SelectBackward0", Region(views.selected, drops_axis=True)),
+    _view("UnbindBackward0", Region(views.unbound, drops_axis=True)),
+    _view("SliceBackward0", Region(views.sliced)),
+    _view("SplitBackward0", Region(views.split)),
+    _view("SplitWithSizesBackward0", Region(views.split_with_sizes)),
+    _view("UnsafeSplitBackward0", views.Copied()),
+    Op("AsStridedBackward0 AsStridedBackward1", only_input=True),
+    Op("FillBackward0 FillBackward1 FillBackward2 FillBackward3", routing=routes.in_place),
+    Op("SqueezeBackward5 TBackward1 TransposeBackward1 UnsqueezeBackward1", routing=routes.in_place),
+    # Element by element, with several operands that may be broadcast.
+    _pointwise("AddBackward0", broadcast.add, Entry.ROWWISE),
+    _pointwise("SubBackward0", broadcast.sub, Entry.ROWWISE),
+    _pointwise("RsubBackward0", broadcast.rsub, Entry.ELEMENTWISE),
+    _pointwise("MulBackward0", broadcast.mul, Entry.ROWWISE),
+    _pointwise("DivBackward0", broadcast.div, Entry.ROWWISE),
+    _pointwise("WhereBackward0", broadcast.where, Entry.ROWWISE),
+    _pointwise("MaskedFillBackward1", broadcast.masked_fill, Entry.ELEMENTWISE),
+    _pointwise("PreluKernelBackward0", broadcast.prelu),
+    _pointwise("LerpBackward0 LerpBackward1", broadcast.lerp),
+    _pointwise("AddcmulBackward0", broadcast.addcmul),
+    _pointwise("PowBackward1", broadcast.power),
+    _pointwise("MaximumBackward0", broadcast.maximum),
+    _pointwise("MinimumBackward0", broadcast.minimum),
+    _pointwise("AddcdivBackward0", autograd.broadcast_by_autograd),
+    _pointwise("Atan2Backward0", autograd.broadcast_by_autograd),
+    _pointwise("ClampBackward0 ClampMaxBackward1 ClampMinBackward1", autograd.broadcast_by_autograd),
+    _pointwise("CopysignBackward0", autograd.broadcast_by_autograd),
+    _pointwise("XlogyBackward0", autograd.broadcast_by_autograd),
+    Op("FmaxBackward0 FminBackward0", autograd.broadcast_by_autograd),
+    Op("HypotBackward0", autograd.broadcast_by_autograd),
+    Op("LogaddexpBackward0", autograd.broadcast_by_autograd),
+    Op("RemainderBackward1", autograd.broadcast_by_autograd),
+    # Element by element, with one operand.
+    _pointwise("MaskedFillBackward0 RsubBackward1", entry=Entry.ELEMENTWISE),
+    _pointwise(
+        "EluBackward0 ExpBackward0 GeluBackward0 HardswishBackward0 LeakyReluBackward0 LogBackward0 MishBackward0 "
+        "NegBackward0 PowBackward0 ReluBackward0 RsqrtBackward0 SigmoidBackward0 SiluBackward0 SoftplusBackward0 "
+        "SqrtBackward0 TanhBackward0", entry=Entry.ROWWISE,
+    ),
+    _pointwise(
+        "AbsBackward0 AcosBackward0 AddBackward1 AsinBackward0 AtanBackward0 CeluBackward0 CeluBackward1 "
+        "ClampBackward1 ClampMaxBackward0 ClampMinBackward0 CosBackward0 CoshBackward0 DivBackward1 DivBackward2 "
+        "DivBackward3 EluBackward1 ErfBackward0 ErfcBackward0 Exp2Backward0 Expm1Backward0 HardsigmoidBackward0 "
+        "HardtanhBackward0 LeakyReluBackward1 Log10Backward0 Log1PBackward0 Log2Backward0 LogSigmoidBackward0 "
+        "MulBackward1 NanToNumBackward0 NativeDropoutBackward0 PowBackward2 ReciprocalBackward0 SignBackward0 "
+        "SinBackward0 SinhBackward0 SoftshrinkBackward0 SubBackward1 TanBackward0 ThresholdBackward0 "
+        "ThresholdBackward1 XlogyBackward1 XlogyBackward2"
+    ),
+    # Along some axes: reductions, scans, sorting.
+    Op("LogSoftmaxBackward0 SafeSoftmaxBackward0 SoftmaxBackward0", routing=routes.along_axes, passing=passing.softmax),
+    Op(
+        "AmaxBackward0 AminBackward0 CummaxBackward0 CumprodBackward0 CumsumBackward0 FlipBackward0 GluBackward0 "
+        "KthvalueBackward0 LinalgVectorNormBackward0 LogcumsumexpBackward0 LogsumexpBackward0 MaxBackward0 "
+        "MaxBackward1 MeanBackward0 MeanBackward1 MedianBackward0 MedianBackward1 MinBackward0 MinBackward1 "
+        "NormBackward0 NormBackward1 NormBackward2 NormBackward3 ProdBackward0 ProdBackward1 SortBackward0 "
+        "SortBackward1 StdBackward0 SumBackward0 SumBackward1 TopkBackward0 VarBackward0", routing=routes.along_axes,
+    ),
+    # Attention.
+    Op(
+        "ScaledDotProductCudnnAttentionBackward0 ScaledDotProductEfficientAttentionBackward0 "
+        "ScaledDotProductFlashAttentionBackward0 ScaledDotProductFlashAttentionForCpuBackward0 "
+        "ScaledDotProductFusedAttentionOverrideableBackward0", routing=routes.attention,
+    ),
+    # Samples on the first axis, each worked on by itself: pooling, resizing, patches, and their second derivatives.
+    Op(
+        "AdaptiveAvgPool2DBackward0 AdaptiveAvgPool3DBackward0 AdaptiveMaxPool2DBackward0 AdaptiveMaxPool3DBackward0 "
+        "AvgPool2DBackward0 AvgPool3DBackward0 Col2ImBackward0 ConvolutionBackward1 "
+        "ConvolutionBackwardOverrideableBackward0 ConvolutionOverrideableBackward0 GridSampler2DBackward0 "
+        "GridSampler2DCpuFallbackBackward0 GridSampler3DBackward0 Im2ColBackward0 MaxPool2DBackward0 "
+        "MaxPool2DWithIndicesBackward0 MaxPool3DWithIndicesBackward0 PixelShuffleBackward0 PixelUnshuffleBackward0 "
+        "ReflectionPad1DBackward0 ReflectionPad2DBackward0 ReflectionPad3DBackward0 ReplicationPad1DBackward0 "
+        "ReplicationPad2DBackward0 ReplicationPad3DBackward0 UpsampleBicubic2DAaBackward0 UpsampleBicubic2DBackward0 "
+        "UpsampleBilinear2DAaBackward0 UpsampleBilinear2DBackward0 UpsampleLanczos2DAaBackward0 "
+        "UpsampleLinear1DBackward0 UpsampleNearest1DBackward0 UpsampleNearest2DBackward0 UpsampleNearest3DBackward0 "
+        "UpsampleNearestExact1DBackward0 UpsampleNearestExact2DBackward0 UpsampleNearestExact3DBackward0 "
+        "UpsampleTrilinear3DBackward0", routing=routes.samples_first,
+    ),
+    Op(
+        "AdaptiveAvgPool2DBackwardBackward0 AdaptiveAvgPool3DBackwardBackward0 AdaptiveMaxPool2DBackwardBackward0 "
+        "AdaptiveMaxPool3DBackwardBackward0 AvgPool2DBackwardBackward0 AvgPool3DBackwardBackward0 "
+        "GridSampler2DBackwardBackward0 GridSampler2DCpuFallbackBackwardBackward0 GridSampler3DBackwardBackward0 "
+        "MaxPool2DBackwardBackward0 MaxPool2DWithIndicesBackwardBackward0 MaxPool3DWithIndicesBackwardBackward0 "
+        "ReflectionPad1DBackwardBackward0 ReflectionPad2DBackwardBackward0 ReflectionPad3DBackwardBackward0 "
+        "ReplicationPad1DBackwardBackward0 ReplicationPad2DBackwardBackward0 ReplicationPad3DBackwardBackward0 "
+        "UpsampleBicubic2DAaBackwardBackward0 UpsampleBicubic2DBackwardBackward0 UpsampleBilinear2DAaBackwardBackward0 "
+        "UpsampleBilinear2DBackwardBackward0 UpsampleLanczos2DAaBackwardBackward0 UpsampleLinear1DBackwardBackward0 "
+        "UpsampleNearest1DBackwardBackward0 UpsampleNearest2DBackwardBackward0 UpsampleNearest3DBackwardBackward0 "
+        "UpsampleNearestExact1DBackwardBackward0 UpsampleNearestExact2DBackwardBackward0 "
+        "UpsampleNearestExact3DBackwardBackward0 UpsampleTrilinear3DBackwardBackward0", routing=routes.samples_first,
+    ),
+    # Losses.
+    Op(
+        "BinaryCrossEntropyBackward0 BinaryCrossEntropyWithLogitsBackward0 HuberLossBackward0 MseLossBackward0 "
+        "NllLoss2DBackward0 NllLossBackward0 SmoothL1LossBackward0", routing=routes.loss,
+    ),
+    # Others that their own backward serves.
+    Op("CdistBackward0 TrilinearBackward0", autograd.by_autograd),
+    # Refused, with a way out.
+    Op("CudnnRnnBackward0 CudnnRnnBackwardBackward0 MiopenRnnBackward0 MkldnnRnnLayerBackward0", refusal=_FUSED),
+)  # fmt: skip
+
+OPS = {name: op for op in TABLE for name in op.names.split()}
+_UNKNOWN = Op("")
+
+
+def op_of(name: str) -> Op:
+    """What is known about a node, by its name."""
+    return OPS.get(name, _UNKNOWN)
+
+
+def rule_of(graph: Graph, k: int) -> Rule | None:
+    """The rule of a node; None when there is none."""
+    return autograd.by_autograd if autograd.is_opaque(graph, k) else op_of(graph.names[k]).rule
+
+
+def is_live(graph: Graph, k: int) -> bool:
+    """Whether the rule of a node needs the graph kept alive."""
+    return op_of(graph.names[k]).is_live or autograd.is_opaque(graph, k)

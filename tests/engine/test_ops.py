@@ -1,0 +1,145 @@
+"""The table of operations: every rule has an example here, and every example agrees with the loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from clipwise.engine import check, per_sample_gradients
+from clipwise.engine.node import IN_PLACE_WRITE
+from clipwise.engine.ops import OPS, TABLE
+
+from .reference import flat, loop_gradients, norms_of, relative_errors
+
+Program: TypeAlias = Callable[[Tensor, Tensor], Tensor]  # a parameter and data (B, 3) -> values, samples first
+FIRST = torch.tensor([0, 1])
+
+
+def tokens(x: Tensor) -> Tensor:
+    return (3 * x).long().clamp(max=4)
+
+
+def pairs(x: Tensor) -> Tensor:
+    """(B, 3) -> (2, B, 3)"""
+    return torch.stack([x, x.square()])
+
+
+def slope(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """The derivative of a function, as in a gradient penalty."""
+    x = x.requires_grad_()
+    return torch.autograd.grad(function(x).square().sum(), x, create_graph=True)[0]
+
+
+def written(w: Tensor, x: Tensor) -> Tensor:
+    out = x.clone()
+    out[:2] = w
+    return out
+
+
+def one_by_one(join: Callable[[list[Tensor]], Tensor]) -> Program:
+    """A loop over samples, as in code that was written for one."""
+    return lambda w, x: torch.cat([join([row, w]).square().sum().view(1) for row in x]).unsqueeze(1)
+
+
+# name -> shape of the parameter, program
+EXAMPLES: dict[str, tuple[tuple[int, ...], Program]] = {
+    "MmBackward0": ((3, 2), lambda w, x: x @ w),
+    "BmmBackward0": ((2, 3, 2), lambda w, x: torch.bmm(pairs(x), w).transpose(0, 1)),
+    "AddmmBackward0": ((3, 2), lambda w, x: torch.addmm(x[:, :2], x, w, alpha=2)),
+    "BaddbmmBackward0": ((2, 3, 2), lambda w, x: torch.baddbmm(pairs(x)[..., :2], pairs(x), w).transpose(0, 1)),
+    "MvBackward0": ((3,), lambda w, x: torch.mv(x, w).unsqueeze(1)),
+    "AddmvBackward0": ((3,), lambda w, x: torch.addmv(x[:, 0], x, w).unsqueeze(1)),
+    "ConvolutionBackward0": ((2, 1, 2), lambda w, x: F.conv1d(x.unsqueeze(1), w)),
+    "ConvolutionBackwardBackward0": ((2, 1, 2), lambda w, x: slope(lambda y: F.conv1d(y.unsqueeze(1), w), x)),
+    "NativeLayerNormBackward0": ((3,), lambda w, x: F.layer_norm(x, (3,), w)),
+    "NativeGroupNormBackward0": ((3,), lambda w, x: F.group_norm(pairs(x).permute(1, 2, 0), 3, w)),
+    "NativeBatchNormBackward0": ((3,), lambda w, x: F.batch_norm(x, x.new_ones(3), x.new_ones(3), w)),
+    "NativeLayerNormBackwardBackward0": ((3,), lambda w, x: slope(lambda y: F.layer_norm(y, (3,), w), x)),
+    "EmbeddingBackward0": ((5, 2), lambda w, x: F.embedding(tokens(x), w)),
+    "EmbeddingBagBackward0": ((5, 2), lambda w, x: F.embedding_bag(tokens(x), w)),
+    "IndexBackward0": ((5, 2), lambda w, x: w[tokens(x)]),
+    "IndexSelectBackward0": ((5, 2), lambda w, x: w.index_select(0, tokens(x)[:, 0])),
+    "GatherBackward0": ((5, 3), lambda w, x: w.gather(0, tokens(x))),
+    "TakeBackward0": ((5,), lambda w, x: w.take(tokens(x))),
+    "IndexAddBackward0": ((2, 3), lambda w, x: x.index_add(0, FIRST, w)),
+    "IndexCopyBackward0": ((2, 3), lambda w, x: x.index_copy(0, FIRST, w)),
+    "IndexPutBackward0": ((2, 3), lambda w, x: x.index_put((FIRST,), w)),
+    "MaskedScatterBackward0": ((30,), lambda w, x: x.masked_scatter(x > 1, w)),
+    "ScatterAddBackward0": ((2, 3), lambda w, x: x.scatter_add(0, tokens(x[:2]).clamp(max=2), w)),
+    "ScatterBackward0": ((2, 3), lambda w, x: x.scatter(0, FIRST.unsqueeze(1).expand(2, 3), w)),
+    IN_PLACE_WRITE: ((2, 3), written),
+    "CatBackward0": ((2,), one_by_one(torch.cat)),
+    "StackBackward0": ((3,), one_by_one(torch.stack)),
+    "ConstantPadNdBackward0": ((1, 3), lambda w, x: F.pad(w, (0, 0, 0, len(x) - 1)) + x),
+    "RepeatBackward0": ((3,), lambda w, x: w.repeat(len(x), 1) * x),
+    "ExpandBackward0": ((3,), lambda w, x: w.expand_as(x) * x),
+    "AddBackward0": ((3,), lambda w, x: torch.add(x, w, alpha=2)),
+    "SubBackward0": ((3,), lambda w, x: torch.sub(x, w, alpha=2)),
+    "RsubBackward0": ((3,), lambda w, x: torch.rsub(w, x, alpha=2)),
+    "MulBackward0": ((3,), lambda w, x: x * w),
+    "DivBackward0": ((3,), lambda w, x: x / w),
+    "WhereBackward0": ((3,), lambda w, x: torch.where(x > 1, x, w)),
+    "MaskedFillBackward1": ((), lambda w, x: x.masked_fill(x > 1, w)),
+    "PreluKernelBackward0": ((3,), lambda w, x: F.prelu(x - 1, w)),
+    "LerpBackward0": ((3,), lambda w, x: torch.lerp(x, w, 0.3)),
+    "LerpBackward1": ((3,), lambda w, x: torch.lerp(x, 2 * x, w)),
+    "AddcmulBackward0": ((3,), lambda w, x: torch.addcmul(x, x, w, value=2)),
+    "PowBackward1": ((3,), lambda w, x: x**w),
+    "MaximumBackward0": ((3,), lambda w, x: torch.maximum(x, w)),
+    "MinimumBackward0": ((3,), lambda w, x: torch.minimum(x, w)),
+    "AddcdivBackward0": ((3,), lambda w, x: torch.addcdiv(x, x, w)),
+    "Atan2Backward0": ((3,), lambda w, x: torch.atan2(x, w)),
+    "ClampBackward0": ((3,), lambda w, x: x.clamp(w, w + 0.5)),
+    "ClampMaxBackward1": ((3,), lambda w, x: x.clamp_max(w)),
+    "ClampMinBackward1": ((3,), lambda w, x: x.clamp_min(w)),
+    "CopysignBackward0": ((3,), lambda w, x: torch.copysign(w, x - 1)),
+    "XlogyBackward0": ((3,), lambda w, x: torch.xlogy(x, w)),
+    "FmaxBackward0": ((3,), lambda w, x: torch.fmax(x, w)),
+    "FminBackward0": ((3,), lambda w, x: torch.fmin(x, w)),
+    "HypotBackward0": ((3,), lambda w, x: torch.hypot(x, w)),
+    "LogaddexpBackward0": ((3,), lambda w, x: torch.logaddexp(x, w)),
+    "RemainderBackward1": ((3,), lambda w, x: torch.remainder(3 * x, w)),
+    "CdistBackward0": ((4, 3), lambda w, x: torch.cdist(x, w)),
+    "TrilinearBackward0": ((2, 3, 3), lambda w, x: F.bilinear(x, x, w)),
+}  # fmt: skip
+WITHOUT_EXAMPLE = {
+    "GroupedMmBackward0": "experts, in the zoo",
+    "LinearBackward0": "made on other devices than the CPU",
+    "RollBackward0": "its one operand is shared, or after a meeting",
+}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_operation_agrees_with_the_loop(name: str) -> None:
+    """The first batch makes the plan, the others use it."""
+    shape, program = EXAMPLES[name]
+    torch.manual_seed(0)
+    w = nn.Parameter(torch.rand(shape, dtype=torch.float64) + 0.5)
+    for step in range(3):
+        x = torch.rand(4 + step // 2, 3, dtype=torch.float64) + 0.5
+        losses = program(w, x).flatten(1).square().sum(1)
+        loop = loop_gradients(losses, {"w": w})
+        assert name in {node.name for node in check(losses, {"w": w}).nodes}
+        error = relative_errors(
+            flat(per_sample_gradients(losses, {"w": w})), flat(loop), norms_of(loop), torch.float64
+        ).max()
+        assert error <= 1e-10, f"step {step}: off by {float(error):.1e}"
+
+
+def test_every_rule_has_an_example() -> None:
+    rules = {name for name, op in OPS.items() if op.rule is not None}
+    assert rules == EXAMPLES.keys() | WITHOUT_EXAMPLE.keys()
+    assert not EXAMPLES.keys() & WITHOUT_EXAMPLE.keys()
+
+
+def test_a_name_is_one_row_and_torch_has_it() -> None:
+    """A misspelt name would never be met, and the operation be treated as unknown."""
+    names = [name for op in TABLE for name in op.names.split()]
+    assert len(names) == len(set(names))
+    unknown = [name for name in names if not hasattr(torch._C._functions, name) and name != IN_PLACE_WRITE]
+    assert not unknown
