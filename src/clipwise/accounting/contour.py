@@ -174,7 +174,7 @@ def _total_variation(composition: Composition) -> float:
 
 
 def _one_step_delta(composition: Composition, epsilon: float) -> float:
-    """A lower bound of delta: whoever sees all steps sees each one."""
+    """A lower bound of delta: anyone who sees all steps sees each one."""
     return max(single_delta(law, epsilon) for law, _ in composition.terms[:16])
 
 

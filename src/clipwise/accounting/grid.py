@@ -76,7 +76,7 @@ def rough_delta(composition: Composition, epsilon: float) -> float:
 
 
 def _refined(bound: Callable[[int, float], float], agree: float) -> float:
-    """The bound on the first grid that a coarser one agrees with, told the one before; every one is a bound."""
+    """The bound on the first grid that a coarser one agrees with, given the one before; every one is a bound."""
     found = bound(_CELLS[0], 1.0)
     for cells in _CELLS[1:]:
         before, found = found, min(found, bound(cells, found))

@@ -93,7 +93,7 @@ def check_delta(delta: object) -> float:
     if not is_number(delta) or not 0.0 < delta < 1.0:
         raise AccountingError(f"delta must be a number between 0 and 1, both excluded, got {delta!r}.")
     if delta < LEAST_DELTA:
-        raise AccountingError(f"delta must be at least {LEAST_DELTA:g}, got {delta!r}: less is never seen to happen.")
+        raise AccountingError(f"delta must be at least {LEAST_DELTA:g}, got {delta!r}: less cannot be observed.")
     return float(delta)
 
 
@@ -261,7 +261,7 @@ def _shuffled_runs(events: tuple[Event, ...]) -> list[ShuffledRun]:
         if isinstance(scheme, Shuffled):
             longest = -(-scheme.sample_size // scheme.batch_size)
             # Only whole epochs: an unfinished one, or the rest of one that a later event may begin in, is left out,
-            # and whoever sees less of the output learns at most as much, so the bound stays below the truth.
+            # and anyone who sees less of the output learns at most as much, so the bound stays below the truth.
             whole = (event.count if i == 0 else event.count - longest + 1) // longest
             if whole > 0:
                 runs.append(ShuffledRun(1.0 / event.noise_multiplier, longest, whole))

@@ -143,7 +143,7 @@ class Clipper:
             self._warned = True
             differences = "; ".join(dict.fromkeys(self.planning.reasons))
             warnings.warn(
-                f"{self.planning.plans} different graphs so far, and each was planned anew, which costs several "
+                f"{self.planning.plans} different graphs so far, and each was planned again, which costs several "
                 f"backward passes. What differed: {differences}. Pad to a few lengths, or keep such values in tensors.",
                 stacklevel=5,
             )

@@ -18,7 +18,7 @@ _UNKNOWN = -1
 
 
 class StalePlan(Exception):
-    """A cached plan does not fit this step's sizes; it is made anew. Never leaves the engine."""
+    """A cached plan does not fit this step's sizes; it is made again. Never leaves the engine."""
 
 
 class Owners:

@@ -107,7 +107,7 @@ def mixing(graph: Graph, after: str, whose: str) -> NotSeparable:
     if any(norm.mixes_samples(node) for node in norms):
         cause = " The graph holds a BatchNorm in training mode: call .eval() on it, or use GroupNorm or LayerNorm."
     elif graph.computes_in(torch.float16):
-        cause = " The graph computes in float16, where small gradients are lost and nothing can be told: use bfloat16."
+        cause = " The graph computes in float16, where small gradients are lost and nothing is certain: use bfloat16."
     return NotSeparable(
         f"samples mix after {after} ({whose}): the loss of one sample depends on other samples, so it has no bounded "
         "per-sample gradient. Typical causes: a contrastive loss, attention or a statistic over the batch, one loss "

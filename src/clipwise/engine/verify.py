@@ -81,5 +81,5 @@ def _distance(a: Tensor | None, b: Tensor | None) -> float:
 
 
 def dense(gradient: Tensor) -> Tensor:
-    """Embeddings may have sparse gradients, which would show the rows that a batch touched; noise goes on all."""
+    """Embeddings may have sparse gradients, which would show the rows that a batch touched; noise is added to all."""
     return gradient.to_dense() if gradient.is_sparse else gradient

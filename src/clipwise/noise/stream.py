@@ -17,7 +17,7 @@ KEY_BYTES = 24
 
 
 class Stream:
-    """numpy's SFC64 generator, started from 192 bits of our own; these are its whole state but for a counter."""
+    """numpy's SFC64 generator, started from 192 bits of our own; these and a counter are its whole state."""
 
     def __init__(self) -> None:
         self._words = np.array([0, 0, 0, 1], dtype=np.uint64)
