@@ -182,7 +182,7 @@ def test_edgeworth_is_an_approximation_or_refuses(
 
 @pytest.mark.slow
 @few
-@given(PLAIN, powers(-0.2, 2.0), st.sampled_from([1, 2, 10, 1_000]), powers(-7.9, -0.4), relations)
+@given(PLAIN, powers(-0.2, 2.0), st.sampled_from([1, 2, 10, 1_000]), powers(-7.8, -0.4), relations)
 def test_pld(sampling: Sampling, sigma: float, count: int, delta: float, relation: Any) -> None:
     pytest.importorskip("dp_accounting")
     event = GaussianSteps(sampling, sigma, count)
