@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import torch
 
+from clipwise.private.evidence.collate import unchanged_generators
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`pytest --order-seed 1`: the tests pass in any order."""
@@ -36,15 +38,10 @@ def start_generators(seed: int) -> None:
 
 @contextmanager
 def generators_of_its_own(seed: int) -> Iterator[None]:
-    """The global generators start anew, and afterwards go on where they were."""
-    before = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
-    start_generators(seed)
-    try:
+    """The global generators start from `seed`, and continue afterwards where they were."""
+    with unchanged_generators():
+        start_generators(seed)
         yield
-    finally:
-        random.setstate(before[0])
-        np.random.set_state(before[1])  # noqa: NPY002
-        torch.set_rng_state(before[2])
 
 
 @pytest.hookimpl(wrapper=True)

@@ -59,7 +59,7 @@ class DefaultNormals:
 class SecureNormals:
     """AES-256 in counter mode and Box-Muller in float64: a cryptographic generator. Needs the extra `secure`.
 
-    The radius is made from 128 bits, so the tail reaches 13.4 standard deviations. Costs about three times as much
+    The radius is made from 128 bits, so the tail reaches 13.4 standard deviations. It costs three to four times as much
     as the default, so it is asked for: `Private(..., noise=SecureNormals())`. It takes no seed: numbers that can be
     repeated are not secure.
     """

@@ -23,16 +23,13 @@ In all, a factor of at most 1 +- 2^-36 (1 + R) beyond R = 1/4, without an end. W
 from __future__ import annotations
 
 import math
-import threading
 from functools import lru_cache
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from torch import Tensor
 
-from clipwise.noise.entropy import Entropy
-from clipwise.noise.stream import KEY_BYTES, Stream, check_numpy
+from clipwise.noise.stream import StreamNormals, check_numpy
 
 __all__ = ["PolarNormals"]
 
@@ -78,7 +75,6 @@ class _Pairs:
     """
 
     def __init__(self) -> None:
-        self.stream = Stream()
         self._angle, self._square = (np.empty(_BLOCK) for _ in range(2))
         self._turn, self._odd = (np.empty(_BLOCK, dtype=np.complex128) for _ in range(2))
 
@@ -120,12 +116,13 @@ def _check() -> None:
     check_numpy(*_KNOWN, lambda generator: generator.standard_exponential(64))
 
 
-class PolarNormals:
+class PolarNormals(StreamNormals):
     """Box-Muller in float64 on numpy's SFC64, with a key of 192 bits for every piece of every step.
 
     Statistically sound, with a tail that ends nowhere; not a cryptographic generator.
 
     >>> import torch
+    >>> from clipwise.noise import Entropy
     >>> numbers = torch.empty(1000, dtype=torch.float64)
     >>> PolarNormals().fill_(numbers, Entropy(seed=1), step=0, piece=0)
     >>> bool(abs(numbers.std() - 1) < 0.1)
@@ -134,11 +131,4 @@ class PolarNormals:
 
     def __init__(self) -> None:
         _check()
-        self._mine = threading.local()  # a generator serves one thread
-
-    def fill_(self, buffer: Tensor, entropy: Entropy, step: int, piece: int) -> None:
-        """Fill a one-dimensional float64 CPU tensor with the numbers of this piece of this step."""
-        pairs: _Pairs | None = getattr(self._mine, "pairs", None)
-        if pairs is None:
-            pairs = self._mine.pairs = _Pairs()
-        pairs.fill(pairs.stream.start(entropy.take(KEY_BYTES, "noise", step, piece)), buffer.numpy())
+        super().__init__(lambda: _Pairs().fill)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
 from clipwise.errors import ClipwiseError
+from clipwise.noise.entropy import Entropy
 
-__all__ = ["KEY_BYTES", "Stream", "check_numpy"]
+__all__ = ["Stream", "StreamNormals", "check_numpy"]
 
-KEY_BYTES = 24
-"""192 bits, a fresh key for every piece of every step."""
+Draw: TypeAlias = Callable[[np.random.Generator, npt.NDArray[Any]], object]  # fills the array from the generator
+
+_KEY_BYTES = 24  # 192 bits
 
 
 class Stream:
@@ -21,7 +25,7 @@ class Stream:
 
     def __init__(self) -> None:
         self._words = np.array([0, 0, 0, 1], dtype=np.uint64)
-        self._key = self._words.data.cast("B")[:KEY_BYTES]
+        self._key = self._words.data.cast("B")[:_KEY_BYTES]
         self._bits = np.random.SFC64(0)
         self._state = self._bits.state
         self._state["state"]["state"] = self._words
@@ -31,8 +35,27 @@ class Stream:
         """The generator at the beginning of the stream of this key."""
         self._key[:] = key
         self._bits.state = self._state
-        self._key[:] = bytes(KEY_BYTES)  # the generator has its copy; keep no second one
+        self._key[:] = bytes(_KEY_BYTES)  # the generator has its copy; keep no second one
         return self._generator
+
+
+class StreamNormals:
+    """A source that draws every piece of every step from the stream of a fresh key.
+
+    `room` makes what one thread draws with, such as a function with buffers of its own.
+    """
+
+    def __init__(self, room: Callable[[], Draw]) -> None:
+        self._room = room
+        self._mine = threading.local()  # a generator serves one thread
+
+    def fill_(self, buffer: Tensor, entropy: Entropy, step: int, piece: int) -> None:
+        """Fill a one-dimensional float64 CPU tensor with the numbers of this piece of this step."""
+        mine: tuple[Stream, Draw] | None = getattr(self._mine, "drawing", None)
+        if mine is None:
+            mine = self._mine.drawing = Stream(), self._room()
+        stream, draw = mine
+        draw(stream.start(entropy.take(_KEY_BYTES, "noise", step, piece)), buffer.numpy())
 
 
 def check_numpy(

@@ -14,13 +14,13 @@ What this makes of delta is in `docs/decisions/0012-noise.md`, and a test comput
 
 from __future__ import annotations
 
-import threading
 from functools import lru_cache
+from typing import Any
 
-from torch import Tensor
+import numpy as np
+import numpy.typing as npt
 
-from clipwise.noise.entropy import Entropy
-from clipwise.noise.stream import KEY_BYTES, Stream, check_numpy
+from clipwise.noise.stream import StreamNormals, check_numpy
 
 __all__ = ["ZigguratNormals"]
 
@@ -32,12 +32,17 @@ def _check() -> None:
     check_numpy(*_KNOWN, lambda generator: generator.standard_normal(64))
 
 
-class ZigguratNormals:
+def _draw(generator: np.random.Generator, numbers: npt.NDArray[Any]) -> None:
+    generator.standard_normal(out=numbers)
+
+
+class ZigguratNormals(StreamNormals):
     """numpy's float64 ziggurat on SFC64, with a key of 192 bits for every piece of every step.
 
     Statistically sound, with a tail to 12.2 standard deviations; not a cryptographic generator.
 
     >>> import torch
+    >>> from clipwise.noise import Entropy
     >>> numbers = torch.empty(1000, dtype=torch.float64)
     >>> ZigguratNormals().fill_(numbers, Entropy(seed=1), step=0, piece=0)
     >>> bool(abs(numbers.std() - 1) < 0.1)
@@ -46,11 +51,4 @@ class ZigguratNormals:
 
     def __init__(self) -> None:
         _check()
-        self._mine = threading.local()  # a generator serves one thread
-
-    def fill_(self, buffer: Tensor, entropy: Entropy, step: int, piece: int) -> None:
-        """Fill a one-dimensional float64 CPU tensor with the numbers of this piece of this step."""
-        stream: Stream | None = getattr(self._mine, "stream", None)
-        if stream is None:
-            stream = self._mine.stream = Stream()
-        stream.start(entropy.take(KEY_BYTES, "noise", step, piece)).standard_normal(out=buffer.numpy())
+        super().__init__(lambda: _draw)

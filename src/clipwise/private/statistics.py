@@ -47,7 +47,8 @@ class StepStatistics:
         """Summarise the physical batches of a step."""
         norms = _joined([p.norms for p in parts])
         factors = [f for p in parts for f in ([p.factors] if isinstance(p.factors, Tensor) else p.factors.values())]
-        layers = {layer: _layer_statistics(layer, parts) for part in parts[:1] for layer in by_layer(part.squared)}
+        names = by_layer(parts[0].squared) if parts else {}
+        layers = {layer: _layer_statistics(layer, own, parts) for layer, own in names.items()}
         bad = sum(int(p.bad.sum()) for p in parts)
         return cls(step, norms.numel(), bad, _share_below_one(factors), _quantiles(norms), layers)
 
@@ -57,8 +58,7 @@ def _factors_of(part: Clipped[str], layer: str, name: str) -> Tensor:
     return part.factors if isinstance(part.factors, Tensor) else part.factors[part.style.group_of(layer, name)]
 
 
-def _layer_statistics(layer: str, parts: Sequence[Clipped[str]]) -> LayerStatistics:
-    names = by_layer(parts[0].squared)[layer]
+def _layer_statistics(layer: str, names: Sequence[str], parts: Sequence[Clipped[str]]) -> LayerStatistics:
     norms = [torch.stack([p.squared[name] for name in names]).sum(0).sqrt() for p in parts]
     factors = [_factors_of(p, layer, name) for p in parts for name in names]
     return LayerStatistics(_share_below_one(factors), _quantiles(_joined(norms)))
