@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clipwise.cli.arguments import count
-from clipwise.report import Arm, Run, arms_of
+from clipwise.report import ArmResults, Run, arms_of
 from papers import packed
 from papers.packed import Record
 from papers.work import advance, side_by_side, told
@@ -206,7 +206,7 @@ def _check_settings(job: Job, config: str | None, where: str) -> None:
         )
 
 
-def complete(study: Study, folder: Path, args: argparse.Namespace) -> tuple[Arm, ...]:
+def complete(study: Study, folder: Path, args: argparse.Namespace) -> tuple[ArmResults, ...]:
     """Train the runs that are missing in `folder`, and pack all that are there; their arms."""
     every = [] if args.draw else jobs(study, folder, args)
     there = packed.read(folder)  # before anything is trained: a damaged file must not cost hours
@@ -234,7 +234,9 @@ def complete(study: Study, folder: Path, args: argparse.Namespace) -> tuple[Arm,
 
 
 @told()
-def main(study: Study, write: Callable[[Sequence[Arm], Path], str], arguments: Sequence[str] | None = None) -> None:
+def main(
+    study: Study, write: Callable[[Sequence[ArmResults], Path], str], arguments: Sequence[str] | None = None
+) -> None:
     """Train what is missing, then `write(arms, folder)` tables and figures; its text is printed."""
     args = parser_of(study.name, study.seeds).parse_args(arguments)
     with place(study.folder, args.quick) as folder:

@@ -29,7 +29,7 @@ from clipwise.errors import DataError
 
 if TYPE_CHECKING:
     from clipwise.data import DataSet
-    from clipwise.report import Arm, Run
+    from clipwise.report import ArmResults, Run
 
 NAME = "demo"
 HELP = "train small networks with a small and a large clipping norm at the same epsilon, and show what differs"
@@ -213,7 +213,7 @@ def _experiment(name: str, args: argparse.Namespace) -> list[Run]:
     return [Run.load(folders[arm, seed]) for arm in NAMES for seed in range(args.seeds)]
 
 
-def _cell(arm: Arm, metric: str) -> str:
+def _cell(arm: ArmResults, metric: str) -> str:
     """The mean over the seeds, and the interval around it."""
     estimate = arm.estimates[metric]
     scale, digits = (1.0, 3) if metric == "nll" else (100.0, 2)
@@ -223,7 +223,7 @@ def _cell(arm: Arm, metric: str) -> str:
     return f"{mean} ({low} to {high})"
 
 
-def _print(name: str, arms: Sequence[Arm], page: Path, seconds: float) -> None:
+def _print(name: str, arms: Sequence[ArmResults], page: Path, seconds: float) -> None:
     from clipwise.accounting import neighbours
     from clipwise.report.reading import read
 
@@ -271,7 +271,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _result(name: str, note: str, arms: Sequence[Arm], page: Path, seconds: float) -> dict[str, Any]:
+def _result(name: str, note: str, arms: Sequence[ArmResults], page: Path, seconds: float) -> dict[str, Any]:
     private = next(arm.first for arm in arms if arm.first.is_private)
     return {
         "data": name,

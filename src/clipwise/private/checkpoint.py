@@ -53,9 +53,9 @@ def _parse_count(line: bytes, path: Path) -> tuple[int, bool]:
 class Journal:
     """The count of begun steps in a checkpoint, kept up to date in place.
 
-    Guarantees: once `charge(n)` returns, n survives the death of the process at any point. A power cut can cost the
-    charges of the last moments only (20 times the duration of one disk sync). No other process has a journal of the
-    same file, where the file system knows locks; and anyone else who counts in it, here or there, is noticed.
+    Guarantees: once `charge(n)` returns, n survives the death of the process at any point. A power cut can cost only
+    charges that were made within 20 times the duration of the last disk sync. No other process has a journal of
+    the same file, where the file system knows locks; and anyone else who counts in it, here or there, is noticed.
     """
 
     def __init__(self, path: Path) -> None:
