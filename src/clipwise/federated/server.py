@@ -15,8 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
-from clipwise.accounting import FederatedRounds, Ledger
-from clipwise.accounting.accountant import Accountant, Relation
+from clipwise.accounting import Accountant, FederatedRounds, Ledger, Relation
 from clipwise.clipping import Style
 from clipwise.entropy import Entropy
 from clipwise.errors import BudgetSpent, DataError, InvalidPlan, InvalidSampling
