@@ -221,7 +221,7 @@ def _cell(arm: ArmResults, metric: str) -> str:
 
 
 def _print(name: str, arms: Sequence[ArmResults], page: Path, seconds: float) -> None:
-    from clipwise.accounting.guarantee import neighbours
+    from clipwise.accounting import neighbours
     from clipwise.report.reading import read
 
     setting, first = SETTINGS[name], next(arm.first for arm in arms if arm.first.is_private)
