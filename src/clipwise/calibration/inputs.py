@@ -17,7 +17,7 @@ from clipwise.errors import DataError
 
 __all__ = [
     "ArrayLike",
-    "ScoredSamples",
+    "SampleScores",
     "Scores",
     "check_resamples",
     "check_share",
@@ -33,7 +33,7 @@ _CHUNK_ELEMENTS = 1 << 20
 
 
 @dataclass(frozen=True)
-class ScoredSamples:
+class SampleScores:
     """Some samples in float64: the probabilities and what each sample adds to the metrics."""
 
     probabilities: Tensor
@@ -47,7 +47,7 @@ class ScoredSamples:
 
 
 class Scores:
-    """Checked scores with their labels; iterating gives `ScoredSamples`, at most about a million numbers at a time.
+    """Checked scores with their labels; iterating gives `SampleScores`, at most about a million numbers at a time.
 
     Guarantees: nothing is guessed. Scores that are not what they are called, and labels that do not fit, are refused
     before anything is computed.
@@ -74,7 +74,7 @@ class Scores:
         """The number of columns."""
         return self.scores.shape[1]
 
-    def __iter__(self) -> Iterator[ScoredSamples]:
+    def __iter__(self) -> Iterator[SampleScores]:
         for first, chunk in self._chunks():
             yield self._rows(chunk, self.labels[first : first + len(chunk)])
 
@@ -106,7 +106,7 @@ class Scores:
                 f"{int(bad.sum())} such row(s) from row {first} on."
             )
 
-    def _rows(self, chunk: Tensor, label_B: Tensor) -> ScoredSamples:
+    def _rows(self, chunk: Tensor, label_B: Tensor) -> SampleScores:
         at_label = label_B[:, None]
         if self.are_logits:
             log_probability = torch.log_softmax(chunk, dim=1)
@@ -118,7 +118,7 @@ class Scores:
         true = probability.gather(1, at_label)[:, 0]
         confidence, predicted = probability.max(dim=1)
         brier = torch.linalg.vector_norm(probability, dim=1).square_() - 2 * true + 1
-        return ScoredSamples(probability, label_B, confidence, predicted == label_B, nll, brier, true)
+        return SampleScores(probability, label_B, confidence, predicted == label_B, nll, brier, true)
 
 
 def matrix(name: str, values: ArrayLike | None) -> Tensor:
