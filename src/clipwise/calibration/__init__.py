@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import Any
 
 from clipwise.calibration.bins import Bins
+from clipwise.calibration.estimate import Difference, Estimate, difference, estimates_of
 from clipwise.calibration.evaluator import Evaluator, evaluate
 from clipwise.calibration.metrics import METRICS, Metric, Task, metric_named, metrics_of
 from clipwise.calibration.regression import evaluate_regression
@@ -27,6 +28,8 @@ __all__ = [
     "METRICS",
     "Bins",
     "CalibrationResult",
+    "Difference",
+    "Estimate",
     "Evaluator",
     "Isotonic",
     "IsotonicScaling",
@@ -40,6 +43,8 @@ __all__ = [
     "TemperatureScaling",
     "Vector",
     "VectorScaling",
+    "difference",
+    "estimates_of",
     "evaluate",
     "evaluate_regression",
     "metric_named",
