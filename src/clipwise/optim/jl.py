@@ -20,9 +20,7 @@ from torch.optim import Optimizer
 from clipwise._validate import is_count
 from clipwise.accounting import Event, ProjectedSteps, check_projected_sampling
 from clipwise.clipping import Flat, MixUp, Style
-from clipwise.engine import Clipped, Constants
-from clipwise.engine.norms import negligible_norm
-from clipwise.engine.origin import Evidence
+from clipwise.engine import Clipped, Constants, Evidence, negligible_norm
 from clipwise.entropy import Entropy
 from clipwise.errors import AccountingError, InvalidLosses, InvalidPlan
 from clipwise.noise import Normals

@@ -15,9 +15,7 @@ from torch.utils.data import Dataset
 
 from clipwise.accounting import Accountant, GaussianSteps, Ledger, ProjectedSteps, Relation
 from clipwise.clipping import Style, is_private
-from clipwise.engine import Clipped, Clipper, Constants
-from clipwise.engine.origin import Evidence
-from clipwise.engine.precision import widened
+from clipwise.engine import Clipped, Clipper, Constants, Evidence, widened
 from clipwise.errors import (
     BudgetSpent,
     InvalidLosses,
