@@ -15,17 +15,17 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
-from clipwise.accounting import FederatedRounds, Ledger
-from clipwise.accounting.accountant import Accountant, Relation
+from clipwise.accounting import Accountant, FederatedRounds, Ledger, Relation
 from clipwise.clipping import Style
+from clipwise.entropy import Entropy
 from clipwise.errors import DataError, InvalidPlan, InvalidSampling
 from clipwise.federated.adaptive import AdaptiveClip
 from clipwise.federated.plan import FederatedPlan
 from clipwise.federated.state import ServerState
 from clipwise.federated.updates import Reply, admit, norms, shorten
-from clipwise.noise import Entropy, Normals, joined
+from clipwise.hashing import joined, whole
+from clipwise.noise import Normals
 from clipwise.private.digests import Looked
-from clipwise.private.hashing import whole
 from clipwise.private.labels import of_values
 from clipwise.private.position import Position
 from clipwise.private.release import Release

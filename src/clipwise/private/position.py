@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
+from clipwise.entropy import Entropy
 from clipwise.errors import BudgetSpent, CheckpointError
-from clipwise.noise import Entropy, joined
+from clipwise.hashing import joined, whole
 from clipwise.private.digests import Digests
-from clipwise.private.hashing import whole
 from clipwise.sampling import Draws, Sampling, Shuffled
 
 __all__ = ["Position"]

@@ -10,8 +10,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from clipwise.errors import CheckpointError
+from clipwise.hashing import digest
 from clipwise.plan import Plan
-from clipwise.private.checkpoint import digest
 from clipwise.private.release import Release
 from clipwise.private.saving import check_form, restored_ledger
 
