@@ -311,7 +311,7 @@ class Private:
 
         With the loader it serves to compute the losses of its batch again after an error.
 
-        >>> import clipwise as cw
+        >>> import clipwise as cw, torch
         >>> model = torch.nn.Linear(3, 1)
         >>> plan = cw.Plan(sampling=cw.FullBatch(10), steps=5, clip=cw.Abadi(1.0), noise_multiplier=1.0)
         >>> private = cw.Private(plan, model, torch.optim.SGD(model.parameters(), lr=0.1), own_batches=True)
