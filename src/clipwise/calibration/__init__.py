@@ -3,6 +3,7 @@
 from clipwise.calibration.bins import Bins, equal_edges, summarise
 from clipwise.calibration.evaluator import Evaluator, evaluate
 from clipwise.calibration.inputs import check_resamples
+from clipwise.calibration.metrics import METRICS, Metric, Task, metric_named, metrics_of
 from clipwise.calibration.private_scaling import PrivateTemperature, PrivateTemperatureScaling
 from clipwise.calibration.regression import evaluate_regression
 from clipwise.calibration.scaling import (
@@ -13,17 +14,21 @@ from clipwise.calibration.scaling import (
     Vector,
     VectorScaling,
 )
-from clipwise.calibration.values import CalibrationResult, RegressionResult
+from clipwise.calibration.values import CalibrationResult, RegressionResult, Result
 
 __all__ = [
+    "METRICS",
     "Bins",
     "CalibrationResult",
     "Evaluator",
     "Isotonic",
     "IsotonicScaling",
+    "Metric",
     "PrivateTemperature",
     "PrivateTemperatureScaling",
     "RegressionResult",
+    "Result",
+    "Task",
     "Temperature",
     "TemperatureScaling",
     "Vector",
@@ -32,5 +37,7 @@ __all__ = [
     "equal_edges",
     "evaluate",
     "evaluate_regression",
+    "metric_named",
+    "metrics_of",
     "summarise",
 ]
