@@ -90,7 +90,7 @@ class Clients:
         self.commands: list[list[str]] = []
         self.act: Callable[[Path], None] | None = None
 
-    def run(self, command: Sequence[str], folder: Path, progress: object) -> None:
+    def run(self, command: Sequence[str], folder: Path, console: object) -> None:
         self.commands.append(list(command))
         if self.act is None:
             raise origins.Unavailable("the registry was not reached")
