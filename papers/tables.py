@@ -11,7 +11,7 @@ from typing import Any
 
 import matplotlib as mpl
 
-from clipwise.accounting.guarantee import round_up
+from clipwise.accounting import round_up
 from clipwise.report import ArmResults, Estimate, Run
 from papers.packed import CURVES, RESULTS, noise
 from papers.verdicts import BINS, PERCENT, Claim, Finding, mce

@@ -9,8 +9,7 @@ from typing import Any
 
 from clipwise import clipping
 from clipwise._validate import is_count, is_finite
-from clipwise.accounting import Event, GaussianSteps, account, noise_scale
-from clipwise.accounting.accountant import Accountant, Relation
+from clipwise.accounting import Accountant, Event, GaussianSteps, Relation, account, noise_scale
 from clipwise.clipping import Clip, Flat, Groupwise, Layerwise, MixUp, Rule, as_clip, is_private
 from clipwise.errors import InvalidPlan
 from clipwise.sampling import FixedSize, FullBatch, Poisson, Sampling, Shuffled, arguments, made_from

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 
 import clipwise as cw
 from clipwise.accounting import ProjectedSteps
+from clipwise.entropy import arm_seed
 from clipwise.errors import InvalidConfig, InvalidPlan
-from clipwise.noise import arm_seed
 from clipwise.report import Run
 from clipwise.report.describe import event_row
 from clipwise.training import train as train_module

@@ -20,8 +20,8 @@ from clipwise import data as data_module
 from clipwise.accounting import PrivateCalibration
 from clipwise.calibration import CalibrationResult, RegressionResult
 from clipwise.data import DataSet, Pairs, TextDataSet
+from clipwise.entropy import arm_seed
 from clipwise.errors import DataError, InvalidConfig
-from clipwise.noise import arm_seed
 from clipwise.report import Run
 from clipwise.training.config import Config
 from clipwise.training.job import prepare

@@ -22,10 +22,10 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from clipwise.cli.arguments import count
-from clipwise.cli.progress import duration
 from clipwise.cli.table import table
 from clipwise.cli.train import command_line
 from clipwise.errors import DataError
+from clipwise.progress import duration
 
 if TYPE_CHECKING:
     from clipwise.data import DataSet
@@ -224,7 +224,7 @@ def _cell(arm: ArmResults, metric: str) -> str:
 
 
 def _print(name: str, arms: Sequence[ArmResults], page: Path, seconds: float) -> None:
-    from clipwise.accounting.guarantee import neighbours
+    from clipwise.accounting import neighbours
     from clipwise.report.reading import read
 
     setting, first = SETTINGS[name], next(arm.first for arm in arms if arm.first.is_private)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from clipwise._validate import is_count, is_number
-from clipwise.accounting import FederatedRounds, account, noise_scale
-from clipwise.accounting.accountant import Accountant, Relation
+from clipwise.accounting import Accountant, FederatedRounds, Relation, account, noise_scale
 from clipwise.clipping import BatchClip, Clip, Flat, Rule, Style
 from clipwise.errors import InvalidPlan, InvalidSampling
 from clipwise.federated.adaptive import AdaptiveClip

@@ -13,8 +13,8 @@ from torch.utils.data import TensorDataset
 from clipwise.accounting import Ledger, noise_scale
 from clipwise.calibration import CalibrationResult
 from clipwise.data import DataSet
+from clipwise.entropy import arm_seed
 from clipwise.errors import InvalidConfig
-from clipwise.noise import arm_seed
 from clipwise.optim import ProjectedPlan
 from clipwise.plan import Plan
 from clipwise.private import Checked, Looked

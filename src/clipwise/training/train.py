@@ -16,8 +16,7 @@ from torch import nn
 
 import clipwise
 from clipwise import report
-from clipwise.accounting import Event
-from clipwise.accounting.panel import panel_of
+from clipwise.accounting import Event, panel_of
 from clipwise.data import DataSet
 from clipwise.errors import ClipwiseError, MissingExtra
 from clipwise.noise import DESCRIPTION

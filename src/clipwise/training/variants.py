@@ -25,8 +25,8 @@ from torch import nn
 
 from clipwise.errors import InvalidConfig
 from clipwise.optim import FlatPrior, GaussianPrior, Langevin
+from clipwise.optim.sgld import posterior_learning_rate
 from clipwise.plan import Plan
-from clipwise.sgld import posterior_learning_rate
 from clipwise.training.optimizers import LearningRate, OptimizerChoice, read_optimizer
 from clipwise.training.toml import Table
 

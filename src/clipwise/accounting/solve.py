@@ -9,10 +9,10 @@ from dataclasses import replace
 
 from clipwise._validate import is_positive
 from clipwise.accounting import functions
-from clipwise.accounting.accountant import account
+from clipwise.accounting._numerics.saddle import quick_epsilon
+from clipwise.accounting._problem import LEAST_NOISE, Accountant, Relation, check_delta, pose
+from clipwise.accounting.account import account
 from clipwise.accounting.events import Event, GaussianSteps
-from clipwise.accounting.problem import LEAST_NOISE, Accountant, Relation, check_delta, pose
-from clipwise.accounting.saddle import quick_epsilon
 from clipwise.errors import AccountingError
 from clipwise.sampling import FixedSize, FullBatch, Poisson, Sampling, Shuffled
 

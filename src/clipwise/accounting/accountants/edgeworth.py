@@ -20,10 +20,10 @@ from typing import Literal
 import numpy as np
 from scipy import optimize, special
 
-from clipwise.accounting.gaussian import gaussian_delta, gaussian_epsilon
-from clipwise.accounting.lattice import Floats, points_cut
-from clipwise.accounting.laws import Composition
-from clipwise.accounting.saddle import largest_loss, tail_share
+from clipwise.accounting._numerics.gaussian import gaussian_delta, gaussian_epsilon
+from clipwise.accounting._numerics.lattice import Floats, points_cut
+from clipwise.accounting._numerics.laws import Composition
+from clipwise.accounting._numerics.saddle import largest_loss, tail_share
 from clipwise.errors import AccountingError
 
 __all__ = ["Form", "edgeworth_delta", "edgeworth_epsilon", "saddle_interval"]

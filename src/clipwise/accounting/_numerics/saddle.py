@@ -10,9 +10,9 @@ from functools import lru_cache
 import numpy as np
 from scipy import optimize
 
-from clipwise.accounting.gaussian import gaussian_delta, gaussian_epsilon
-from clipwise.accounting.lattice import Floats, Points, points_cut
-from clipwise.accounting.laws import Composition, Pair
+from clipwise.accounting._numerics.gaussian import gaussian_delta, gaussian_epsilon
+from clipwise.accounting._numerics.lattice import Floats, Points, points_cut
+from clipwise.accounting._numerics.laws import Composition, Pair
 from clipwise.errors import ClipwiseError
 
 __all__ = [

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from clipwise.accounting.laws import Law, Mixture, Pair
+from clipwise.accounting._numerics.laws import Law, Mixture, Pair
 
 __all__ = [
     "WINDOW_WIDTH",

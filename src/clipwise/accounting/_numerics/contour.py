@@ -24,11 +24,11 @@ from functools import lru_cache
 import numpy as np
 from scipy import optimize
 
-from clipwise.accounting.gaussian import gaussian_delta, gaussian_epsilon
-from clipwise.accounting.lattice import count_points, points, points_cut
-from clipwise.accounting.laws import Composition, Law
-from clipwise.accounting.moments import Complexes, large_share, log1p, log_moment, split_moment
-from clipwise.accounting.saddle import (
+from clipwise.accounting._numerics.gaussian import gaussian_delta, gaussian_epsilon
+from clipwise.accounting._numerics.lattice import count_points, points, points_cut
+from clipwise.accounting._numerics.laws import Composition, Law
+from clipwise.accounting._numerics.moments import Complexes, large_share, log1p, log_moment, split_moment
+from clipwise.accounting._numerics.saddle import (
     NotConverged,
     Saddle,
     abscissa,
@@ -38,7 +38,7 @@ from clipwise.accounting.saddle import (
     saddle_table,
     tail_share,
 )
-from clipwise.accounting.single import single_delta, single_epsilon
+from clipwise.accounting._numerics.single import single_delta, single_epsilon
 
 __all__ = ["EASY", "HARD", "Attempt", "NotConverged", "exact_delta", "exact_epsilon"]
 

@@ -14,8 +14,8 @@ from functools import lru_cache
 import numpy as np
 from scipy import special
 
-from clipwise.accounting.lattice import Floats, Points, points_whole
-from clipwise.accounting.laws import Composition, Law
+from clipwise.accounting._numerics.lattice import Floats, Points, points_whole
+from clipwise.accounting._numerics.laws import Composition, Law
 
 __all__ = ["ORDERS", "rdp_delta", "rdp_epsilon", "renyi"]
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from clipwise._validate import is_count, is_finite, is_number
-from clipwise.accounting.events import Event, GaussianSteps, PrivateCalibration, ProjectedSteps
-from clipwise.accounting.laws import (
+from clipwise.accounting._numerics.laws import (
     Composition,
     Law,
     fixed_size,
@@ -19,7 +18,9 @@ from clipwise.accounting.laws import (
     truncated_poisson,
     truncated_up_to,
 )
-from clipwise.accounting.projected import Spread, spread
+from clipwise.accounting._numerics.projected import Spread, spread
+from clipwise.accounting._numerics.shuffle import ShuffledRun
+from clipwise.accounting.events import Event, GaussianSteps, PrivateCalibration, ProjectedSteps
 from clipwise.accounting.relation import Relation, is_tight, relation_of, sampling_of
 from clipwise.errors import AccountingError
 from clipwise.sampling import FixedSize, FullBatch, Poisson, Sampling, Shuffled, public_size
@@ -29,7 +30,6 @@ __all__ = [
     "Accountant",
     "Problem",
     "Relation",
-    "ShuffledRun",
     "check_delta",
     "check_epsilon",
     "pose",
@@ -53,15 +53,6 @@ SPARE = 1e-12
 
 LEAST_DELTA = 1e-20
 """Below, components of mixtures that are left out as impossible would count."""
-
-
-@dataclass(frozen=True)
-class ShuffledRun:
-    """Batches cut from a fresh random order each epoch: what the lower bound needs."""
-
-    mu: float
-    batches: int
-    full_epochs: int
 
 
 @dataclass(frozen=True)

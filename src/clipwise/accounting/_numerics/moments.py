@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from clipwise.accounting.lattice import WINDOW_WIDTH, Floats, Points
+from clipwise.accounting._numerics.lattice import WINDOW_WIDTH, Floats, Points
 
 __all__ = ["Complexes", "large_share", "log1p", "log_moment", "split_moment"]
 

@@ -17,9 +17,9 @@ from functools import lru_cache
 import numpy as np
 from scipy import fft, optimize
 
-from clipwise.accounting.lattice import Floats, points_cut, points_fine
-from clipwise.accounting.laws import Composition, Law
-from clipwise.accounting.saddle import (
+from clipwise.accounting._numerics.lattice import Floats, points_cut, points_fine
+from clipwise.accounting._numerics.laws import Composition, Law
+from clipwise.accounting._numerics.saddle import (
     NotConverged,
     abscissa,
     first_guess,

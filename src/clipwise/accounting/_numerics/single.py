@@ -7,8 +7,8 @@ import math
 import numpy as np
 from scipy import optimize, special
 
-from clipwise.accounting.lattice import log_density_ratio
-from clipwise.accounting.laws import Law, Mixture, Pair
+from clipwise.accounting._numerics.lattice import log_density_ratio
+from clipwise.accounting._numerics.laws import Law, Mixture, Pair
 
 __all__ = ["single_delta", "single_epsilon"]
 

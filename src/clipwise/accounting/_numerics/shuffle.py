@@ -7,19 +7,28 @@ output, and so is its bin, so their privacy loss is a lower bound; composed loss
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 from scipy import fft, optimize, special
 
-from clipwise.accounting.lattice import Floats
-from clipwise.accounting.problem import ShuffledRun
+from clipwise.accounting._numerics.lattice import Floats
 
-__all__ = ["shuffled_delta", "shuffled_epsilon"]
+__all__ = ["ShuffledRun", "shuffled_delta", "shuffled_epsilon"]
 
 _BINS = 20_000
 _GRID = 1 << 20
 _ROUND_OFF = 1e-13
+
+
+@dataclass(frozen=True)
+class ShuffledRun:
+    """Batches cut from a fresh random order each epoch: what the lower bound needs."""
+
+    mu: float
+    batches: int
+    full_epochs: int
 
 
 def shuffled_epsilon(run: ShuffledRun, delta: float) -> float:

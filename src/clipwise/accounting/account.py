@@ -9,15 +9,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import get_args
 
-from clipwise.accounting.contour import EASY, HARD, Attempt, NotConverged, exact_delta, exact_epsilon
-from clipwise.accounting.edgeworth import edgeworth_delta, edgeworth_epsilon
-from clipwise.accounting.events import Event
-from clipwise.accounting.gdp import gdp_delta, gdp_epsilon
-from clipwise.accounting.grid import grid_delta, grid_epsilon, rough_delta, rough_epsilon
-from clipwise.accounting.guarantee import Guarantee, Kind
-from clipwise.accounting.laws import Composition
-from clipwise.accounting.pld import pld_delta, pld_epsilon
-from clipwise.accounting.problem import (
+from clipwise.accounting._numerics.contour import EASY, HARD, Attempt, NotConverged, exact_delta, exact_epsilon
+from clipwise.accounting._numerics.grid import grid_delta, grid_epsilon, rough_delta, rough_epsilon
+from clipwise.accounting._numerics.laws import Composition
+from clipwise.accounting._numerics.saddle import quick_delta, quick_epsilon
+from clipwise.accounting._numerics.shuffle import shuffled_delta, shuffled_epsilon
+from clipwise.accounting._problem import (
     LEAST_NOISE,
     SPARE,
     Accountant,
@@ -27,9 +24,12 @@ from clipwise.accounting.problem import (
     check_epsilon,
     pose,
 )
-from clipwise.accounting.rdp import rdp_delta, rdp_epsilon
-from clipwise.accounting.saddle import quick_delta, quick_epsilon
-from clipwise.accounting.shuffle import shuffled_delta, shuffled_epsilon
+from clipwise.accounting.accountants.edgeworth import edgeworth_delta, edgeworth_epsilon
+from clipwise.accounting.accountants.gdp import gdp_delta, gdp_epsilon
+from clipwise.accounting.accountants.pld import pld_delta, pld_epsilon
+from clipwise.accounting.accountants.rdp import rdp_delta, rdp_epsilon
+from clipwise.accounting.events import Event
+from clipwise.accounting.guarantee import Guarantee, Kind
 from clipwise.errors import AccountingError
 
 __all__ = ["Accountant", "Relation", "account", "account_delta"]

@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from clipwise.accounting._numerics.saddle import quick_epsilon
+from clipwise.accounting._problem import Problem, uses
 from clipwise.accounting.events import PrivateCalibration, ProjectedSteps
-from clipwise.accounting.problem import Problem, uses
-from clipwise.accounting.saddle import quick_epsilon
 from clipwise.errors import AccountingError, MissingExtra
 from clipwise.sampling import FixedSize, FullBatch, Poisson, Shuffled
 

@@ -11,8 +11,8 @@ import math
 
 import numpy as np
 
-from clipwise.accounting.gaussian import gaussian_delta, gaussian_epsilon
-from clipwise.accounting.laws import Composition, Pair
+from clipwise.accounting._numerics.gaussian import gaussian_delta, gaussian_epsilon
+from clipwise.accounting._numerics.laws import Composition, Pair
 
 __all__ = ["clt_mu", "gdp_delta", "gdp_epsilon"]
 

@@ -31,7 +31,7 @@ from functools import lru_cache
 import numpy as np
 from scipy import special
 
-from clipwise.accounting.lattice import Floats
+from clipwise.accounting._numerics.lattice import Floats
 
 __all__ = ["Spread", "spread"]
 
