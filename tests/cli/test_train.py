@@ -11,8 +11,8 @@ import pytest
 from clipwise.cli.main import main
 from clipwise.cli.train import LINES, watching
 from clipwise.progress import Bar, Console
-from clipwise.training import train as train_module
-from clipwise.training.watch import Progress
+from clipwise.training import Progress
+from clipwise.training.run import train as train_module
 from tests.terminal import Terminal
 from tests.training.common import TINY, exact_panel
 

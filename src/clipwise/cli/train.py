@@ -16,7 +16,7 @@ from clipwise.progress import Bar
 
 if TYPE_CHECKING:
     from clipwise.report import Run
-    from clipwise.training.watch import Progress
+    from clipwise.training import Progress
 
 NAME = "train"
 HELP = "train privately as a TOML configuration says, and write the run's folder with its report"
@@ -56,8 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Train, and say what came out and where it is."""
     from clipwise.report.run import plain
-    from clipwise.training.config import Config
-    from clipwise.training.train import train
+    from clipwise.training import Config, train
 
     config = Config.load(args.config, args.set)
     bar = Bar(config.name, "steps", lines=LINES)
@@ -138,7 +137,7 @@ def _print(run: Run, folder: Path) -> None:
     from clipwise.report import arms_of
     from clipwise.report.warnings import warnings_of
     from clipwise.report.wording import LABELS, interval_text, value_text
-    from clipwise.training.dp_sgld import AVERAGE
+    from clipwise.training import AVERAGE
 
     (arm,) = arms_of([run])
     data = run.provenance["data"]

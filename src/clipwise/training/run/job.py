@@ -19,11 +19,7 @@ from clipwise.optim import ProjectedPlan
 from clipwise.plan import Plan
 from clipwise.private import Checked, Looked
 from clipwise.recalibration import PrivateTemperatureScaling
-from clipwise.training.config import Config, default_delta
-from clipwise.training.datasets import Records
-from clipwise.training.functions import guarded
-from clipwise.training.models import freeze
-from clipwise.training.optimizers import OptimizerChoice
+from clipwise.training.config import Config, OptimizerChoice, Records, default_delta, freeze, guarded
 
 __all__ = ["Job", "Trained", "prepare", "private_scaling"]
 
