@@ -21,7 +21,7 @@ from io import BufferedIOBase
 from pathlib import Path
 
 from clipwise.data.archive import read_members
-from clipwise.data.entries import Entry, File, Form, Source
+from clipwise.data.entries import Entry, File, Form, Supply
 from clipwise.data.origins import Origin, Unavailable, disk_full
 from clipwise.errors import DataError
 from clipwise.files import content_sha256, file_sha256, locked, replacing
@@ -200,7 +200,7 @@ def obtain(entry: Entry, console: Console | None = None) -> Found:
 
 
 def _fetch_any(
-    entry: Entry, attempts: Iterable[tuple[Form, Source]], folder: Path, console: Console, tried: list[str]
+    entry: Entry, attempts: Iterable[tuple[Form, Supply]], folder: Path, console: Console, tried: list[str]
 ) -> Found:
     for form, source in attempts:
         console.say(f"fetching {entry.title} ({size_text(source.size)}): {source.label}")
@@ -222,7 +222,7 @@ def _fetch_any(
     raise DataError(_advice(entry, tried))
 
 
-def _fetch(form: Form, source: Source, folder: Path, temporary: Path, console: Console) -> None:
+def _fetch(form: Form, source: Supply, folder: Path, temporary: Path, console: Console) -> None:
     """Bring the files of a form into the folder, each whole and checked."""
     if source.needs and find_spec(source.needs) is None:
         raise Unavailable(f"{source.needs} is needed to read it: pip install 'clipwise[data]'")
@@ -294,7 +294,7 @@ def _checked(origin: Origin, name: str, temporary: Path, console: Console) -> Pa
     return path
 
 
-def _write_record(folder: Path, form: Form, source: Source) -> None:
+def _write_record(folder: Path, form: Form, source: Supply) -> None:
     try:
         record = dict(json.loads((folder / _RECORD).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
