@@ -33,8 +33,7 @@ card.md. Paths in a configuration count from the current folder. docs/configurat
 exit code: 0 success, 2 bad usage or input, 130 interrupted (--resume continues)
 """
 
-_SHOWN = ("accuracy", "ece", "mce", "nll", "brier", "rmse", "r2")
-_PERCENT = {"accuracy": "accuracy", "ece": "ECE"}
+_GLANCE = ("accuracy", "ece", "rmse")
 LINES = 4
 """Of a run that nobody watches."""
 
@@ -105,9 +104,10 @@ def measured(test: Mapping[str, float]) -> str:
     >>> measured({"accuracy": 0.934, "nll": 0.25, "ece": 0.031}), measured({"mse": 0.5, "rmse": 0.707, "r2": 0.4})
     ('accuracy 93.4 %  ECE 3.1 %', 'RMSE 0.707')
     """
-    if "rmse" in test:
-        return f"RMSE {test['rmse']:.4g}"
-    return "  ".join(f"{label} {100 * test[name]:.1f} %" for name, label in _PERCENT.items())
+    from clipwise.calibration import metric_named
+
+    shown = [(metric_named(name), test[name]) for name in _GLANCE if name in test]
+    return "  ".join(f"{m.label} {100 * value:.1f} %" if m.share else f"{m.label} {value:.4g}" for m, value in shown)
 
 
 def command_line() -> str:
@@ -134,9 +134,10 @@ def _summary(run: Run) -> dict[str, Any]:
 
 
 def _print(run: Run, folder: Path) -> None:
+    from clipwise.calibration import metrics_of
     from clipwise.report import arms_of
     from clipwise.report.warnings import warnings_of
-    from clipwise.report.wording import LABELS, interval_text, value_text
+    from clipwise.report.wording import interval_text, value_text
     from clipwise.training import AVERAGE
 
     (arm,) = arms_of([run])
@@ -145,8 +146,9 @@ def _print(run: Run, folder: Path) -> None:
     print(
         f"{run.name}: {run.plan['steps']} steps on {records} of {data['name']}, measured on {data['held_out']:,} others"
     )
-    shown = [(name, arm.estimates[name]) for name in _SHOWN if name in arm.estimates]
-    rows = [[LABELS[name], value_text(name, value), interval_text(name, value)] for name, value in shown]
+    followed = sorted((m for m in metrics_of(run.task) if m.followed), key=lambda m: m.place or math.inf)
+    shown = [(m.name, m.heading, arm.estimates[m.name]) for m in followed if m.name in arm.estimates]
+    rows = [[heading, value_text(name, value), interval_text(name, value)] for name, heading, value in shown]
     print(table(["", "measured", "95 % interval"], rows))
     for method, result in run.recalibrated.items():
         what = method if method == AVERAGE else f"recalibrated ({method})"
