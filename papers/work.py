@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 from zipfile import BadZipFile
 
-from clipwise.data.store import folders
+from clipwise.data import folders
 from clipwise.errors import ClipwiseError, DataError
 from clipwise.files import file_sha256 as file_sha256
 from clipwise.files import locked, replacing
