@@ -56,6 +56,7 @@ if TYPE_CHECKING:
         UnaccountedUpdate,
         UnsupportedNode,
     )
+    from clipwise.mechanisms import AdaptiveClip
     from clipwise.noise import SecureNormals
     from clipwise.plan import Plan
     from clipwise.private import Checked, Looked, Private, StepStatistics, check_model
@@ -75,17 +76,21 @@ _HOME = {
         *("InvalidConfig", "InvalidLosses", "InvalidPlan", "InvalidSampling", "LedgerError", "MissingExtra"),
         *("NotConverged", "NotSeparable", "UnaccountedUpdate", "UnsupportedNode"),
     ),
+    "mechanisms": ("AdaptiveClip",),
     "noise": ("SecureNormals",),
     "plan": ("Plan",),
     "private": ("Checked", "Looked", "Private", "StepStatistics", "check_model"),
     "sampling": ("FixedSize", "FullBatch", "Poisson", "Shuffled"),
 }
-_PARTS = ("calibration", "data", "federated", "ntk", "optim", "plots", "report", "sgld")  # used by name: cw.ntk.kernel
+_PARTS = (  # used by name: cw.ntk.kernel
+    *("calibration", "data", "federated", "mechanisms", "ntk", "optim", "plots", "report", "sgld"),
+)
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [
     "Abadi",
     "AccountingError",
+    "AdaptiveClip",
     "Automatic",
     "BatchClip",
     "BudgetSpent",

@@ -27,7 +27,7 @@ def test_an_ordinary_loop_trains_and_keeps_the_ledger() -> None:
     train(private, model, ds)
     assert float(losses_of(model, X, Y).detach().mean()) < before
     assert private.steps_done == private.ledger.steps == 30
-    assert private.ledger.events == private.plan.events()
+    assert private.ledger.events == private.plan.events
     assert all(p.grad is None for p in model.parameters())
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from torch.optim import Optimizer
 
-from clipwise.accounting import FederatedRounds, Ledger
+from clipwise.accounting import Ledger
 from clipwise.errors import CheckpointError
 from clipwise.private import checkpoint
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["capture", "check", "read", "restore", "write"]
 
-_VERSION = 2
+_VERSION = 3
 _KEYS = {"version", "plan", "rounds", "bound", "ledger", "seed", "label"}
 
 
@@ -27,7 +28,7 @@ def capture(server: Server) -> dict[str, Any]:
     """The state of a run. Only a seeded one holds anything that its randomness could be rebuilt from."""
     return {
         "version": _VERSION,
-        "plan": repr(server.plan),
+        "plan": server.plan.to_dict(),
         "rounds": server.rounds_done,
         "bound": server.bound,
         "ledger": server.ledger.to_json(),
@@ -47,7 +48,7 @@ def check(server: Server, saved: Mapping[str, Any]) -> None:
             "a saved run has its own ledger, which contains what it was begun with. Resume in a server without "
             "ledger=..., and record on server.ledger what else was released since."
         )
-    mine = (repr(server.plan), server._entropy.seed)
+    mine = (server.plan.to_dict(), server._entropy.seed)
     if mine != (saved["plan"], saved["seed"]):
         what = "plan" if mine[0] != saved["plan"] else "seed"
         raise CheckpointError(f"the run was begun with another {what}: expected {mine[0]}, saved is {saved['plan']}.")
@@ -111,5 +112,6 @@ def read(
 def _charge_interrupted(server: Server, begun: int) -> None:
     lost = begun - server.rounds_done
     if lost > 0:
-        server._ledger.record(FederatedRounds(server.plan.sampling, server._multiplier, lost, "interrupted"))
+        for event in server.plan.events_of(server.rounds_done, begun):
+            server._ledger.record(replace(event, reason="interrupted"))
         server._done = begun

@@ -15,20 +15,20 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
-from clipwise.accounting import FederatedRounds, Ledger
+from clipwise.accounting import Ledger
 from clipwise.accounting.accountant import Accountant, Relation
 from clipwise.clipping import Style
 from clipwise.errors import BudgetSpent, DataError, InvalidPlan, InvalidSampling
 from clipwise.federated import saving
-from clipwise.federated.adaptive import AdaptiveClip
-from clipwise.federated.plan import FederatedPlan
 from clipwise.federated.updates import Reply, admit, norms, shorten
+from clipwise.mechanisms import AdaptiveClip, Rounds
 from clipwise.noise import Entropy, GaussianNoise, Normals, joined
+from clipwise.plan import Plan
 from clipwise.private.checkpoint import Journal
 from clipwise.private.digests import Digests, Looked
 from clipwise.private.guard import check_one_process
 from clipwise.private.hashing import whole
-from clipwise.private.labels import of_values
+from clipwise.private.labels import of_plan, of_values
 from clipwise.private.saving import written
 
 __all__ = ["Failure", "Round", "RoundReport", "Server", "apply", "select"]
@@ -103,10 +103,10 @@ class Server:
 
     Guarantees: whatever a user sends, or whether it sends anything, moves the sum by at most `weight_cap` times the
     sensitivity of the clipping; the noise is `noise_multiplier` times that; the round is on `ledger` before its noise
-    is drawn; after `plan.rounds` rounds nothing more is released.
+    is drawn; after `plan.steps` rounds nothing more is released.
 
     >>> from clipwise import Abadi, FullBatch
-    >>> plan = FederatedPlan(sampling=FullBatch(2), rounds=1, clip=Abadi(1.0), noise_multiplier=0.0)
+    >>> plan = Plan(FullBatch(2), steps=1, clip=Abadi(1.0), noise_multiplier=0.0, mechanism=Rounds())
     >>> server = Server(plan, nn.Linear(1, 1, bias=False))
     >>> opened = server.open([0, 1])
     >>> server.close([(0, Reply({"weight": torch.tensor([[0.5]])}, 1)), (1, Failure("switched off"))])
@@ -117,24 +117,27 @@ class Server:
 
     def __init__(
         self,
-        plan: FederatedPlan,
+        plan: Plan,
         model: nn.Module,
         *,
         seed: int | None = None,
         noise: Normals | None = None,
         ledger: Ledger | None = None,
     ) -> None:
-        if not isinstance(plan, FederatedPlan):
-            raise InvalidPlan(f"plan must be a clipwise.federated.FederatedPlan, got {type(plan).__name__}.")
+        if not isinstance(plan, Plan) or not isinstance(plan.mechanism, Rounds):
+            raise InvalidPlan(
+                "plan must be a clipwise.Plan with mechanism=cw.mechanisms.Rounds(), got "
+                f"{getattr(plan, 'mechanism', plan)!r}."
+            )
         if plan.noise_multiplier is None:
             raise InvalidPlan("the plan has no noise yet: plan.calibrate(epsilon=..., delta=...) gives it some.")
         check_one_process()
-        self._plan, self._multiplier = plan, float(plan.noise_multiplier)
+        self._plan, self._rounds, self._multiplier = plan, plan.mechanism, float(plan.noise_multiplier)
         self._entropy = Entropy(seed)
-        self._start = b"" if seed is None else joined([b"federated", repr(plan).encode(), of_values(model)])
+        self._start = b"" if seed is None else joined([b"federated", of_plan(plan), of_values(model)])
         self._digests = Digests()
         self._ledger, self._continues = (Ledger(), False) if ledger is None else (ledger, True)
-        self._event = FederatedRounds(plan.sampling, self._multiplier)
+        self._event = plan.event_at(0)
         self._like = _sums_like(model)
         self._adaptive = plan.clip if isinstance(plan.clip, AdaptiveClip) else None
         self._bound = None if self._adaptive is None else self._adaptive.R
@@ -146,7 +149,7 @@ class Server:
         self._journal: Journal | None = None
 
     @property
-    def plan(self) -> FederatedPlan:
+    def plan(self) -> Plan:
         """The plan of the run."""
         return self._plan
 
@@ -164,6 +167,18 @@ class Server:
     def bound(self) -> float | None:
         """Where an adaptive norm stands; covered by epsilon."""
         return self._bound
+
+    @property
+    def rate(self) -> float:
+        """The probability with which a user takes part in a round."""
+        return self._rounds.rate(self._plan.sampling)
+
+    @property
+    def style(self) -> Style:
+        """The clipping of the next round; an adaptive norm stands at `bound`."""
+        if self._adaptive is None or self._bound is None:
+            return self._plan.style(self._done)
+        return self._adaptive.style(self._bound)
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -192,16 +207,15 @@ class Server:
 
     def open(self, users: Sequence[int]) -> Round:
         """Select among the users that are there, each by its own coin. A round that was not closed is forgotten."""
-        if self._done >= self._plan.rounds:
+        if self._done >= self._plan.steps:
             raise BudgetSpent(
-                f"all {self._plan.rounds} rounds of the plan are made. More would spend privacy that was not planned: "
+                f"all {self._plan.steps} rounds of the plan are made. More would spend privacy that was not planned: "
                 "make a plan with more rounds before training."
             )
         if len(set(users)) != len(users):
             raise InvalidSampling("a user is listed twice: it would take part more often than the plan says.")
-        chosen = select(users, self._plan.rate, self._entropy.labelled(self._start), self._done)
-        style = self._plan.style(self._done, self._bound)
-        self._opened = Round(self._done, style, chosen, asks_within=self._bound is not None)
+        chosen = select(users, self.rate, self._entropy.labelled(self._start), self._done)
+        self._opened = Round(self._done, self.style, chosen, asks_within=self._bound is not None)
         return self._opened
 
     def close(self, replies: Iterable[tuple[int, Reply | Failure]]) -> dict[str, Tensor]:
@@ -226,7 +240,7 @@ class Server:
             multiplier, count_std = self._adaptive.split(self._multiplier)
             # One release: the count is one more number of the noisy vector.
             *mean, count = self._noised(opened.style, [*gathered.sums, gathered.count], multiplier, [count_std])
-            share = 0.5 + float(count) * self._plan.denominator / self._plan.expected
+            share = 0.5 + float(count) * self._plan.denominator / self._plan.batch_size
             self._bound = self._adaptive.move(self._bound, share)
         problems = tuple(gathered.problems)
         self._last = RoundReport(
@@ -246,7 +260,7 @@ class Server:
             try:
                 if isinstance(reply, Failure):
                     raise DataError(reply.reason)
-                update, weight = admit(reply, self._like, self._plan.weight_cap)
+                update, weight = admit(reply, self._like, self._rounds.weight_cap)
             except DataError as problem:
                 gathered.problems.append((user, str(problem)))
                 continue
@@ -281,7 +295,7 @@ class Server:
             return [total * scale for total in sums]
         groups = style.groups(self._like)
         scales = style.noise_scales(list(groups))
-        unit = multiplier * self._plan.weight_cap
+        unit = multiplier * self._rounds.weight_cap
         std_of = {name: unit * scales[group] for group, names in groups.items() for name in names}
         each = [*(std_of[name] for name in self._like), *stds]
         return self._noise.release(sums, each, scale, self._done, self._start, self._charge_repetition)

@@ -104,12 +104,14 @@ class Private:
             raise InvalidPlan(f"plan must be a clipwise.Plan, got {type(plan).__name__}.")
         if plan.noise_multiplier is None:
             raise InvalidPlan("the plan has no noise yet: plan.calibrate(epsilon=..., delta=...) gives it some.")
+        if plan.mechanism.unit != "example":
+            raise InvalidPlan(f"the mechanism {plan.mechanism!r} is run by clipwise.federated.Server, not by Private.")
         check_one_process()
         self._plan, self._model, self._optimizer, self._loss_fn = plan, model, optimizer, loss_fn
         self._own_batches = own_batches
         self._seeding = Seeding(seed, plan, model, optimizer)
         self._source = noise
-        planned = plan.events()[0].repeated(1)
+        planned = plan.event_at(0)
         assert isinstance(planned, (GaussianSteps, ProjectedSteps))
         self._event = replace(planned, own_batches=own_batches)
         self._ledger = Ledger()
@@ -354,7 +356,7 @@ class Private:
 
     def _noised_mean(self, sums: list[Tensor], step: int) -> list[Tensor]:
         """(sums + noise) / expected batch size, a public number, on the public grid."""
-        scale = 1.0 / self._plan.batch_size
+        scale = 1.0 / self._plan.denominator
         if self._plan.noise_multiplier:
             assert self._scaled is not None
             before = self._seeding.charging(self._ledger, self._event, step)
