@@ -62,7 +62,8 @@ TARGETS = [
 
 def _clear_caches() -> None:
     """Every row starts cold."""
-    from clipwise.accounting import contour, edgeworth, grid, lattice, rdp, saddle
+    from clipwise.accounting._numerics import contour, grid, lattice, saddle
+    from clipwise.accounting.accountants import edgeworth, rdp
 
     for module in (contour, edgeworth, grid, lattice, rdp, saddle):
         for value in vars(module).values():
@@ -71,8 +72,8 @@ def _clear_caches() -> None:
 
 
 def _exact(segments: Segments, delta: float) -> tuple[float, str]:
-    from clipwise.accounting.accountant import _EPSILON, _exact_or_bound
-    from clipwise.accounting.laws import Composition, poisson
+    from clipwise.accounting._numerics.laws import Composition, poisson
+    from clipwise.accounting.account import _EPSILON, _exact_or_bound
 
     _clear_caches()
     remove = Composition.of([(poisson(q, 1.0 / sigma, replace=False), steps) for sigma, q, steps in segments])

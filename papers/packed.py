@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 from clipwise.errors import DataError
 from clipwise.files import locked, replacing
-from clipwise.report import Arm
+from clipwise.report import ArmResults
 from papers.work import write_text
 
 Record: TypeAlias = dict[str, Any]
@@ -26,14 +26,14 @@ FLOAT32 = "float32 numbers of torch, which end at 5.8 deviations (replaced since
 """What runs were made with that do not name their noise."""
 
 
-def noise(arm: Arm) -> str | None:
+def noise(arm: ArmResults) -> str | None:
     """Which noise made the runs of an arm; None when it has none."""
     if not arm.first.plan.get("noise_multiplier"):
         return None
     return " and ".join(sorted({str(run.provenance.get("noise", FLOAT32)) for run in arm.runs}))
 
 
-def write(folder: Path, records: Mapping[str, Record], arms: Sequence[Arm]) -> None:
+def write(folder: Path, records: Mapping[str, Record], arms: Sequence[ArmResults]) -> None:
     """Write both files of a folder: the runs by name, and the estimates of their arms."""
     parts = {name: _split(record) for name, record in records.items()}
     curves = _lines({name: large for name, (_, large) in parts.items()})

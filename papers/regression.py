@@ -12,7 +12,7 @@ from matplotlib.ticker import LogLocator, NullFormatter
 from clipwise import plots
 from clipwise.accounting.published import Published
 from clipwise.calibration import RegressionResult
-from clipwise.report import Arm, Estimate, Run, arms_of
+from clipwise.report import ArmResults, Estimate, Run, arms_of
 from papers.tables import epsilon, estimate, figure, findings_table, page, setting
 from papers.verdicts import Finding, seeds_of
 
@@ -46,12 +46,12 @@ def climb(values: Iterable[float | None]) -> float:
     return worst
 
 
-def climbs(arm: Arm, section: str = "test", metric: str = "mse") -> list[float]:
+def climbs(arm: ArmResults, section: str = "test", metric: str = "mse") -> list[float]:
     """Of the single runs of an arm."""
     return [climb(row[section][metric] for row in run.curves if row.get(section)) for run in arm.runs]
 
 
-def findings(arms: Sequence[Arm], published: Published) -> list[Finding]:
+def findings(arms: Sequence[ArmResults], published: Published) -> list[Finding]:
     """The paper's claims; the first arm has its small R, the private ones after it larger ones."""
     private = [arm for arm in arms if arm.epsilon is not None]
     if len(private) < 2 or private[0].epsilon is None:
@@ -68,7 +68,7 @@ def findings(arms: Sequence[Arm], published: Published) -> list[Finding]:
     return [*found, Finding(f"epsilon is {published.claim:.2f}", exact, right, seeds_of(small))]
 
 
-def _as_good(small: Arm, larger: Sequence[Arm]) -> Finding:
+def _as_good(small: ArmResults, larger: Sequence[ArmResults]) -> Finding:
     """The error of a larger R over that of the small one, less 1, of runs with the same seed."""
     errors = [{run.seed: error_of(run) for run in arm.runs} for arm in (small, *larger)]
     more = {
@@ -94,7 +94,7 @@ def error_of(run: Run) -> float:
     return run.test.mse
 
 
-def _monotone(arms: Sequence[Arm], otherwise: str, asked: str = "") -> Finding:
+def _monotone(arms: Sequence[ArmResults], otherwise: str, asked: str = "") -> Finding:
     found = {arm.name: climbs(arm) for arm in arms}
     small, *larger = map(fmean, found.values())
     said = "; ".join(
@@ -109,7 +109,7 @@ def _monotone(arms: Sequence[Arm], otherwise: str, asked: str = "") -> Finding:
     )
 
 
-def _training_loss(arms: Sequence[Arm]) -> Finding:
+def _training_loss(arms: Sequence[ArmResults]) -> Finding:
     """What the paper's theorem is about; it can be read where every batch is the whole data set."""
     found = {arm.name: climbs(arm, "private", "loss") for arm in arms}
     said = "; ".join(f"{name}: largest {100 * max(each):.1f} %" for name, each in found.items())
@@ -121,7 +121,7 @@ def _training_loss(arms: Sequence[Arm]) -> Finding:
     )
 
 
-def write(title: str, published: Published, arms: Sequence[Arm], folder: Path) -> str:
+def write(title: str, published: Published, arms: Sequence[ArmResults], folder: Path) -> str:
     """The curves with one standard deviation to both sides, and the tables."""
     noiseless = [arm for arm in arms if arm.name.endswith(WITHOUT_NOISE)]
     drawn = _curves([arm for arm in arms if arm not in noiseless])
@@ -138,7 +138,7 @@ def write(title: str, published: Published, arms: Sequence[Arm], folder: Path) -
     return page(folder, title, arms, (), figures, [findings_table(findings(arms, published)), said])
 
 
-def _curves(arms: Sequence[Arm]) -> Any:
+def _curves(arms: Sequence[ArmResults]) -> Any:
     drawn = plots.training_curves({arm.name: {"mse": curve} for arm in arms if (curve := arm.curve("test", "mse"))})
     axes = drawn.axes[0]
     axes.set_title("Test error (MSE)", loc="left", fontsize=11, fontweight="bold")

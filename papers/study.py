@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clipwise.cli.arguments import count
-from clipwise.report import Arm, Run, arms_of
+from clipwise.report import ArmResults, Run, arms_of
 from papers import packed
 from papers.packed import Record
 from papers.work import advance, side_by_side, told
@@ -88,9 +88,7 @@ def carry_out(job: Job) -> None:
     """Train one run in this process, from its checkpoint when it was begun before."""
     import torch
 
-    from clipwise.training.config import Config
-    from clipwise.training.train import train
-    from clipwise.training.watch import Progress
+    from clipwise.training import Config, Progress, train
 
     torch.set_num_threads(1)  # runs are done side by side instead
     if job.finished:  # by another process, meanwhile
@@ -197,7 +195,7 @@ def place(folder: Path, quick: bool) -> Iterator[Path]:
 
 def _check_settings(job: Job, config: str | None, where: str) -> None:
     """Refuse to count a run as one of this set that was trained with another configuration."""
-    from clipwise.training.config import Config
+    from clipwise.training import Config
 
     if config != Config.load(job.config, job.overrides()).text:
         raise SystemExit(
@@ -206,7 +204,7 @@ def _check_settings(job: Job, config: str | None, where: str) -> None:
         )
 
 
-def complete(study: Study, folder: Path, args: argparse.Namespace) -> tuple[Arm, ...]:
+def complete(study: Study, folder: Path, args: argparse.Namespace) -> tuple[ArmResults, ...]:
     """Train the runs that are missing in `folder`, and pack all that are there; their arms."""
     every = [] if args.draw else jobs(study, folder, args)
     there = packed.read(folder)  # before anything is trained: a damaged file must not cost hours
@@ -234,7 +232,9 @@ def complete(study: Study, folder: Path, args: argparse.Namespace) -> tuple[Arm,
 
 
 @told()
-def main(study: Study, write: Callable[[Sequence[Arm], Path], str], arguments: Sequence[str] | None = None) -> None:
+def main(
+    study: Study, write: Callable[[Sequence[ArmResults], Path], str], arguments: Sequence[str] | None = None
+) -> None:
     """Train what is missing, then `write(arms, folder)` tables and figures; its text is printed."""
     args = parser_of(study.name, study.seeds).parse_args(arguments)
     with place(study.folder, args.quick) as folder:

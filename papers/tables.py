@@ -11,8 +11,8 @@ from typing import Any
 
 import matplotlib as mpl
 
-from clipwise.accounting.guarantee import round_up
-from clipwise.report import Arm, Estimate, Run
+from clipwise.accounting import round_up
+from clipwise.report import ArmResults, Estimate, Run
 from papers.packed import CURVES, RESULTS, noise
 from papers.verdicts import BINS, PERCENT, Claim, Finding, mce
 from papers.work import write_text
@@ -43,12 +43,12 @@ def _rows(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in table)
 
 
-def epsilon(arm: Arm) -> str:
+def epsilon(arm: ArmResults) -> str:
     """Its exact epsilon, rounded up."""
     return "not private" if arm.epsilon is None else f"{round_up(arm.epsilon):.3f}"
 
 
-def results_table(arms: Sequence[Arm], metrics: Sequence[str]) -> str:
+def results_table(arms: Sequence[ArmResults], metrics: Sequence[str]) -> str:
     """One line per arm: seeds, epsilon, and every metric with its standard deviation over the seeds."""
     lines = []
     for arm in arms:
@@ -57,7 +57,7 @@ def results_table(arms: Sequence[Arm], metrics: Sequence[str]) -> str:
     return _rows(["arm", "seeds", "exact epsilon", *(TITLES[m] for m in metrics)], lines)
 
 
-def claims_table(arms: Sequence[Arm], claims: Sequence[Claim]) -> str:
+def claims_table(arms: Sequence[ArmResults], claims: Sequence[Claim]) -> str:
     """The paper's numbers beside ours, and whether they are the same."""
     by_name = {arm.name: arm for arm in arms}
     lines = []
@@ -91,7 +91,7 @@ def setting(run: Run) -> str:
     ).strip()
 
 
-def bins_table(arms: Sequence[Arm]) -> str:
+def bins_table(arms: Sequence[ArmResults]) -> str:
     """MCE for several numbers of bins."""
     lines = [[arm.name, str(len(arm.runs)), *(estimate("mce", mce(arm, bins)) for bins in BINS)] for arm in arms]
     said = (
@@ -100,7 +100,7 @@ def bins_table(arms: Sequence[Arm]) -> str:
     return said + _rows(["arm", "seeds", *(f"MCE, {bins} bins" for bins in BINS)], lines)
 
 
-def times(arms: Sequence[Arm]) -> str:
+def times(arms: Sequence[ArmResults]) -> str:
     """How many runs there are and how long they took."""
     minutes = [run.provenance["seconds"] / 60 for arm in arms for run in arm.runs]
     return (
@@ -109,13 +109,13 @@ def times(arms: Sequence[Arm]) -> str:
     )
 
 
-def noises(arms: Sequence[Arm]) -> str:
+def noises(arms: Sequence[ArmResults]) -> str:
     """Which noise made the runs, in a sentence."""
     found = sorted(filter(None, {noise(arm) for arm in arms}))
     return f"Their noise: {' and '.join(found)}." if found else "They have no noise."
 
 
-def same_draws(arms: Sequence[Arm]) -> bool:
+def same_draws(arms: Sequence[ArmResults]) -> bool:
     """Whether arms of one seed have the same batches and noise: so it was before an arm drew from its own seed."""
     return all("arm" not in run.provenance for arm in arms for run in arm.runs)
 
@@ -157,12 +157,12 @@ def _wrapped(block: str) -> str:
 def page(
     folder: Path,
     title: str,
-    arms: Sequence[Arm],
+    arms: Sequence[ArmResults],
     claims: Sequence[Claim],
     figures: Sequence[str],
     remarks: Sequence[str] = (),
     command: str | None = None,
-    trained: Sequence[Arm] | None = None,
+    trained: Sequence[ArmResults] | None = None,
 ) -> str:
     """Write `README.md` of a recipe; returns the tables. `trained` are its own arms, if not all."""
     metrics = HEADLINES[arms[0].first.task]

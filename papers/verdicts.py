@@ -8,7 +8,7 @@ from math import log10
 from scipy import stats
 
 from clipwise.calibration import CalibrationResult
-from clipwise.report import Arm, Estimate, Run
+from clipwise.report import ArmResults, Estimate, Run
 
 PERCENT = {"accuracy", "ece", "mce", "adaptive_ece", "debiased_ece", "smooth_ece", "classwise_ece"}
 BINS = (10, 15, 20)
@@ -61,7 +61,7 @@ class Finding:
         return ", ".join(map(str, self.seeds if len(set(self.seeds)) > 1 else self.seeds[:1]))
 
 
-def seeds_of(*arms: Arm) -> tuple[int, ...]:
+def seeds_of(*arms: ArmResults) -> tuple[int, ...]:
     """The number of runs of each arm."""
     return tuple(len(arm.runs) for arm in arms)
 
@@ -93,7 +93,7 @@ def _half_width(*arms: Estimate) -> float:
     return float(stats.t.ppf(0.975, freedom)) * total**0.5
 
 
-def smaller_mce(ours: Arm, theirs: Arm) -> bool | str:
+def smaller_mce(ours: ArmResults, theirs: ArmResults) -> bool | str:
     """Is our MCE the smaller one, with several numbers of bins?"""
     if seeds_of(ours, theirs) == (1, 1):
         return smaller(ours.estimates["mce"], theirs.estimates["mce"])
@@ -101,7 +101,7 @@ def smaller_mce(ours: Arm, theirs: Arm) -> bool | str:
     return found.pop() if len(found) == 1 else "not clear: it depends on the number of bins"
 
 
-def mce(arm: Arm, bins: int) -> Estimate:
+def mce(arm: ArmResults, bins: int) -> Estimate:
     """With this number of bins."""
     return Estimate.over_seeds([calibration_of(run).fine_bins.merged(bins).mce for run in arm.runs])
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from clipwise import plots
-from clipwise.report import Arm
+from clipwise.report import ArmResults
 from papers.cifar10.grid import best, points, whole
 from papers.cifar10.study import NOISE_R, NOISE_RATES, SIGMAS, noise_arm
 from papers.tables import HEADLINES, figure, results_table, same_draws
@@ -17,12 +17,14 @@ HIGHEST = 3.0
 """A loss above that of guessing, ln 10, tells nothing more; figures are cut there."""
 
 
-def curves_of(arms: Sequence[Arm], section: str = "test", names: Sequence[str] = ("nll", "accuracy", "ece")) -> Any:
+def curves_of(
+    arms: Sequence[ArmResults], section: str = "test", names: Sequence[str] = ("nll", "accuracy", "ece")
+) -> Any:
     """`{arm: {metric: curve}}`, as they are drawn."""
     return {each.name: {m: curve for m in names if (curve := each.curve(section, m))} for each in arms}
 
 
-def noise(by_name: Mapping[str, Arm], folder: Path) -> str:
+def noise(by_name: Mapping[str, ArmResults], folder: Path) -> str:
     """Several levels of noise, all else equal."""
     parts, arms = [], []
     for rate in NOISE_RATES:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from clipwise.report import Arm, Estimate, Point
+from clipwise.report import ArmResults, Estimate, Point
 from papers.cifar10.grid import accuracies, best, whole
 from papers.cifar10.study import LARGE, NOISE_RATES, SIGMAS, SMALL, TUNED, TUNED_LARGE, TUNED_SMALL, arm, noise_arm
 from papers.tables import TITLES, against, estimate
@@ -16,7 +16,7 @@ LITTLE = 0.02
 """A difference of loss, relative, or of accuracy, that is called little."""
 
 
-def findings(by_name: Mapping[str, Arm], rows: Sequence[Any]) -> list[Finding]:
+def findings(by_name: Mapping[str, ArmResults], rows: Sequence[Any]) -> list[Finding]:
     """All claims for which there are runs."""
     found = [_noise(by_name, rate) for rate in NOISE_RATES]
     for kind, small, large in (("", SMALL, LARGE), ("15 epochs", SMALL, LARGE), (TUNED, TUNED_SMALL, TUNED_LARGE)):
@@ -24,7 +24,7 @@ def findings(by_name: Mapping[str, Arm], rows: Sequence[Any]) -> list[Finding]:
     return [each for each in [*found, *_grid(rows)] if each is not None]
 
 
-def _noise(by_name: Mapping[str, Arm], rate: float) -> Finding | None:
+def _noise(by_name: Mapping[str, ArmResults], rate: float) -> Finding | None:
     """The test loss at the end, for every level of noise."""
     sigmas = [sigma for sigma in SIGMAS if noise_arm(sigma, rate) in by_name]
     losses = {sigma: by_name[noise_arm(sigma, rate)].estimates["nll"].mean for sigma in sigmas}
@@ -39,7 +39,7 @@ def _noise(by_name: Mapping[str, Arm], rate: float) -> Finding | None:
     )
 
 
-def _calibration(by_name: Mapping[str, Arm], kind: str, small: float, large: float) -> list[Finding]:
+def _calibration(by_name: Mapping[str, ArmResults], kind: str, small: float, large: float) -> list[Finding]:
     """A large R against a small one."""
     if not {arm(small, kind), arm(large, kind)} <= set(by_name):
         return []

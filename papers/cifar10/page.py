@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from clipwise import plots
-from clipwise.report import Arm
+from clipwise.report import ArmResults
 from papers.cifar10.ablations import METRICS, curves_of, grid, noise
 from papers.cifar10.findings import findings
 from papers.cifar10.networks import called
@@ -58,7 +58,7 @@ def claims(kind: str, network: str) -> list[Claim]:
     ]
 
 
-def write(arms: Sequence[Arm], rows: Sequence[Any], folder: Path, network: str, whole: bool = False) -> str:
+def write(arms: Sequence[ArmResults], rows: Sequence[Any], folder: Path, network: str, whole: bool = False) -> str:
     """Write README.md and the figures; returns the tables."""
     by_name = {each.name: each for each in arms}
     sections = [_head(arms, rows, network, whole), findings_table(findings(by_name, rows))]
@@ -74,7 +74,7 @@ def write(arms: Sequence[Arm], rows: Sequence[Any], folder: Path, network: str, 
     return "\n".join([*tables, table])
 
 
-def _head(arms: Sequence[Arm], rows: Sequence[Any], network: str, whole: bool) -> str:
+def _head(arms: Sequence[ArmResults], rows: Sequence[Any], network: str, whole: bool) -> str:
     minutes = sum(row.get("seconds", 0.0) for row in rows) / 60
     option = ("" if network == DEFAULT else f" --network {called(network)}") + " --whole" * whole
     seen, features, beside = "", "", ""
@@ -99,7 +99,7 @@ own network: `clipwise reproduce cifar10 --network vit_base`, and its protocol i
 {beside}"""
 
 
-def _arms(by_name: Mapping[str, Arm], kind: str, folder: Path, network: str) -> tuple[str, str]:
+def _arms(by_name: Mapping[str, ArmResults], kind: str, folder: Path, network: str) -> tuple[str, str]:
     """Accuracy and calibration for one length of training."""
     names = [arm(None, kind), arm(LARGE, kind), arm(SMALL, kind)]
     found = [by_name[name] for name in names if name in by_name]
@@ -127,7 +127,7 @@ def _arms(by_name: Mapping[str, Arm], kind: str, folder: Path, network: str) -> 
     return f"{title}\n\n{why}{rates}{tables}\n" + "\n".join(drawn), tables
 
 
-def _tuned(by_name: Mapping[str, Arm], folder: Path, network: str, whole: bool) -> tuple[str, str]:
+def _tuned(by_name: Mapping[str, ArmResults], folder: Path, network: str, whole: bool) -> tuple[str, str]:
     """All parameters."""
     found = [by_name[name] for R in (TUNED_SMALL, TUNED_LARGE) if (name := arm(R, TUNED)) in by_name]
     if not found:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from clipwise.accounting import GaussianSteps, account, account_delta, noise_multiplier, saddle_interval, tight_mu
-from clipwise.accounting.problem import pose
+from clipwise.accounting._problem import pose
 from clipwise.accounting.published import PUBLISHED, Published
 from clipwise.sampling import Poisson, Shuffled
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from clipwise import plots
-from clipwise.report import Arm, Curve
+from clipwise.report import ArmResults, Curve
 from papers.study import Study, Variant, main
 from papers.tables import figure, page
 
@@ -76,7 +76,7 @@ def _over_rounds(curves: dict[str, dict[str, Curve]]) -> Any:
     return drawn
 
 
-def write(arms: Sequence[Arm], folder: Path) -> str:
+def write(arms: Sequence[ArmResults], folder: Path) -> str:
     """Curves over the rounds, reliability diagrams, and the table."""
     drawn = [arm for arm in arms if arm.name != "R = 1, rate 2 / R"]  # as many as can be told apart
     curves = {

@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from clipwise import plots
-from clipwise.report import Arm, Curve
+from clipwise.report import ArmResults, Curve
 from papers.study import Study, Variant, main
 from papers.tables import against, bins_table, figure, findings_table, number, page, setting
 from papers.verdicts import Claim, Finding, seeds_of, smaller, smaller_mce
@@ -64,7 +64,7 @@ OVER_R = (
 )
 
 
-def findings(by_name: dict[str, Arm]) -> list[Finding]:
+def findings(by_name: dict[str, ArmResults]) -> list[Finding]:
     """The claims of the section in words."""
     if not {"R = 1", "R = 200"} <= set(by_name):
         return []
@@ -105,7 +105,7 @@ def _late(curve: Curve) -> Curve:
     )
 
 
-def write(arms: Sequence[Arm], folder: Path) -> str:
+def write(arms: Sequence[ArmResults], folder: Path) -> str:
     """The figures of the paper's section, and the table beside its numbers."""
     by_name = {arm.name: arm for arm in arms}
     shown = {name: by_name[name].first.test for name in _SIDE_BY_SIDE if name in by_name}

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from clipwise import plots
-from clipwise.report import Arm, arms_of
+from clipwise.report import ArmResults, arms_of
 from papers.mnist.__main__ import STUDY as MNIST
 from papers.study import Study, Variant, main, runs_of
 from papers.tables import TITLES, against, bins_table, figure, findings_table, page, setting
@@ -50,7 +50,7 @@ REMARKS = (
 )
 
 
-def findings(by_name: Mapping[str, Arm]) -> list[Finding]:
+def findings(by_name: Mapping[str, ArmResults]) -> list[Finding]:
     """The claim of the appendix."""
     if not {USUAL, GLOBAL} <= set(by_name):
         return []
@@ -62,11 +62,13 @@ def findings(by_name: Mapping[str, Arm]) -> list[Finding]:
     return [Finding(claim, here, little, seeds_of(*arms))]
 
 
-def write(arms: Sequence[Arm], folder: Path) -> str:
+def write(arms: Sequence[ArmResults], folder: Path) -> str:
     """The table of all rules, beside the usual clipping where its runs are there."""
     runs = runs_of(MNIST, folder.parent / MNIST.name)
     usual = [run for run in runs if run.name in LABELS]
-    every = [Arm(LABELS.get(arm.name, arm.name), arm.runs) for arm in (*(arms_of(usual) if usual else ()), *arms)]
+    every = [
+        ArmResults(LABELS.get(arm.name, arm.name), arm.runs) for arm in (*(arms_of(usual) if usual else ()), *arms)
+    ]
     shown = {arm.name: arm.first.test for arm in every}
     drawn = figure(folder, "reliability", plots.reliability_diagram(shown), "Reliability diagrams, first seed")
     table = findings_table(findings({arm.name: arm for arm in every}))

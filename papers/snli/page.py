@@ -12,7 +12,7 @@ from clipwise import plots
 from clipwise.accounting import account
 from clipwise.accounting.published import PUBLISHED
 from clipwise.calibration import CalibrationResult
-from clipwise.report import Arm
+from clipwise.report import ArmResults
 from papers.tables import against, bins_table, epsilon, figure, findings_table, number, page
 from papers.verdicts import Claim, Finding, seeds_of, smaller
 
@@ -40,7 +40,7 @@ def claims(weights: str | None) -> tuple[Claim, ...]:
     return CLAIMS if weights is None else tuple(replace(claim, why="") for claim in CLAIMS)
 
 
-def write(arms: Sequence[Arm], folder: Path, weights: str | None) -> str:
+def write(arms: Sequence[ArmResults], folder: Path, weights: str | None) -> str:
     """The figures of the paper's section, and the tables beside its numbers; `weights` are those of the option."""
     by_name = {arm.name: arm for arm in arms}
     shown = {arm.name: test for arm in arms if isinstance(test := arm.first.test, CalibrationResult)}
@@ -62,13 +62,13 @@ def write(arms: Sequence[Arm], folder: Path, weights: str | None) -> str:
     return "\n".join([tables, *remarks])
 
 
-def _switch(arm: Arm) -> int:
+def _switch(arm: ArmResults) -> int:
     """The first step with the large R."""
     plan = arm.first.plan
     return cw.MixUp(cw.Abadi(0.1), cw.Abadi(20.0), plan["clip"]["switch_at"]).switch_step(plan["steps"])
 
 
-def _training(by_name: dict[str, Arm]) -> Any:
+def _training(by_name: dict[str, ArmResults]) -> Any:
     curves = {
         name: {m: curve for m in ("nll", "accuracy", "ece") if (curve := arm.curve("test", m))}
         for name, arm in by_name.items()
@@ -80,7 +80,7 @@ def _training(by_name: dict[str, Arm]) -> Any:
     return drawn
 
 
-def _setting(arms: Sequence[Arm]) -> str:
+def _setting(arms: Sequence[ArmResults]) -> str:
     """What was trained on what, and where this differs from the paper."""
     run = arms[0].first
     data, plan = run.provenance["data"], run.plan
@@ -96,7 +96,7 @@ def _setting(arms: Sequence[Arm]) -> str:
     )
 
 
-def _privacy(arms: Sequence[Arm], weights: str | None) -> str:
+def _privacy(arms: Sequence[ArmResults], weights: str | None) -> str:
     """Our epsilon beside the paper's, and beside the exact value of the paper's setting."""
     private = [arm for arm in arms if arm.epsilon is not None]
     three, all_steps = (account(PUBLISHED[name].events, PUBLISHED[name].delta) for name in ("snli", "snli-as-run"))
@@ -119,7 +119,7 @@ def _privacy(arms: Sequence[Arm], weights: str | None) -> str:
     )
 
 
-def _findings(by_name: dict[str, Arm]) -> list[str]:
+def _findings(by_name: dict[str, ArmResults]) -> list[str]:
     """The claims in words, each with what was found here and whether it holds."""
     if not {SMALL, MIX_UP, LARGE} <= set(by_name):
         return []
@@ -159,7 +159,7 @@ def _findings(by_name: dict[str, Arm]) -> list[str]:
     return [findings_table(rows)]
 
 
-def _values(arm: Arm, metric: str) -> dict[float, float]:
+def _values(arm: ArmResults, metric: str) -> dict[float, float]:
     """A metric of the test pairs by step, mean over the seeds."""
     curve = arm.curve("test", metric)
     assert curve is not None

@@ -9,8 +9,7 @@ from typing import Any
 
 from clipwise._encoding import SAMPLINGS, decode, encode, keys
 from clipwise._validate import is_count, is_finite
-from clipwise.accounting import Event, account, noise_scale
-from clipwise.accounting.accountant import Accountant, Relation
+from clipwise.accounting import Accountant, Event, Relation, account, noise_scale
 from clipwise.clipping import Clip, Flat, Groupwise, Layerwise, MixUp, Rule, Style, as_clip, is_private
 from clipwise.errors import InvalidPlan
 from clipwise.mechanisms import AdaptiveClip, Gaussian, Mechanism

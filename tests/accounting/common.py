@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from clipwise.accounting import GaussianSteps
-from clipwise.accounting.laws import Composition, poisson
+from clipwise.accounting._numerics.laws import Composition, poisson
 from clipwise.sampling import Poisson
 
 VECTORS: list[dict[str, Any]] = json.loads(Path(__file__).with_name("vectors.json").read_text())

@@ -21,7 +21,7 @@ from clipwise.accounting import (
     privacy_curve,
     tight_mu,
 )
-from clipwise.accounting.gaussian import gaussian_delta
+from clipwise.accounting._numerics.gaussian import gaussian_delta
 from clipwise.errors import AccountingError
 from clipwise.sampling import FixedSize, FullBatch, Poisson, Shuffled
 

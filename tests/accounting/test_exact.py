@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from clipwise.accounting import GaussianSteps, account, account_delta, contour
-from clipwise.accounting.contour import Attempt, NotConverged, exact_delta, exact_epsilon
-from clipwise.accounting.gaussian import gaussian_delta, gaussian_epsilon, gaussian_mu
-from clipwise.accounting.gdp import gdp_epsilon
-from clipwise.accounting.grid import grid_delta, grid_epsilon
-from clipwise.accounting.laws import Composition, gaussian, poisson
-from clipwise.accounting.rdp import rdp_epsilon
-from clipwise.accounting.single import single_delta, single_epsilon
+from clipwise.accounting import GaussianSteps, account, account_delta
+from clipwise.accounting._numerics import contour
+from clipwise.accounting._numerics.contour import Attempt, NotConverged, exact_delta, exact_epsilon
+from clipwise.accounting._numerics.gaussian import gaussian_delta, gaussian_epsilon, gaussian_mu
+from clipwise.accounting._numerics.grid import grid_delta, grid_epsilon
+from clipwise.accounting._numerics.laws import Composition, gaussian, poisson
+from clipwise.accounting._numerics.single import single_delta, single_epsilon
+from clipwise.accounting.accountants.gdp import gdp_epsilon
+from clipwise.accounting.accountants.rdp import rdp_epsilon
 from clipwise.sampling import Poisson
 
 from .common import MNIST, SNLI, VECTORS, run

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from clipwise.accounting import Accountant, GaussianSteps, PrivateCalibration, ProjectedSteps, account, account_delta
 from clipwise.accounting import saddle_interval as interval
-from clipwise.accounting.laws import Law, truncated_poisson, truncated_up_to
-from clipwise.accounting.single import single_delta
+from clipwise.accounting._numerics.laws import Law, truncated_poisson, truncated_up_to
+from clipwise.accounting._numerics.single import single_delta
 from clipwise.errors import AccountingError
 from clipwise.sampling import FixedSize, FullBatch, Poisson, Sampling, Shuffled
 

@@ -21,7 +21,7 @@ from clipwise.accounting import (
     account_delta,
     saddle_interval,
 )
-from clipwise.accounting.problem import pose
+from clipwise.accounting._problem import pose
 from clipwise.sampling import FixedSize, FullBatch, Poisson, Shuffled
 
 from .common import run

@@ -23,8 +23,8 @@ from clipwise.accounting import (
     noise_multiplier,
     privacy_curve,
 )
-from clipwise.accounting.lattice import Floats
-from clipwise.accounting.laws import Law, Mixture, Pair, truncated_poisson, truncated_up_to
+from clipwise.accounting._numerics.lattice import Floats
+from clipwise.accounting._numerics.laws import Law, Mixture, Pair, truncated_poisson, truncated_up_to
 from clipwise.accounting.relation import relation_of, restated
 from clipwise.errors import AccountingError, InvalidSampling, LedgerError
 from clipwise.sampling import FixedSize, FullBatch, Poisson, Shuffled, arguments, made_from

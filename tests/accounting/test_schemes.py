@@ -10,11 +10,11 @@ import pytest
 from scipy import optimize, stats
 
 from clipwise.accounting import FederatedRounds, GaussianSteps, Ledger, PrivateCalibration, account, account_delta
-from clipwise.accounting.contour import exact_epsilon
-from clipwise.accounting.gaussian import gaussian_epsilon
-from clipwise.accounting.lattice import Floats
-from clipwise.accounting.problem import ShuffledRun, pose
-from clipwise.accounting.shuffle import shuffled_delta, shuffled_epsilon
+from clipwise.accounting._numerics.contour import exact_epsilon
+from clipwise.accounting._numerics.gaussian import gaussian_epsilon
+from clipwise.accounting._numerics.lattice import Floats
+from clipwise.accounting._numerics.shuffle import ShuffledRun, shuffled_delta, shuffled_epsilon
+from clipwise.accounting._problem import pose
 from clipwise.errors import AccountingError
 from clipwise.sampling import FixedSize, FullBatch, Poisson, Shuffled
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import clipwise as cw
+from clipwise.entropy import Entropy
 from clipwise.mechanisms import Rounds
-from clipwise.noise import Entropy
 
 SEED = 11
 ClipFn = Callable[[Tensor], Tensor]

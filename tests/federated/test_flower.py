@@ -25,9 +25,9 @@ from scipy import stats
 from torch import nn
 
 import clipwise as cw
+from clipwise.entropy import Entropy
 from clipwise.federated import LocalTraining, Server, run, select
 from clipwise.federated.flower import DPFedAvg, answer
-from clipwise.noise import Entropy
 from tests.federated.common import federated_plan, flat, loss_fn, make_model, make_users
 
 NODES = 12
@@ -110,7 +110,7 @@ def test_a_run_on_flower_goes_on_after_a_stop(tmp_path: Path) -> None:
 
 
 def test_participation_on_flower_is_independent_coins() -> None:
-    strategy = DPFedAvg(make_plan(rounds=2_000), make_model(), seed=1)
+    strategy = DPFedAvg(make_plan(steps=2_000), make_model(), seed=1)
     grid, arrays = StandIn(), ArrayRecord(make_model().state_dict())
     taken = torch.zeros(2_000, NODES)
     for number in range(2_000):
@@ -157,7 +157,7 @@ class Unreliable(StandIn):
 
 
 def test_the_round_goes_on_whatever_nodes_send(logged: pytest.LogCaptureFixture) -> None:
-    plan = make_plan(sampling=cw.FullBatch(NODES), rounds=1, noise_multiplier=0.0, total_weight=1.0)
+    plan = make_plan(sampling=cw.FullBatch(NODES), steps=1, noise_multiplier=0.0, total_weight=1.0)
     model = make_model()
     strategy = DPFedAvg(plan, model)
     trained = start(strategy, Unreliable(), model, 1)
@@ -172,7 +172,7 @@ def test_the_round_goes_on_whatever_nodes_send(logged: pytest.LogCaptureFixture)
 
 
 def test_a_round_without_nodes_is_noise() -> None:
-    plan = make_plan(sampling=cw.Poisson(10**6, 1), rounds=1)
+    plan = make_plan(sampling=cw.Poisson(10**6, 1), steps=1)
     model = make_model()
     strategy = DPFedAvg(plan, model, min_available_nodes=1, seed=0)
     grid = StandIn()
@@ -199,7 +199,7 @@ def test_fixed_fractions_are_refused() -> None:
 
 def test_more_rounds_than_planned_are_refused() -> None:
     model = make_model()
-    strategy = DPFedAvg(make_plan(rounds=2), model)
+    strategy = DPFedAvg(make_plan(steps=2), model)
     with pytest.raises(cw.BudgetSpent):
         start(strategy, StandIn(), model, 3)
     assert strategy.ledger.steps == 2

@@ -17,8 +17,8 @@ from torch.utils.data import Dataset, TensorDataset
 
 import clipwise as cw
 from clipwise.accounting import FederatedRounds
+from clipwise.entropy import Entropy
 from clipwise.federated import LocalTraining, Reply, Server, Task, apply, run, select
-from clipwise.noise import Entropy
 from tests.federated.common import federated_plan, flat, loss_fn, make_model, make_users
 
 

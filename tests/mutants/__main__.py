@@ -39,6 +39,8 @@ MODULES = (
 )  # fmt: skip
 _FIRST = 10.0  # seconds of the fastest tests, before the others
 _OPEN = "survived the fastest tests"
+_ENDLESS = "did not end"  # noticed, as a test that hangs is; on a busy machine such verdicts are worth a second look
+_NOTICED = ("killed", _ENDLESS)
 
 
 def all_changes(modules: tuple[str, ...] = MODULES) -> list[Change]:
@@ -93,7 +95,8 @@ def apart(changes: Sequence[Change]) -> tuple[list[Change], list[Change]]:
 def page(body: dict[str, Any], known: dict[str, str]) -> str:
     """The committed summary."""
     rows = body["mutants"]
-    left = {name: row for name, row in rows.items() if row["verdict"] != "killed"}
+    left = {name: row for name, row in rows.items() if row["verdict"] not in _NOTICED}
+    endless = sum(row["verdict"] == _ENDLESS for row in rows.values())
     counted = len(rows) - sum(name in known for name in left)
     open_ones = {name: row for name, row in left.items() if name not in known}
     lines = [
@@ -101,7 +104,8 @@ def page(body: dict[str, Any], known: dict[str, str]) -> str:
         "",
         f"`python -m tests.mutants --seed {body['seed']} --count {body['count']}` on {body['date']}, revision "
         f"{body['revision']}: **{len(rows) - len(left)} of {counted} mutants killed "
-        f"({100 * (len(rows) - len(left)) / max(1, counted):.1f} %)**; {len(left) - len(open_ones)} others change "
+        f"({100 * (len(rows) - len(left)) / max(1, counted):.1f} %)**, {endless} of them since the tests did not end; "
+        f"{len(left) - len(open_ones)} others change "
         "nothing that a test could see, and are named in `known.toml` with the reason.",
         "",
     ]
@@ -151,7 +155,7 @@ def main() -> int:
 
     with Pool.of(options.jobs, covering) as pool:
         fastest = {change: chosen_tests(change, covering)[0] for change in chosen if change.name not in verdicts}
-        pool.noticed(fastest, lambda change, dead: note(change, "killed" if dead else _OPEN))
+        pool.noticed(fastest, lambda change, failed: note(change, _verdict(failed)))
         survivors = [change for change in chosen if verdicts[change.name]["verdict"] == _OPEN]
         for change in killed_together(survivors, covering, pool):
             note(change, "killed")
@@ -163,7 +167,11 @@ def main() -> int:
     print("\n" + text)
     if not options.only:
         PAGE.write_text(text, encoding="utf-8")
-    return int(any(row["verdict"] != "killed" and name not in known for name, row in body["mutants"].items()))
+    return int(any(row["verdict"] not in _NOTICED and name not in known for name, row in body["mutants"].items()))
+
+
+def _verdict(failed: list[str] | None) -> str:
+    return _ENDLESS if failed is None else "killed" if failed else _OPEN
 
 
 def _revision() -> str:

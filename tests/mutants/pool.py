@@ -40,14 +40,14 @@ class Pool:
             self._free.put(source)
 
     def noticed(
-        self, tests: Mapping[Change, Sequence[str]], note: Callable[[Change, bool], None] = lambda *_: None
+        self, tests: Mapping[Change, Sequence[str]], note: Callable[[Change, list[str] | None], None] = lambda *_: None
     ) -> list[Change]:
-        """The changes that some of their own tests notice; `note` hears of each as soon as it is known."""
+        """The changes that some of their own tests notice; `note` hears what failed as soon as it is known."""
 
         def look(change: Change) -> bool:
-            dead = bool(tests[change]) and self._failing([change], tests[change], first=True) != []
-            note(change, dead)
-            return dead
+            failed = self._failing([change], tests[change], first=True) if tests[change] else []
+            note(change, failed)
+            return failed != []
 
         return [change for change, dead in zip(tests, self._threads.map(look, tests), strict=True) if dead]
 

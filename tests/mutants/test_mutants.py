@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -11,9 +13,9 @@ import pytest
 
 from tests.mutants.__main__ import _FIRST, all_changes, killed_together
 from tests.mutants.changes import Change, changes_of
-from tests.mutants.coverage_of import ROOT, Covering
+from tests.mutants.coverage_of import ROOT, Covering, _add_seconds
 from tests.mutants.pool import Pool
-from tests.mutants.trial import copy_of_the_package, failing
+from tests.mutants.trial import CRASHED, copy_of_the_package, failing
 
 PROGRAM = '''"""Words stay."""
 def f(x: int = 1) -> bool:
@@ -49,6 +51,20 @@ def test_a_change_is_noticed_by_a_test_that_looks() -> None:
     with copy_of_the_package() as source:
         assert failing([change], source, ["tests/core/test_sampling.py"], 5.0)
         assert failing([change], source, ["tests/core/test_exports.py"], 5.0) == []
+        broken = replace(change, new="raise")
+        assert failing([broken], source, ["tests/core/test_exports.py"], 5.0) == [CRASHED]
+
+
+def test_a_test_that_fails_anyway_notices_nothing(tmp_path: Path) -> None:
+    report = tmp_path / "junit.xml"
+    case = '<testcase classname="tests.core.test_a" name="{}" time="2">{}</testcase>'
+    cases = case.format("test_good[1]", "") + case.format("test_good[2]", "") + case.format("test_bad", "<failure/>")
+    report.write_text(f"<testsuite>{cases}</testsuite>")
+    seconds: defaultdict[str, float] = defaultdict(float)
+    good, bad = "tests/core/test_a.py::test_good", "tests/core/test_a.py::test_bad"
+    assert _add_seconds(report, seconds) == {bad}
+    covering = Covering({"m.py": {1: [bad, good]}}, dict(seconds)).without({bad})
+    assert covering.tests_of("m.py", 1) == [good] and covering.time_of([good]) == 4
 
 
 class _Suite:

@@ -19,6 +19,7 @@ import pytest
 from tests.mutants.changes import Change
 from tests.mutants.coverage_of import ROOT
 
+CRASHED = "no test ended"
 _LIMIT = 4.0  # times as long as the tests take, and no more: a mutant that hangs is noticed
 
 
@@ -37,7 +38,8 @@ def failing(
 ) -> list[str] | None:
     """The tests that fail with all these changes made; only the first of them if asked.
 
-    `seconds` is what the tests take without them. None: they did not end in time, or not as tests do.
+    `seconds` is what the tests take without them. None: they did not end in time. `CRASHED`: they did not end as tests
+    do, for example since the package cannot be imported.
     """
     texts = {path: (source / path).read_text(encoding="utf-8") for path in {change.path for change in changes}}
     for path, text in texts.items():
@@ -50,15 +52,18 @@ def failing(
     try:
         process.start()
         process.join(60 + _LIMIT * seconds)
+        in_time = not process.is_alive()
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid or 0, signal.SIGKILL)  # with whatever the tests started
         process.join()
         for path, text in texts.items():
             (source / path).write_text(text, encoding="utf-8")
+    if not in_time:
+        return None
     if process.exitcode == 0:
         return []
-    return sorted(set(failed.read_text(encoding="utf-8").split("\n")[:-1])) or None if failed.exists() else None
+    return sorted(set(failed.read_text(encoding="utf-8").split("\n")[:-1])) if failed.exists() else [CRASHED]
 
 
 @cache

@@ -16,9 +16,10 @@ from torch.utils.data import TensorDataset
 
 import clipwise as cw
 from clipwise.accounting import ProjectedSteps
+from clipwise.entropy import Entropy
 from clipwise.errors import CheckpointError, InvalidLosses, InvalidPlan, NotSeparable, UnsupportedNode
 from clipwise.mechanisms import ProjectedNorms
-from clipwise.noise import Entropy, SecureNormals
+from clipwise.noise import SecureNormals
 from clipwise.optim import ProjectedPrivate
 from clipwise.optim.projections import Projections, Replay
 from tests.core.common import Recorder

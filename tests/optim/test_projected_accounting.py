@@ -13,11 +13,11 @@ from scipy import integrate, stats
 
 import clipwise as cw
 from clipwise.accounting import PrivateCalibration, ProjectedSteps, account, account_delta, noise_scale, privacy_curve
-from clipwise.accounting.contour import exact_epsilon
-from clipwise.accounting.gaussian import gaussian_delta
-from clipwise.accounting.laws import Composition, Law, gaussian, mixed, poisson
-from clipwise.accounting.projected import spread
-from clipwise.accounting.single import single_delta
+from clipwise.accounting._numerics.contour import exact_epsilon
+from clipwise.accounting._numerics.gaussian import gaussian_delta
+from clipwise.accounting._numerics.laws import Composition, Law, gaussian, mixed, poisson
+from clipwise.accounting._numerics.projected import spread
+from clipwise.accounting._numerics.single import single_delta
 from clipwise.errors import AccountingError
 
 

@@ -14,15 +14,15 @@ from papers.packed import CURVES, RESULTS
 from papers.study import Study, Variant, jobs, main, parser_of, runs_of
 
 from clipwise.errors import DataError
-from clipwise.report import Arm, Run, arms_of
-from clipwise.training.config import Config
+from clipwise.report import ArmResults, Run, arms_of
+from clipwise.training import Config
 from tests.papers.test_study import CONFIG
 from tests.report.samples import judged, made_run, regression_run
 
 VARIANTS = (Variant("R = 1"), Variant("not private", ("optimizer.learning_rate=0.05",)))
 
 
-def said(arms: Sequence[Arm], folder: Path) -> str:
+def said(arms: Sequence[ArmResults], folder: Path) -> str:
     return "; ".join(f"{arm.name}: {len(arm.runs)}" for arm in arms)
 
 

@@ -19,7 +19,7 @@ from papers.tables import findings_table, results_table, setting
 from papers.verdicts import BINS, Claim, Finding, smaller, smaller_mce
 
 from clipwise.calibration import CalibrationResult
-from clipwise.report import Arm, Estimate, Run
+from clipwise.report import ArmResults, Estimate, Run
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -109,7 +109,7 @@ def test_seeds_that_are_far_apart_decide_nothing() -> None:
     assert smaller(low, Estimate(0.4, None, 0.34, 0.45)) == "not clear: one seed, and its intervals overlap"
 
 
-def classifier(*gaps: tuple[float, float, float]) -> Arm:
+def classifier(*gaps: tuple[float, float, float]) -> ArmResults:
     """An arm with a run for every triple: its MCE with 10, 15 and 20 bins."""
     runs = []
     for values in gaps:
@@ -117,7 +117,7 @@ def classifier(*gaps: tuple[float, float, float]) -> Arm:
         merged = dict(zip(BINS, values, strict=True))
         object.__setattr__(test, "fine_bins", SimpleNamespace(merged=lambda n, m=merged: SimpleNamespace(mce=m[n])))
         runs.append(SimpleNamespace(test=test))
-    return cast("Arm", SimpleNamespace(runs=runs))
+    return cast("ArmResults", SimpleNamespace(runs=runs))
 
 
 def test_an_mce_that_depends_on_the_bins_decides_nothing() -> None:
@@ -129,7 +129,7 @@ def test_an_mce_that_depends_on_the_bins_decides_nothing() -> None:
 
 def test_epsilon_is_never_rounded_down() -> None:
     arm = SimpleNamespace(name="a", runs=[0], epsilon=0.6003, estimates={"mse": Estimate(1.0)})
-    assert "| 0.601 |" in results_table([cast("Arm", arm)], ["mse"])
+    assert "| 0.601 |" in results_table([cast("ArmResults", arm)], ["mse"])
 
 
 @pytest.mark.parametrize(("sampling", "batch"), [({"batch_size": 256}, "an expected batch of 256"), ({}, "all")])

@@ -11,7 +11,7 @@ from papers.study import Study, Variant, main, place, runs_of
 from papers.tables import page
 from papers.verdicts import Claim
 
-from clipwise.report import Arm, Estimate
+from clipwise.report import ArmResults, Estimate
 
 CONFIG = """
 batch_size = 64
@@ -47,7 +47,7 @@ def study(tmp_path: Path) -> Study:
     return Study(tmp_path, variants, seeds=2, quick=("steps=1",))
 
 
-def write(arms: Sequence[Arm], folder: Path) -> str:
+def write(arms: Sequence[ArmResults], folder: Path) -> str:
     return page(folder, "Test", arms, CLAIMS, [])
 
 
@@ -165,7 +165,7 @@ def test_a_page_that_cannot_be_written_leaves_the_old_one(study: Study, monkeypa
     before = (study.folder / "README.md").read_bytes()
     assert "±" in before.decode("utf-8")
 
-    def full(arms: Sequence[Arm], folder: Path) -> str:
+    def full(arms: Sequence[ArmResults], folder: Path) -> str:
         raise OSError(28, "No space left on device")
 
     with pytest.raises(SystemExit, match=r"clipwise: error: .*No space left"):

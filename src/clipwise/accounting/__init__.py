@@ -1,14 +1,22 @@
 """Accounting: what was released -> epsilon. The ledger stores facts, accountants are functions of it."""
 
-from clipwise.accounting.accountant import Accountant, Relation, account, account_delta
-from clipwise.accounting.calibrate import free_cap, max_batch_size, max_steps, noise_multiplier, noise_scale
+from clipwise.accounting.account import Accountant, account, account_delta
+from clipwise.accounting.accountants.edgeworth import saddle_interval
 from clipwise.accounting.curves import PrivacyCurve, privacy_curve, tight_mu
-from clipwise.accounting.edgeworth import saddle_interval
-from clipwise.accounting.events import Event, FederatedRounds, GaussianSteps, PrivateCalibration, ProjectedSteps
+from clipwise.accounting.events import (
+    Event,
+    FederatedRounds,
+    GaussianSteps,
+    PrivateCalibration,
+    ProjectedSteps,
+    check_projected_sampling,
+)
 from clipwise.accounting.functions import delta, epsilon
-from clipwise.accounting.guarantee import Guarantee
+from clipwise.accounting.guarantee import Guarantee, neighbours, round_up
 from clipwise.accounting.ledger import Ledger
-from clipwise.accounting.panel import privacy_panel
+from clipwise.accounting.panel import panel_of, privacy_panel
+from clipwise.accounting.relation import Relation, restated
+from clipwise.accounting.solve import free_cap, max_batch_size, max_steps, noise_multiplier, noise_scale
 
 __all__ = [
     "Accountant",
@@ -23,15 +31,20 @@ __all__ = [
     "Relation",
     "account",
     "account_delta",
+    "check_projected_sampling",
     "delta",
     "epsilon",
     "free_cap",
     "max_batch_size",
     "max_steps",
+    "neighbours",
     "noise_multiplier",
     "noise_scale",
+    "panel_of",
     "privacy_curve",
     "privacy_panel",
+    "restated",
+    "round_up",
     "saddle_interval",
     "tight_mu",
 ]

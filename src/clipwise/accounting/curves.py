@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from clipwise.accounting.accountant import account, account_delta
+from clipwise.accounting._numerics.gaussian import gaussian_mu
+from clipwise.accounting._numerics.lattice import Floats
+from clipwise.accounting._problem import Relation, check_delta, pose
+from clipwise.accounting.account import account, account_delta
+from clipwise.accounting.accountants.gdp import clt_mu
 from clipwise.accounting.events import Event
-from clipwise.accounting.gaussian import gaussian_mu
-from clipwise.accounting.gdp import clt_mu
 from clipwise.accounting.guarantee import Kind
-from clipwise.accounting.lattice import Floats
-from clipwise.accounting.problem import Relation, check_delta, pose
 from clipwise.errors import AccountingError
 
 __all__ = ["PrivacyCurve", "privacy_curve", "tight_mu"]

@@ -137,8 +137,8 @@ class ProjectedSteps:
     """Steps whose norms were only estimated, each from `projections` fresh random ones (DP-SGD-JL).
 
     An estimate that is too small lets a sample contribute more than the sensitivity that `noise_multiplier` refers to,
-    so such steps are never accounted like exact ones: `clipwise.accounting.projected` says how. All records of a step
-    share its projections.
+    so such steps are never accounted like exact ones (`_numerics/projected.py` says how). All records of a step share
+    its projections.
 
     >>> from clipwise.sampling import Poisson
     >>> ProjectedSteps(Poisson(60_000, 256), noise_multiplier=1.1, projections=64, steps=10).count

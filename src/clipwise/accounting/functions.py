@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from clipwise.accounting.accountant import account, account_delta
+from clipwise.accounting._problem import Accountant, Relation
+from clipwise.accounting.account import account, account_delta
 from clipwise.accounting.events import Event, GaussianSteps
-from clipwise.accounting.problem import Accountant, Relation
 from clipwise.sampling import Sampling
 
 __all__ = ["delta", "epsilon"]

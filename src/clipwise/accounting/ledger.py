@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from clipwise._validate import is_count
-from clipwise.accounting.accountant import Accountant, Relation, account, account_delta
+from clipwise.accounting.account import Accountant, Relation, account, account_delta
 from clipwise.accounting.events import MOST, Event, PrivateCalibration, decode, encode
 from clipwise.accounting.guarantee import Guarantee
 from clipwise.accounting.relation import relation_of

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol, get_args
 
-from clipwise.accounting.accountant import account
+from clipwise.accounting._problem import Accountant, Relation, check_delta
+from clipwise.accounting.account import account
 from clipwise.accounting.events import Event
 from clipwise.accounting.guarantee import Guarantee
-from clipwise.accounting.problem import Accountant, Relation, check_delta
 from clipwise.errors import AccountingError, MissingExtra
 
 __all__ = ["HasEvents", "panel_of", "privacy_panel"]

@@ -29,7 +29,7 @@ from clipwise.errors import DataError
 
 if TYPE_CHECKING:
     from clipwise.data import DataSet
-    from clipwise.report import Arm, Run
+    from clipwise.report import ArmResults, Run
 
 NAME = "demo"
 HELP = "train small networks with a small and a large clipping norm at the same epsilon, and show what differs"
@@ -132,11 +132,10 @@ def _cores() -> int:
 @lru_cache(maxsize=1)
 def _data(name: str) -> DataSet:
     """The records as the arms use them; loaded once in every process."""
-    from clipwise.training.config import Config
-    from clipwise.training.toml import Source
+    from clipwise.training import Config
 
     text = configuration(SETTINGS[name], "small", 0, 1)
-    return Config.of(Source.parse(text, "demo.toml")).data.load()
+    return Config.parse(text, "demo.toml").data.load()
 
 
 def _choose_data(wanted: str | None) -> tuple[str, str]:
@@ -155,12 +154,10 @@ def _train(name: str, command: str, text: str, folder: str) -> str:
     """One run, in whatever process."""
     import torch
 
-    from clipwise.training.config import Config
-    from clipwise.training.toml import Source
-    from clipwise.training.train import train
+    from clipwise.training import Config, train
 
     torch.set_num_threads(1)  # the network is tiny: threads only wait for each other
-    config = Config.of(Source.parse(text, "demo.toml"))
+    config = Config.parse(text, "demo.toml")
     made, path = train(config, output=folder, force=True, command=command, data=_data(name), page=False)
     note = CHOSEN.format(rate=SETTINGS[name].rate, large=LARGE)
     replace(made, warnings=(*made.warnings, note)).save(path)  # with the run, for every later page on it
@@ -213,7 +210,7 @@ def _experiment(name: str, args: argparse.Namespace) -> list[Run]:
     return [Run.load(folders[arm, seed]) for arm in NAMES for seed in range(args.seeds)]
 
 
-def _cell(arm: Arm, metric: str) -> str:
+def _cell(arm: ArmResults, metric: str) -> str:
     """The mean over the seeds, and the interval around it."""
     estimate = arm.estimates[metric]
     scale, digits = (1.0, 3) if metric == "nll" else (100.0, 2)
@@ -223,8 +220,8 @@ def _cell(arm: Arm, metric: str) -> str:
     return f"{mean} ({low} to {high})"
 
 
-def _print(name: str, arms: Sequence[Arm], page: Path, seconds: float) -> None:
-    from clipwise.accounting.guarantee import neighbours
+def _print(name: str, arms: Sequence[ArmResults], page: Path, seconds: float) -> None:
+    from clipwise.accounting import neighbours
     from clipwise.report.reading import read
 
     setting, first = SETTINGS[name], next(arm.first for arm in arms if arm.first.is_private)
@@ -271,7 +268,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _result(name: str, note: str, arms: Sequence[Arm], page: Path, seconds: float) -> dict[str, Any]:
+def _result(name: str, note: str, arms: Sequence[ArmResults], page: Path, seconds: float) -> dict[str, Any]:
     private = next(arm.first for arm in arms if arm.first.is_private)
     return {
         "data": name,

@@ -163,8 +163,7 @@ def _events(args: argparse.Namespace) -> tuple[Event, ...]:
 
 
 def _panel(args: argparse.Namespace, events: tuple[Event, ...], published: Published | None) -> dict[str, Guarantee]:
-    from clipwise.accounting import account
-    from clipwise.accounting.panel import panel_of
+    from clipwise.accounting import account, panel_of
 
     relation = relation_asked(args)
     if args.accountant is not None:

@@ -14,7 +14,7 @@ from clipwise.cli.table import table
 from clipwise.errors import DataError
 
 if TYPE_CHECKING:
-    from clipwise.report import Arm, Run
+    from clipwise.report import ArmResults, Run
 
 NAME = "report"
 HELP = "write one self-contained page on a run, or compare any number of runs"
@@ -82,7 +82,7 @@ def _place(args: argparse.Namespace) -> Path:
     return home / "publishable" if args.publishable else home
 
 
-def _rows(arms: Sequence[Arm]) -> tuple[list[str], list[list[str]]]:
+def _rows(arms: Sequence[ArmResults]) -> tuple[list[str], list[list[str]]]:
     from clipwise.report.content import headline
     from clipwise.report.wording import LABELS, epsilon_text, value_text
 

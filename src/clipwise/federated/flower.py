@@ -16,8 +16,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
-from clipwise.accounting import Ledger
-from clipwise.accounting.accountant import Accountant, Relation
+from clipwise.accounting import Accountant, Ledger, Relation
 from clipwise.clipping import Style
 from clipwise.errors import DataError, InvalidPlan, InvalidSampling, MissingExtra
 from clipwise.federated.local import Task, Work

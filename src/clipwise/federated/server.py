@@ -15,19 +15,19 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
-from clipwise.accounting import Ledger
-from clipwise.accounting.accountant import Accountant, Relation
+from clipwise.accounting import Accountant, Ledger, Relation
 from clipwise.clipping import Style
+from clipwise.entropy import Entropy
 from clipwise.errors import BudgetSpent, DataError, InvalidPlan, InvalidSampling
 from clipwise.federated import saving
 from clipwise.federated.updates import Reply, admit, norms, shorten
+from clipwise.hashing import joined, whole
 from clipwise.mechanisms import AdaptiveClip, Rounds
-from clipwise.noise import Entropy, GaussianNoise, Normals, joined
+from clipwise.noise import GaussianNoise, Normals
 from clipwise.plan import Plan
 from clipwise.private.checkpoint import Journal
 from clipwise.private.digests import Digests, Looked
 from clipwise.private.guard import check_one_process
-from clipwise.private.hashing import whole
 from clipwise.private.labels import of_plan, of_values
 from clipwise.private.saving import written
 

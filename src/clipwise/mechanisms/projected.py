@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from clipwise._validate import is_count
-from clipwise.accounting import ProjectedSteps
-from clipwise.accounting.events import check_projected_sampling
+from clipwise.accounting import ProjectedSteps, check_projected_sampling
 from clipwise.clipping import Flat, Rule
 from clipwise.errors import AccountingError, InvalidPlan
 from clipwise.mechanisms.base import Mechanism

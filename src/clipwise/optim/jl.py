@@ -2,7 +2,7 @@
 
 A step makes r forward passes with dual numbers, which keep nothing, then one ordinary forward and backward pass: the
 peak is that of training without privacy. The estimates have a price in privacy, which the ledger charges
-(`clipwise.accounting.projected`).
+(`clipwise.accounting.ProjectedSteps`).
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from clipwise.clipping import Style
 from clipwise.engine import Clipped, Constants
 from clipwise.engine.norms import negligible_norm
 from clipwise.engine.origin import Evidence
+from clipwise.entropy import Entropy
 from clipwise.errors import InvalidLosses, InvalidPlan
 from clipwise.mechanisms import ProjectedNorms
-from clipwise.noise import Entropy, Normals
+from clipwise.noise import Normals
 from clipwise.optim.projections import Projections, Replay, demand_same, sums_by_backward
 from clipwise.optim.vacuous import refuse_vacuous
 from clipwise.plan import Plan

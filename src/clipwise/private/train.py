@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
-from clipwise.accounting import GaussianSteps, Ledger, ProjectedSteps
-from clipwise.accounting.accountant import Accountant, Relation
+from clipwise.accounting import Accountant, GaussianSteps, Ledger, ProjectedSteps, Relation
 from clipwise.clipping import Style, is_private
 from clipwise.engine import Clipped, Clipper, Constants
 from clipwise.engine.origin import Evidence

@@ -18,7 +18,7 @@ from clipwise.report.describe import clip_norm
 from clipwise.report.likeness import differing
 from clipwise.report.run import Run
 
-__all__ = ["Arm", "Curve", "Estimate", "Point", "arms_of", "estimates_of"]
+__all__ = ["ArmResults", "Curve", "Estimate", "Point", "arms_of", "estimates_of"]
 
 LEVEL = 0.95
 
@@ -86,7 +86,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Arm:
+class ArmResults:
     """The runs of one name: seeds of one experiment."""
 
     name: str
@@ -150,14 +150,14 @@ class Arm:
         return tuple(found)
 
 
-def arms_of(runs: Iterable[Run]) -> tuple[Arm, ...]:
+def arms_of(runs: Iterable[Run]) -> tuple[ArmResults, ...]:
     """Group runs by name, in the order of their first appearance; arms that cannot be compared are refused."""
     groups: dict[str, list[Run]] = {}
     for run in runs:
         groups.setdefault(run.name, []).append(run)
     if not groups:
         raise DataError("there is no run to report on; give at least one.")
-    arms = tuple(Arm(name, tuple(group)) for name, group in groups.items())
+    arms = tuple(ArmResults(name, tuple(group)) for name, group in groups.items())
     tasks = {run.task for arm in arms for run in arm.runs}
     if len(tasks) > 1:
         raise DataError("runs of classification and of regression cannot be compared; report on them apart.")
@@ -166,7 +166,7 @@ def arms_of(runs: Iterable[Run]) -> tuple[Arm, ...]:
     return arms
 
 
-def _check_seeds(arm: Arm) -> None:
+def _check_seeds(arm: ArmResults) -> None:
     """Runs of one name must differ only in their seed."""
     first = arm.first
     for run in arm.runs[1:]:

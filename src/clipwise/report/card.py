@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import clipwise
-from clipwise.report.arms import Arm, arms_of
+from clipwise.report.arms import ArmResults, arms_of
 from clipwise.report.content import headline
 from clipwise.report.describe import plan_rows
 from clipwise.report.run import Run
@@ -49,7 +49,7 @@ def _privacy(run: Run) -> list[str]:
     return rows if best is None else [str(best["statement"]), "", *rows]
 
 
-def _quality(arm: Arm) -> list[str]:
+def _quality(arm: ArmResults) -> list[str]:
     several = len(arm.runs) > 1
     rows = [f"| metric | {'mean' if several else 'value'} | 95 % interval |", "| --- | ---: | ---: |"]
     for name in headline(arm):

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from clipwise.plots.style import look
-from clipwise.report.arms import Arm, Estimate, estimates_of
+from clipwise.report.arms import ArmResults, Estimate, estimates_of
 from clipwise.report.describe import event_row, plan_rows
 from clipwise.report.joint import Joint
 from clipwise.report.reading import read
@@ -24,7 +24,7 @@ _READING = {
 }
 
 
-def result(arms: Sequence[Arm], figures: Mapping[str, Any]) -> dict[str, Any]:
+def result(arms: Sequence[ArmResults], figures: Mapping[str, Any]) -> dict[str, Any]:
     """The whole comparison as one JSON object: every run, the estimates over the seeds, what the figures show."""
     rows = [
         {
@@ -40,7 +40,7 @@ def result(arms: Sequence[Arm], figures: Mapping[str, Any]) -> dict[str, Any]:
     return {"format": COMPARISON, "version": 1, "arms": rows, "figures": dict(figures)}
 
 
-def content(arms: Sequence[Arm], joint: Joint | None) -> dict[str, Any]:
+def content(arms: Sequence[ArmResults], joint: Joint | None) -> dict[str, Any]:
     """Everything the template prints, except the figures; `joint` is what the private runs cost together."""
     shown = headline(arms[0])
     rest = [name for name in arms[0].estimates if name not in shown]
@@ -60,24 +60,24 @@ def content(arms: Sequence[Arm], joint: Joint | None) -> dict[str, Any]:
     }
 
 
-def headline(arm: Arm) -> list[str]:
+def headline(arm: ArmResults) -> list[str]:
     """The metrics that come first: the paper's for classes, all for regression."""
     classes = arm.first.task == "classification"
     return [name for name in (_HEADLINE if classes else arm.estimates) if name in arm.estimates]
 
 
-def _seeds(arms: Sequence[Arm]) -> str:
+def _seeds(arms: Sequence[ArmResults]) -> str:
     counts = sorted({len(arm.runs) for arm in arms})
     each = "" if len(arms) == 1 else " each"
     return f"one run{each}" if counts == [1] else f"{' or '.join(map(str, counts))} seeds{each}"
 
 
-def arm_row(place: int, arm: Arm) -> dict[str, Any]:
+def arm_row(place: int, arm: ArmResults) -> dict[str, Any]:
     """How the page tells an arm from the others."""
     return {"place": place, "name": arm.name, "colour": look(place).colour, "private": arm.first.is_private}
 
 
-def _mistakes(arms: Sequence[Arm]) -> list[dict[str, Any]]:
+def _mistakes(arms: Sequence[ArmResults]) -> list[dict[str, Any]]:
     """Mistakes in 1,000 predictions, expected and made, with the lengths of their bars."""
     if "confidence" not in arms[0].estimates:
         return []
@@ -105,7 +105,7 @@ def _label(metric: str) -> str:
     return LABELS.get(metric, metric)
 
 
-def _table(arms: Sequence[Arm], metrics: Sequence[str]) -> dict[str, Any]:
+def _table(arms: Sequence[ArmResults], metrics: Sequence[str]) -> dict[str, Any]:
     rows = []
     for place, arm in enumerate(arms):
         cells = [_cell(metric, arm.estimates.get(metric)) for metric in metrics]
@@ -114,7 +114,7 @@ def _table(arms: Sequence[Arm], metrics: Sequence[str]) -> dict[str, Any]:
     return {"columns": [_label(metric) for metric in metrics], "rows": rows}
 
 
-def _interval_note(arms: Sequence[Arm]) -> str:
+def _interval_note(arms: Sequence[ArmResults]) -> str:
     if any(len(arm.runs) > 1 for arm in arms):
         return "Mean ± standard deviation over the seeds; below it a 95 % interval of the mean (Student)."
     if any(arm.first.test.intervals for arm in arms):
@@ -122,7 +122,7 @@ def _interval_note(arms: Sequence[Arm]) -> str:
     return "One run each, without intervals."
 
 
-def _recalibrated(arms: Sequence[Arm]) -> dict[str, Any] | None:
+def _recalibrated(arms: Sequence[ArmResults]) -> dict[str, Any] | None:
     """Metrics before and after recalibration, for the arms that have it."""
     metrics = ("accuracy", "ece", "mce", "nll")
     rows = []
@@ -140,7 +140,7 @@ def _cells(estimates: Mapping[str, Estimate], metrics: Sequence[str]) -> list[di
     return [_cell(metric, estimates[metric]) for metric in metrics]
 
 
-def _privacy(arms: Sequence[Arm], joint: Joint | None) -> dict[str, Any]:
+def _privacy(arms: Sequence[ArmResults], joint: Joint | None) -> dict[str, Any]:
     """Every different guarantee with the arms it holds for, and what all private runs cost together."""
     groups: dict[str, dict[str, Any]] = {}
     for place, arm in enumerate(arms):
@@ -163,7 +163,7 @@ def _privacy(arms: Sequence[Arm], joint: Joint | None) -> dict[str, Any]:
     }
 
 
-def _made(arms: Sequence[Arm]) -> list[dict[str, Any]]:
+def _made(arms: Sequence[ArmResults]) -> list[dict[str, Any]]:
     """How each arm was made: plan, ledger, provenance, configuration."""
     rows = []
     for place, arm in enumerate(arms):
@@ -191,7 +191,7 @@ def _made(arms: Sequence[Arm]) -> list[dict[str, Any]]:
     return rows
 
 
-def _ledger_of(arm: Arm) -> str:
+def _ledger_of(arm: ArmResults) -> str:
     ledgers = {run.ledger.events for run in arm.runs if run.ledger is not None}
     if len(arm.runs) == 1:
         return "the run"

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from clipwise.accounting import Event
-from clipwise.accounting.events import GaussianSteps, ProjectedSteps
+from clipwise.accounting import Event, GaussianSteps, ProjectedSteps
 from clipwise.sampling import arguments
 
 __all__ = ["clip_norm", "describe", "event_row", "plan_rows"]

@@ -11,7 +11,7 @@ from clipwise.accounting import Event, privacy_curve
 from clipwise.calibration import CalibrationResult
 from clipwise.errors import AccountingError
 from clipwise.plots.style import svg
-from clipwise.report.arms import Arm, Curve
+from clipwise.report.arms import ArmResults, Curve
 from clipwise.report.captions import CAPTIONS, kind_of
 from clipwise.report.likeness import same_data
 from clipwise.report.pooling import BIN_CHOICES, pooled, rebinned
@@ -61,13 +61,13 @@ class Drawing:
         return self.panels[0].arm is None
 
 
-def public_drawings(arms: Sequence[Arm]) -> list[Drawing]:
+def public_drawings(arms: Sequence[ArmResults]) -> list[Drawing]:
     """Everything that held-out data and the ledger show."""
     judged = _calibration(arms) if arms[0].first.task == "classification" else _coverage(arms)
     return [*judged, *_sweep(arms), *_training(arms), *_privacy(arms)]
 
 
-def private_drawings(arms: Sequence[Arm]) -> list[Drawing]:
+def private_drawings(arms: Sequence[ArmResults]) -> list[Drawing]:
     """Curves of the private training data, without noise: not covered by epsilon."""
     curves = _curves(arms, "private", None)
     return [_wide("private-training", _plain(curves), plots.training_curves(curves))] if curves else []
@@ -77,7 +77,7 @@ def _wide(name: str, values: Any, whole: Any, about: str = "") -> Drawing:
     return Drawing(name, values, (Panel(svg(whole, name)),), whole, about)
 
 
-def _calibration(arms: Sequence[Arm]) -> list[Drawing]:
+def _calibration(arms: Sequence[ArmResults]) -> list[Drawing]:
     results = {arm.name: _results(arm) for arm in arms}
     shown = {name: pooled(each) for name, each in results.items()}
     tables = {len(next(iter(shown.values())).bins): shown}
@@ -104,7 +104,7 @@ def _values(name: str, result: CalibrationResult) -> dict[str, Any]:
     return {"edges": edges, "count": list(result.bins.count), **means}
 
 
-def _results(arm: Arm) -> list[CalibrationResult]:
+def _results(arm: ArmResults) -> list[CalibrationResult]:
     return [run.test for run in arm.runs if isinstance(run.test, CalibrationResult)]
 
 
@@ -120,7 +120,7 @@ def _panels(
     return made
 
 
-def _coverage(arms: Sequence[Arm]) -> list[Drawing]:
+def _coverage(arms: Sequence[ArmResults]) -> list[Drawing]:
     shares = {}
     for arm in arms:
         levels = [name for name in arm.estimates if name.startswith("coverage ")]
@@ -131,7 +131,7 @@ def _coverage(arms: Sequence[Arm]) -> list[Drawing]:
     return [_wide("coverage", values, plots.coverage_diagram(shares))]
 
 
-def _sweep(arms: Sequence[Arm]) -> list[Drawing]:
+def _sweep(arms: Sequence[ArmResults]) -> list[Drawing]:
     """Accuracy against calibration where R differs, and a heat map where R and the learning rate form a grid."""
     if not same_data([arm.first for arm in arms]):
         return []
@@ -150,13 +150,13 @@ def _sweep(arms: Sequence[Arm]) -> list[Drawing]:
     return found
 
 
-def _training(arms: Sequence[Arm]) -> list[Drawing]:
+def _training(arms: Sequence[ArmResults]) -> list[Drawing]:
     metrics = ("nll", "accuracy", "ece") if arms[0].first.task == "classification" else None
     curves = _curves(arms, "test", metrics)
     return [_wide("training", _plain(curves), plots.training_curves(curves))] if curves else []
 
 
-def _curves(arms: Sequence[Arm], section: str, metrics: Sequence[str] | None) -> dict[str, dict[str, Curve]]:
+def _curves(arms: Sequence[ArmResults], section: str, metrics: Sequence[str] | None) -> dict[str, dict[str, Curve]]:
     found = {}
     for arm in arms:
         names = arm.metrics_in(section) if metrics is None else metrics
@@ -169,9 +169,9 @@ def _plain(curves: Mapping[str, Mapping[str, Curve]]) -> dict[str, Any]:
     return {name: {metric: curve.to_dict() for metric, curve in each.items()} for name, each in curves.items()}
 
 
-def _privacy(arms: Sequence[Arm]) -> list[Drawing]:
+def _privacy(arms: Sequence[ArmResults]) -> list[Drawing]:
     """A privacy curve for every different ledger."""
-    ledgers: dict[tuple[Event, ...], list[Arm]] = {}
+    ledgers: dict[tuple[Event, ...], list[ArmResults]] = {}
     for arm in arms:
         if arm.dearest.ledger is not None and arm.first.is_private:
             ledgers.setdefault(arm.dearest.ledger.events, []).append(arm)

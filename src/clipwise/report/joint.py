@@ -7,8 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from clipwise.accounting import Event, Guarantee, account
-from clipwise.accounting.accountant import Relation
+from clipwise.accounting import Event, Guarantee, Relation, account
 from clipwise.errors import AccountingError
 from clipwise.report.run import Run
 from clipwise.sampling import Shuffled

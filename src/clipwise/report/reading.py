@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from scipy import stats
 
-from clipwise.report.arms import LEVEL, Arm, Estimate
+from clipwise.report.arms import LEVEL, ArmResults, Estimate
 from clipwise.report.likeness import differing
 from clipwise.report.wording import epsilon_text, percent, points
 
@@ -77,7 +77,7 @@ class Reading:
     verdict: str
 
 
-def read(arms: Sequence[Arm]) -> Reading:
+def read(arms: Sequence[ArmResults]) -> Reading:
     """The reading of a page, whatever the numbers say."""
     if arms[0].first.task == "regression":
         return _read_regression(arms)
@@ -90,13 +90,13 @@ def read(arms: Sequence[Arm]) -> Reading:
     return Reading(title, (CALIBRATION, f"{_privacy(arms)}{_more_than_norms(arms)}"), lines, "")
 
 
-def _title(arms: Sequence[Arm]) -> str:
+def _title(arms: Sequence[ArmResults]) -> str:
     if len(arms) > 1:
         return f"{len(arms)} models: accuracy, calibration and privacy"
     return f"{arms[0].name}: accuracy, calibration and privacy"
 
 
-def _privacy(arms: Sequence[Arm]) -> str:
+def _privacy(arms: Sequence[ArmResults]) -> str:
     """One sentence on what the private arms cost."""
     private = [arm for arm in arms if arm.first.is_private]
     if not private:
@@ -120,20 +120,20 @@ def _privacy(arms: Sequence[Arm]) -> str:
     )
 
 
-def _same_privacy(arms: Sequence[Arm]) -> bool:
+def _same_privacy(arms: Sequence[ArmResults]) -> bool:
     found = [arm.epsilon for arm in arms]
     values = [epsilon for epsilon in found if epsilon is not None]
     promises = {(arm.first.delta, *_protected(arm)) for arm in arms}
     return len(values) == len(found) and len(promises) == 1 and max(values) - min(values) <= _EQUAL * max(values)
 
 
-def _protected(arm: Arm) -> tuple[str, str]:
+def _protected(arm: ArmResults) -> tuple[str, str]:
     """What epsilon is about: one example or one client, added or replaced."""
     guarantee = next(iter(arm.dearest.guarantees.values()), {})
     return str(guarantee.get("unit", "example")), str(guarantee.get("relation", ""))
 
 
-def _pair(arms: Sequence[Arm]) -> tuple[Arm, Arm] | None:
+def _pair(arms: Sequence[ArmResults]) -> tuple[ArmResults, ArmResults] | None:
     """The private arms with the smallest and the largest R, if all have equal privacy and differ in R only."""
     placed = [(arm.clip_norm, arm) for arm in arms if arm.first.is_private and arm.clip_norm is not None]
     norms = [norm for norm, _ in placed]
@@ -145,7 +145,7 @@ def _pair(arms: Sequence[Arm]) -> tuple[Arm, Arm] | None:
     return ordered[0][1], ordered[-1][1]
 
 
-def _more_than_norms(arms: Sequence[Arm]) -> str:
+def _more_than_norms(arms: Sequence[ArmResults]) -> str:
     """Why a page on several clipping norms does not say what they do."""
     placed = [arm for arm in arms if arm.first.is_private and arm.clip_norm is not None]
     others = differing([arm.first for arm in placed])
@@ -154,7 +154,7 @@ def _more_than_norms(arms: Sequence[Arm]) -> str:
     return f" They differ in more than the clipping norm ({', '.join(others)}): what R does cannot be read from them."
 
 
-def _behaviour(arm: Arm) -> str:
+def _behaviour(arm: ArmResults) -> str:
     """How often it is right, how sure it is, and what that means in mistakes."""
     accuracy, confidence = arm.estimates["accuracy"].mean, arm.estimates["confidence"].mean
     expected, made = round(1000 * (1 - confidence)), round(1000 * (1 - accuracy))
@@ -169,7 +169,7 @@ def _behaviour(arm: Arm) -> str:
     )
 
 
-def _verdict(small: Arm, large: Arm) -> tuple[str, str]:
+def _verdict(small: ArmResults, large: ArmResults) -> tuple[str, str]:
     ece = difference(small.estimates["ece"], large.estimates["ece"])
     accuracy = difference(small.estimates["accuracy"], large.estimates["accuracy"])
     norms = f"R = {small.clip_norm:g} to R = {large.clip_norm:g}"
@@ -206,7 +206,7 @@ def _move(before: Estimate, after: Estimate, found: Difference) -> str:
     return f"{text}; interval {points(found.low)} to {points(found.high)})"
 
 
-def _read_regression(arms: Sequence[Arm]) -> Reading:
+def _read_regression(arms: Sequence[ArmResults]) -> Reading:
     meaning = (
         "A regression model is calibrated when its intervals mean what they say: nine in ten true values lie inside "
         "the 90 % intervals. Coverage is how many do."
@@ -214,7 +214,7 @@ def _read_regression(arms: Sequence[Arm]) -> Reading:
     return Reading(_title(arms), (meaning, _privacy(arms)), tuple(enumerate(map(_coverage, arms))), "")
 
 
-def _coverage(arm: Arm) -> str:
+def _coverage(arm: ArmResults) -> str:
     error = f"off by {arm.estimates['rmse'].mean:.4g} (root mean square)"
     levels = [name for name in arm.estimates if name.startswith("coverage ")]
     if not levels:

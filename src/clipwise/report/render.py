@@ -11,7 +11,7 @@ from typing import Any
 
 import clipwise
 from clipwise.errors import DataError, MissingExtra
-from clipwise.report.arms import Arm, arms_of
+from clipwise.report.arms import ArmResults, arms_of
 from clipwise.report.captions import CAPTIONS, kind_of
 from clipwise.report.card import card
 from clipwise.report.content import content, result
@@ -73,7 +73,7 @@ def _target(path: str | os.PathLike[str]) -> Path:
 
 
 def _render(
-    arms: Sequence[Arm],
+    arms: Sequence[ArmResults],
     joint: Joint | None,
     public: Sequence[Drawing],
     private: Sequence[Drawing],

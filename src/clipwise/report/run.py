@@ -10,8 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from clipwise.accounting import Ledger
-from clipwise.accounting.relation import restated
+from clipwise.accounting import Ledger, restated
 from clipwise.errors import DataError, LedgerError
 from clipwise.files import replacing
 

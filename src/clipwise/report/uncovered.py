@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from clipwise.report.arms import Arm
+from clipwise.report.arms import ArmResults
 from clipwise.report.content import arm_row
 from clipwise.report.wording import number, percent
 
 __all__ = ["uncovered"]
 
 
-def uncovered(arms: Sequence[Arm]) -> dict[str, Any]:
+def uncovered(arms: Sequence[ArmResults]) -> dict[str, Any]:
     """The content of the section that must not be published, except its figures."""
     layers = [_layers(place, arm) for place, arm in enumerate(arms)]
     return {"layers": [each for each in layers if each is not None]}
 
 
-def _layers(place: int, arm: Arm) -> dict[str, Any] | None:
+def _layers(place: int, arm: ArmResults) -> dict[str, Any] | None:
     """Per layer: the share of samples clipped and their median norm, averaged over steps and seeds, and at the end."""
     tables = [[row["private"]["layers"] for row in run.curves if _has_layers(row)] for run in arm.runs]
     over_all = _gather(layers for table in tables for layers in table)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from clipwise.report.arms import Arm
+from clipwise.report.arms import ArmResults
 from clipwise.report.joint import Joint
 from clipwise.report.likeness import same_data
 from clipwise.report.run import SEEDED, Run
@@ -40,7 +40,7 @@ class Warned:
     arms: tuple[str, ...] = ()
 
 
-def warnings_of(arms: Sequence[Arm], joint: Joint | None = None) -> list[Warned]:
+def warnings_of(arms: Sequence[ArmResults], joint: Joint | None = None) -> list[Warned]:
     """The runs' own warnings, the accountants', and what the page itself knows; each once, with its arms.
 
     `joint` is what the private runs of a page cost together.
@@ -67,7 +67,7 @@ def _of_all(joint: Joint) -> str:
     )
 
 
-def _of_arm(arm: Arm) -> list[str]:
+def _of_arm(arm: ArmResults) -> list[str]:
     found = []
     if not arm.first.is_private:
         found.append(f"{without_noise(arm.first)}: {NOT_PRIVATE}")

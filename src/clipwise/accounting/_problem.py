@@ -1,0 +1,285 @@
+"""From events to the question an accountant answers: which pairs, under which relation, with which caveats."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from clipwise._validate import is_count, is_finite, is_number
+from clipwise.accounting._numerics.laws import (
+    Composition,
+    Law,
+    fixed_size,
+    gaussian,
+    mixed,
+    poisson,
+    truncated_poisson,
+    truncated_up_to,
+)
+from clipwise.accounting._numerics.projected import Spread, spread
+from clipwise.accounting._numerics.shuffle import ShuffledRun
+from clipwise.accounting.events import Event, GaussianSteps, PrivateCalibration, ProjectedSteps
+from clipwise.accounting.relation import Relation, is_tight, relation_of, sampling_of
+from clipwise.errors import AccountingError
+from clipwise.sampling import FixedSize, FullBatch, Poisson, Sampling, Shuffled, public_size
+
+__all__ = [
+    "LEAST_NOISE",
+    "Accountant",
+    "Problem",
+    "Relation",
+    "check_delta",
+    "check_epsilon",
+    "pose",
+    "uses",
+]
+
+Accountant = Literal["exact", "rdp", "pld", "gdp", "edgeworth"]
+
+_GROUP_LIMIT = 1_000
+LEAST_NOISE = 0.01
+"""Below this noise multiplier a run counts as not private: epsilon would be in the tens of thousands."""
+
+OWN_BATCHES = (
+    "The batches were not drawn by private.loader but by the caller (own_batches=True). That they follow the sampling "
+    "that is accounted for, each record at most once in a batch, is declared and not checked."
+)
+
+SPARE = 1e-12
+"""What may be lost where no delta says how much: estimates of norms that are too small are cut off there."""
+
+
+LEAST_DELTA = 1e-20
+"""Below, components of mixtures that are left out as impossible would count."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The pairs to compose. The answer is the largest over `upper`; `lower` and `shuffled` prove a lower end.
+
+    `tight` says that no smaller answer is true: some data reach it. `estimated` says that norms were, so that the pairs
+    are worse than the truth; `lost` is a probability that no pair covers, to be added to delta.
+    """
+
+    upper: tuple[Composition, ...]
+    lower: tuple[Composition, ...] | None
+    shuffled: tuple[ShuffledRun, ...]
+    events: tuple[Event, ...]
+    relation: Relation
+    unit: str
+    sampling: str
+    group: int
+    private: bool
+    tight: bool
+    estimated: bool
+    lost: float
+    records: float | None
+    warnings: tuple[str, ...]
+
+
+def check_delta(delta: object) -> float:
+    """A delta inside (0, 1), or an error that says why."""
+    if not is_number(delta) or not 0.0 < delta < 1.0:
+        raise AccountingError(f"delta must be a number between 0 and 1, both excluded, got {delta!r}.")
+    if delta < LEAST_DELTA:
+        raise AccountingError(f"delta must be at least {LEAST_DELTA:g}, got {delta!r}: less cannot be observed.")
+    return float(delta)
+
+
+def check_epsilon(epsilon: object) -> float:
+    """A finite epsilon >= 0, or an error that says why."""
+    if not is_finite(epsilon) or epsilon < 0:
+        raise AccountingError(f"epsilon must be a finite number >= 0, got {epsilon!r}.")
+    return float(epsilon)
+
+
+def pose(events: Iterable[Event], relation: Relation | None = None, group: int = 1, spare: float = SPARE) -> Problem:
+    """Turn events into the pairs to compose, refusing what has no meaning.
+
+    About `spare` of delta, in all, may be lost to estimates of norms that are far too small.
+    """
+    events = _merged(events)
+    relation, warnings = relation_of(events, relation)
+    if not is_count(group) or group > _GROUP_LIMIT:
+        raise AccountingError(f"group must be an integer from 1 to {_GROUP_LIMIT}, got {group!r}.")
+    units = {event.unit for event in events} or {"example"}
+    if len(units) > 1:
+        raise AccountingError(
+            "The ledger mixes events that protect examples with events that protect clients; one epsilon cannot "
+            "state both. Keep two ledgers."
+        )
+    schemes = [sampling_of(event) for event in events]
+    own = any(_own_batches(event) for event in events)
+    private = all(event.noise_multiplier >= LEAST_NOISE for event in events)
+    sizes = [public_size(scheme) for scheme in schemes if scheme is not None]
+    spreads = _spreads(events, relation, group, spare) if private else {}
+    upper, lower = _directions(events, relation, group, spreads) if private else ((), None)
+    fewest = min((event.projections for event in events if isinstance(event, ProjectedSteps)), default=None)
+    if fewest is not None:
+        note = f"Norms were estimated from {fewest} random projections: accounted as if these were published."
+        warnings = (*warnings, note)
+    return Problem(
+        upper=upper,
+        lower=lower,
+        shuffled=tuple(_shuffled_runs(events)) if lower is not None else (),
+        events=events,
+        relation=relation,
+        unit=units.pop(),
+        sampling=_describe(schemes) + (", in batches that the caller drew" if own else ""),
+        group=group,
+        private=private,
+        tight=is_tight(events),
+        estimated=fewest is not None,
+        lost=math.fsum(event.count * spreads[event].lost for event in events if event in spreads),
+        records=min(sizes) if sizes else None,
+        warnings=(*warnings, OWN_BATCHES) if own else warnings,
+    )
+
+
+def _merged(events: Iterable[Event]) -> tuple[Event, ...]:
+    """Equal consecutive events counted together, as on a ledger: how a run is split changes nothing."""
+    found: list[Event] = []
+    for event in events:
+        if not isinstance(event, Event):
+            raise AccountingError(f"Only events (a ledger's `events`, say) can be accounted for, got {event!r}.")
+        if found and found[-1].same_mechanism(event):
+            found[-1] = event.repeated(found[-1].count + event.count)
+        else:
+            found.append(event)
+    return tuple(found)
+
+
+def _own_batches(event: Event) -> bool:
+    return isinstance(event, (GaussianSteps, ProjectedSteps)) and event.own_batches
+
+
+def _spreads(events: Sequence[Event], relation: Relation, group: int, spare: float) -> dict[Event, Spread]:
+    """What estimated norms do to the mean shift, for each event that has such."""
+    estimated = [event for event in events if isinstance(event, ProjectedSteps)]
+    steps = sum(event.count for event in estimated)
+    records = group * (2 if relation == "replace_one" else 1)
+    found: dict[Event, Spread] = {}
+    for event in estimated:
+        sampled = isinstance(event.sampling, Poisson) and event.sampling.rate < 1.0
+        shifts = 1 if sampled else records
+        # Splitting has no proof where a sampled record is replaced, or several are sampled.
+        convex = records == 1 or not sampled
+        mu, widest = shifts / event.noise_multiplier, shifts / LEAST_NOISE
+        found[event] = spread(event.projections, records, mu, convex, spare / steps, widest)
+    return found
+
+
+def _directions(
+    events: tuple[Event, ...], relation: Relation, group: int, spreads: Mapping[Event, Spread]
+) -> tuple[tuple[Composition, ...], tuple[Composition, ...] | None]:
+    upper: list[Composition] = []
+    lower: list[Composition] = []
+    # The lower end of steps with exact norms is none of steps with estimated ones.
+    interval = any(isinstance(sampling_of(event), (FixedSize, Shuffled)) for event in events) and not spreads
+    # Disjoint calibration data composes in parallel: a record is in one of two parts, but a group may be in both.
+    numbered = list(enumerate(events))
+    apart = [(i, e) for i, e in numbered if isinstance(e, PrivateCalibration) and e.disjoint]
+    together = [(i, e) for i, e in numbered if not (isinstance(e, PrivateCalibration) and e.disjoint)]
+    for part in (together, apart) if group == 1 else (numbered,):
+        for bucket, bound in ((upper, "upper"), (lower, "lower")):
+            composition = Composition.of(
+                [
+                    (mixed(law, spreads[event].parts) if event in spreads else law, n)
+                    for i, event in part
+                    for law, n in _laws(event, relation, group, bound, first=i == 0)
+                ]
+            )
+            if composition.empty:
+                continue
+            bucket.append(composition)
+            if composition.reversed() != composition and not _symmetric(composition):
+                bucket.append(composition.reversed())
+    return tuple(upper), tuple(lower) if interval else None
+
+
+def _symmetric(composition: Composition) -> bool:
+    return all(pair == pair.mirrored() for law, _ in composition.terms for _, pair in law.parts)
+
+
+def _laws(event: Event, relation: Relation, group: int, bound: str, first: bool) -> list[tuple[Law, int]]:
+    mu = 1.0 / event.noise_multiplier
+    replace = relation == "replace_one"
+    reach = group * mu * (2.0 if replace else 1.0)
+    scheme = sampling_of(event)
+    if scheme is None or isinstance(scheme, FullBatch):
+        return [(gaussian(reach), event.count)]
+    if isinstance(scheme, Poisson):
+        if not scheme.is_cut:
+            return [(poisson(scheme.rate, mu, replace, group), event.count)]
+        _single(group, "truncated Poisson sampling")
+        return [(_truncated(scheme, mu, replace), event.count)]
+    _single(group, "shuffled and fixed-size batches")
+    if isinstance(scheme, Shuffled):
+        return [(gaussian(reach), uses(scheme, event.count, first))] if bound == "upper" else []
+    rate = scheme.batch_size / scheme.sample_size
+    if bound == "upper" or rate == 1.0:
+        return [(fixed_size(rate, mu), event.count)]
+    # Reached by data where every other record pushes the other way, so that the filled-up place counts double.
+    return [(poisson(rate, 2.0 * mu, replace=False), event.count)]
+
+
+def _truncated(scheme: Poisson, mu: float, replace: bool) -> Law:
+    cap = scheme.max_batch_size
+    assert cap is not None
+    if scheme.sample_size is not None:
+        return truncated_poisson(scheme.sample_size, scheme.rate, cap, mu, replace)
+    assert scheme.largest is not None
+    return truncated_up_to(scheme.largest, scheme.rate, cap, mu, replace)
+
+
+def uses(scheme: Shuffled, steps: int, first: bool) -> int:
+    """In how many of the steps a record can be: once an epoch, and only the first event surely begins with one."""
+    batches = scheme.sample_size // scheme.batch_size
+    return -(-steps // batches) if first else -(-(steps - 1) // batches) + 1
+
+
+def _single(group: int, scheme: str) -> None:
+    if group > 1:
+        raise AccountingError(f"Group privacy is not available for {scheme}; use plain Poisson or full batches.")
+
+
+def _shuffled_runs(events: tuple[Event, ...]) -> list[ShuffledRun]:
+    runs = []
+    for i, event in enumerate(events):
+        scheme = sampling_of(event)
+        if isinstance(scheme, Shuffled):
+            longest = -(-scheme.sample_size // scheme.batch_size)
+            # Only whole epochs: an unfinished one, or the rest of one that a later event may begin in, is left out,
+            # and anyone who sees less of the output learns at most as much, so the bound stays below the truth.
+            whole = (event.count if i == 0 else event.count - longest + 1) // longest
+            if whole > 0:
+                runs.append(ShuffledRun(1.0 / event.noise_multiplier, longest, whole))
+    return runs
+
+
+def _describe(schemes: Sequence[Sampling | None]) -> str:
+    texts: list[str] = []
+    for scheme in schemes:
+        text = _describe_one(scheme)
+        if text not in texts:
+            texts.append(text)
+    if len(texts) > 3:
+        texts = [*texts[:2], f"{len(texts) - 2} more such schemes"]
+    return " and ".join(texts) or "no release at all"
+
+
+def _describe_one(scheme: Sampling | None) -> str:
+    if scheme is None:
+        return "calibration statistics over all records"
+    if isinstance(scheme, Poisson):
+        cut = "" if scheme.max_batch_size is None else f", batches cut at {scheme.max_batch_size}"
+        of = "" if scheme.largest is None else f" of at most {scheme.largest} records"
+        public = "rate" if scheme.sample_size is not None else "the public rate"
+        return f"Poisson sampling at {public} {scheme.rate:.6g}{cut}{of}"
+    if isinstance(scheme, FullBatch):
+        return "every record in every step"
+    if isinstance(scheme, Shuffled):
+        return f"shuffled batches of {scheme.batch_size} from {scheme.sample_size}, without amplification"
+    return f"fresh subsets of exactly {scheme.batch_size} from {scheme.sample_size}"

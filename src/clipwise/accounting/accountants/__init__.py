@@ -1,0 +1,1 @@
+"""The accountants: each one way from a problem to epsilon or delta."""

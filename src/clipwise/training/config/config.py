@@ -1,0 +1,342 @@
+"""The configuration of one run as frozen values; `docs/configuration.md` shows every key.
+
+An unknown key is an error that names the nearest known one; so is a value of the wrong kind or out of range.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+
+import torch
+
+from clipwise.calibration.bins import equal_edges
+from clipwise.calibration.inputs import check_resamples
+from clipwise.clipping import Clip, Flat, NoClip
+from clipwise.errors import DataError, InvalidSampling
+from clipwise.sampling import FixedSize, FullBatch, Poisson, Sampling, Shuffled
+from clipwise.training.algorithms.federation import FEDERATED, Federation, check, read_federation
+from clipwise.training.algorithms.variants import JL, SGLD, Sampler, read_projections, read_steps
+from clipwise.training.config.clips import read_clip
+from clipwise.training.config.datasets import DataChoice, read_data
+from clipwise.training.config.models import Architecture, read_model
+from clipwise.training.config.optimizers import OptimizerChoice
+from clipwise.training.config.toml import Source, Table, nearest
+
+__all__ = ["Batches", "Config", "Evaluation", "Privacy", "Recalibration", "default_delta"]
+
+ALGORITHMS = ("dp-sgd", JL, SGLD, *FEDERATED)
+SAMPLINGS = ("fixed-size", "full-batch", "poisson", "shuffled")
+PUBLIC_METHODS = ("isotonic", "temperature", "vector")
+PRIVATE_METHODS = ("private-temperature",)
+
+
+@dataclass(frozen=True)
+class Privacy:
+    """`[privacy]`: a target epsilon, or a noise multiplier; 0 for a run that is not private."""
+
+    epsilon: float | None
+    noise_multiplier: float | None
+    delta: float | None
+    """None: `default_delta` of the number of records."""
+
+    @property
+    def is_private(self) -> bool:
+        """Whether there is to be noise."""
+        return self.noise_multiplier != 0.0
+
+    @classmethod
+    def read(cls, table: Table) -> Privacy:
+        """Read the table: exactly one of epsilon, noise_multiplier and private = false."""
+        private = table.flag("private", True)
+        epsilon, noise = table.number("epsilon", None), table.number("noise_multiplier", None)
+        delta = table.number("delta", None, below=1.0)
+        table.close()
+        chosen = [name for name in ("epsilon", "noise_multiplier") if name in table]
+        if not private and (chosen or delta is not None):
+            table.fail(None, "private = false goes with nothing else: such a run has no epsilon and no delta.")
+        if private and len(chosen) != 1:
+            table.fail(None, "give exactly one of epsilon, noise_multiplier and private = false.")
+        return cls(epsilon, noise if private else 0.0, delta)
+
+
+@dataclass(frozen=True)
+class Batches:
+    """How batches are drawn, and for how many steps."""
+
+    sampling: str
+    batch_size: int | None
+    rate: float | None
+    """With it the rate is public and the number of records is not: nothing of a run is made from that number."""
+    max_batch_size: int | None
+    largest: int | None
+    """With a rate and a cap: the data never have more records."""
+    physical_batch_size: int | None
+    steps: int | None
+    epochs: float | None
+
+    @classmethod
+    def read(cls, table: Table) -> Batches:
+        """Read the keys of the configuration's top level."""
+        sampling = table.text("sampling", "poisson", SAMPLINGS)
+        size, cap = table.integer("batch_size", None), table.integer("max_batch_size", None)
+        rate, largest = table.number("rate", None), table.integer("largest", None)
+        physical = table.integer("physical_batch_size", None)
+        steps, epochs = table.integer("steps", None), table.number("epochs", None)
+        if (size is None) != (sampling == "full-batch"):
+            table.fail(None, "batch_size is required, except with sampling = 'full-batch', where it must be omitted.")
+        if cap is not None and sampling != "poisson":
+            table.fail("max_batch_size", "is for sampling = 'poisson' only.")
+        if (steps is None) == (epochs is None):
+            table.fail(None, "give exactly one of steps (optimizer steps) and epochs.")
+        if rate is not None and sampling != "poisson":
+            table.fail("rate", "is for sampling = 'poisson' only.")
+        if rate is not None and epochs is not None:
+            table.fail("epochs", "would be made from the number of records, which rate keeps to itself: give steps.")
+        if rate is None and largest is not None:
+            table.fail("largest", "goes with rate and max_batch_size: otherwise the number of records is public.")
+        batches = cls(sampling, size, rate, cap, largest, physical, steps, epochs)
+        if rate is not None:
+            try:
+                batches.scheme(0)
+            except InvalidSampling as error:
+                table.fail("rate", str(error))
+        return batches
+
+    def scheme(self, sample_size: int) -> Sampling:
+        """The sampling of this many records; with a rate their number is not looked at."""
+        if self.batch_size is None:
+            return FullBatch(sample_size)
+        if self.rate is not None:
+            cut = {"max_batch_size": self.max_batch_size, "largest": self.largest}
+            return Poisson(rate=self.rate, batch_size=self.batch_size, **cut)
+        if self.sampling == "poisson":
+            return Poisson(sample_size, self.batch_size, self.max_batch_size)
+        return (Shuffled if self.sampling == "shuffled" else FixedSize)(sample_size, self.batch_size)
+
+    def count(self, sampling: Sampling) -> int:
+        """Optimizer steps: as many as the epochs need in expectation, rounded up."""
+        if self.steps is not None:
+            return self.steps
+        assert sampling.sample_size is not None  # a rate goes with steps
+        # As the decimal that was written, not its binary neighbour.
+        return math.ceil(Fraction(repr(self.epochs)) * sampling.sample_size / sampling.batch_size)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """`[evaluation]`: how often the model is measured on held-out records, and how."""
+
+    every: int | None
+    """Steps between evaluations; None: a tenth of the run."""
+    bins: int
+    resamples: int
+    """Bootstrap resamples for the intervals of the last evaluation."""
+    batch_size: int
+    std: float | None
+    """Of a regression: the standard deviation of every prediction, whose Gaussian intervals are then judged."""
+
+    @classmethod
+    def read(cls, table: Table) -> Evaluation:
+        """Read the table."""
+        evaluation = cls(
+            every=table.integer("every", None),
+            bins=table.integer("bins", 15),
+            resamples=table.integer("resamples", 1000, least=0),
+            batch_size=table.integer("batch_size", 1000),
+            std=table.number("std", None),
+        )
+        table.close()
+        try:  # told now, not after the training that they would end
+            equal_edges(evaluation.bins)
+            check_resamples(evaluation.resamples, seed=0)
+        except DataError as error:
+            table.fail(None, str(error))
+        return evaluation
+
+
+@dataclass(frozen=True)
+class Recalibration:
+    """`[recalibration]`: fitted after training, on public records, or on private ones at a price in epsilon."""
+
+    methods: tuple[str, ...]
+    share: float
+    """Of the held-out records, for the methods on public data; they are then left out of every metric."""
+    noise_multiplier: float | None
+    """Of the private methods."""
+    private_share: float | None
+    """Of the training records, put aside for the private methods; None: they see those that were trained on."""
+
+    @property
+    def public(self) -> tuple[str, ...]:
+        """The methods that are fitted on held-out records."""
+        return tuple(method for method in self.methods if method in PUBLIC_METHODS)
+
+    @property
+    def private(self) -> tuple[str, ...]:
+        """The methods that are fitted on training records, with noise."""
+        return tuple(method for method in self.methods if method in PRIVATE_METHODS)
+
+    @classmethod
+    def read(cls, table: Table, privacy: Privacy) -> Recalibration:
+        """Read the table; without one there is no recalibration."""
+        methods = table.texts("methods", ())
+        for method in methods:
+            if method not in (*PUBLIC_METHODS, *PRIVATE_METHODS):
+                table.fail(
+                    "methods", f"{method!r} is not known; {nearest(method, (*PUBLIC_METHODS, *PRIVATE_METHODS))}"
+                )
+        made = cls(
+            methods,
+            table.number("share", 0.5, below=1.0),
+            table.number("noise_multiplier", None),
+            table.number("private_share", None, below=1.0),
+        )
+        table.close()
+        if len(set(methods)) < len(methods):
+            table.fail("methods", "names a method twice.")
+        if table.values and not methods:
+            table.fail(None, "'methods' is missing or empty.")
+        if made.private and made.noise_multiplier is None:
+            table.fail(None, f"{made.private[0]} needs a noise_multiplier, the noise of its release.")
+        if not made.private and (made.noise_multiplier is not None or made.private_share is not None):
+            table.fail(None, f"noise_multiplier and private_share are for {', '.join(PRIVATE_METHODS)} only.")
+        if made.private and not privacy.is_private:
+            table.fail("methods", f"{made.private[0]} makes no sense in a run that is not private; use temperature.")
+        if not made.public and "share" in table:
+            table.fail("share", f"is for {', '.join(PUBLIC_METHODS)} only.")
+        return made
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything that a run is made from.
+
+    >>> text = '''
+    ... batch_size = 64
+    ... steps = 100
+    ... data.source = "digits"
+    ... model.source = "mlp"
+    ... clip = { rule = "Abadi", R = 1.0 }
+    ... optimizer.learning_rate = 0.5
+    ... privacy.epsilon = 3.0
+    ... '''
+    >>> Config.parse(text, "example.toml").clip
+    Flat(rule=Abadi(R=1.0))
+    """
+
+    name: str
+    algorithm: str
+    seed: int | None
+    output: Path
+    device: str
+    checkpoint_every: int | None
+    """Steps between checkpoints; None: as often as there are evaluations."""
+    batches: Batches
+    data: DataChoice
+    model: Architecture
+    trainable: tuple[str, ...]
+    clip: Clip
+    optimizer: OptimizerChoice | None
+    """None: the sampler decides how the weights move."""
+    privacy: Privacy
+    evaluation: Evaluation
+    recalibration: Recalibration
+    federated: Federation | None
+    """Of the federated algorithms: the users."""
+    sampler: Sampler | None
+    """Of dp-sgld: the chain."""
+    projections: int | None
+    """Of dp-sgd-jl: random directions for the norms."""
+    text: str
+    """The configuration in force, as TOML."""
+
+    @classmethod
+    def load(cls, path: str | Path, overrides: Sequence[str] = ()) -> Config:
+        """Read a file, with `overrides` such as `clip.R=0.5` in force."""
+        return cls._of(Source.read(path, overrides))
+
+    @classmethod
+    def parse(cls, text: str, name: str = "configuration", overrides: Sequence[str] = ()) -> Config:
+        """Read a text; `name` stands for the file in messages."""
+        return cls._of(Source.parse(text, name, overrides))
+
+    @classmethod
+    def _of(cls, source: Source) -> Config:
+        """Read everything, and refuse what nobody asked for."""
+        root = source.root()
+        name = root.text("name", Path(source.name).stem)
+        model, privacy = root.table("model"), Privacy.read(root.table("privacy"))
+        algorithm = root.text("algorithm", "dp-sgd", ALGORITHMS)
+        optimizer, sampler = read_steps(root, algorithm)
+        config = cls(
+            name=name,
+            algorithm=algorithm,
+            seed=root.integer("seed", None, least=0),
+            output=Path(root.text("output", f"runs/{name}")),
+            device=_device(root),
+            checkpoint_every=root.integer("checkpoint_every", None),
+            batches=Batches.read(root),
+            data=read_data(root.table("data")),
+            model=read_model(model),
+            trainable=model.texts("trainable", ("*",)),
+            clip=_clip(root, privacy),
+            optimizer=optimizer,
+            privacy=privacy,
+            evaluation=Evaluation.read(root.table("evaluation")),
+            recalibration=Recalibration.read(root.table("recalibration"), privacy),
+            federated=read_federation(root.table("federated"), algorithm),
+            sampler=sampler,
+            projections=read_projections(root, algorithm),
+            text=source.effective(),
+        )
+        model.close()
+        root.close()
+        check(config)
+        _check_rate(root, config)
+        return config
+
+
+def _clip(root: Table, privacy: Privacy) -> Clip:
+    if "clip" in root or privacy.is_private:
+        return read_clip(root.table("clip"))
+    return Flat(NoClip())
+
+
+def _check_rate(root: Table, config: Config) -> None:
+    """With a public rate, refuse what would be made from the number of records."""
+    if config.batches.rate is None:
+        return
+    if config.privacy.is_private and config.privacy.delta is None:
+        root.fail("rate", "keeps the number of records to itself, so delta has no default: give privacy.delta.")
+    if config.sampler is not None:
+        root.fail("rate", f"is not for {config.algorithm}: the posterior depends on the number of records.")
+    if config.federated is not None:
+        root.fail("rate", f"is not for {config.algorithm} here: federated.users is a public number of users.")
+    if config.recalibration.private_share is not None:
+        root.fail("rate", "does not go with recalibration.private_share, a part of the number of records.")
+    if config.data.is_cut_from_one_file:
+        root.fail(
+            "rate", "needs held-out records in a separate file (data.test_file): a part of one file reveals its size."
+        )
+
+
+def _device(root: Table) -> str:
+    name = root.text("device", "cpu")
+    try:
+        torch.empty(0, device=name)
+    except (AssertionError, RuntimeError, NotImplementedError) as error:
+        root.fail("device", f"{name!r} cannot be used: {str(error).splitlines()[0]}")
+    return name
+
+
+def default_delta(sample_size: int) -> float:
+    """The largest power of ten below 1/n.
+
+    >>> default_delta(60_000), default_delta(1_297), default_delta(1_000)
+    (1e-05, 0.0001, 0.0001)
+    """
+    return float(f"1e-{len(str(sample_size))}")

@@ -1,0 +1,219 @@
+"""`[data]`: a built-in data set, a file, or the user's `module:function`; and what is done to its inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.data import TensorDataset, default_collate
+
+from clipwise import data
+from clipwise.data import DataSet
+from clipwise.data.catalog import entry
+from clipwise.data.readers import read_table
+from clipwise.errors import DataError, InvalidConfig, MissingExtra
+from clipwise.training.config.functions import guarded, imported, split_target
+from clipwise.training.config.toml import Table
+
+__all__ = ["DataChoice", "Inputs", "Records", "read_data"]
+
+FILES = (".csv", ".npz", ".parquet")
+TEXT = ("snli",)
+
+
+class Records(TensorDataset):
+    """A `TensorDataset` that reads a whole batch at once; use it with `Records.collate`.
+
+    >>> Records(torch.arange(3.0), torch.arange(3)).__getitems__([0, 2])
+    (tensor([0., 2.]), tensor([0, 2]))
+    """
+
+    def __getitems__(self, indices: list[int]) -> tuple[Tensor, ...]:
+        chosen = torch.as_tensor(indices)
+        return tuple(tensor[chosen] for tensor in self.tensors)
+
+    @staticmethod
+    def collate(batch: tuple[Tensor, ...] | list[tuple[Tensor, ...]]) -> Any:
+        """A batch that was read at once is one already."""
+        return batch if isinstance(batch, tuple) else default_collate(batch)
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What is done to every input by itself, with public numbers: nothing is computed from the records."""
+
+    pool: int = 1
+    """Images are averaged over squares of this many pixels a side."""
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+    """Then the mean is taken off and the rest divided by std: one number, or one per column or channel."""
+
+    def __call__(self, part: TensorDataset) -> Records:
+        """The records with their first tensor so changed."""
+        x, *others = part.tensors
+        if self.pool > 1:
+            if x.dim() != 4 or min(x.shape[2:]) < self.pool:
+                raise InvalidConfig(f"data.pool = {self.pool} needs larger images; inputs are {tuple(x.shape[1:])}.")
+            x = F.avg_pool2d(x, self.pool)
+        if (self.mean, self.std) != ((0.0,), (1.0,)):
+            x = (x - self._aligned("mean", x)) / self._aligned("std", x)
+        return Records(x, *others)
+
+    def _aligned(self, name: str, x: Tensor) -> Tensor:
+        values = getattr(self, name)
+        if x.dim() < 2 or len(values) not in (1, x.shape[1]):
+            raise InvalidConfig(f"data.{name} has {len(values)} numbers, the inputs have shape {tuple(x.shape[1:])}.")
+        return torch.tensor(values).reshape(-1, *(1 for _ in x.shape[2:]))
+
+    def __str__(self) -> str:
+        done = [f"averaged over {self.pool} x {self.pool} pixels"] if self.pool > 1 else []
+        if (self.mean, self.std) != ((0.0,), (1.0,)):
+            done.append("scaled with constants of the configuration")
+        return ", ".join(done) or "as they are"
+
+
+@dataclass(frozen=True)
+class DataChoice:
+    """Where the records come from, and what is done to the inputs."""
+
+    source: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    inputs: Inputs = Inputs()
+    standardise: bool = False
+    """Scale a table with the mean and deviation of its training records, which epsilon does not cover."""
+
+    @property
+    def is_cut_from_one_file(self) -> bool:
+        """Whether the held-out records are a part of the file with the training records: it tells their number."""
+        path = Path(self.source)
+        if split_target(self.source) is not None or path.suffix.lower() not in FILES or "test_file" in self.options:
+            return False
+        return path.suffix.lower() != ".npz" or "x_train" not in read_table(path, ",")
+
+    def load(self) -> DataSet:
+        """The data set, made ready."""
+        found = self._find().standardised() if self.standardise else self._find()
+        return replace(found, train=self.inputs(found.train), test=self.inputs(found.test))
+
+    def _find(self) -> DataSet:
+        target = split_target(self.source)
+        if target is not None:
+            return _from_function(*target, self.options)
+        if Path(self.source).suffix.lower() in FILES:
+            return data.from_file(self.source, **self.options)
+        if entry(self.source, "data").name in TEXT:
+            return _text(self.source, **self.options)
+        return data.load(self.source)
+
+
+def _text(name: str, tokenizer: str, max_length: int, records: int | None, test_records: int | None) -> DataSet:
+    """Pairs of sentences as the tokens of a tokenizer in a local folder."""
+    try:
+        from transformers import AutoTokenizer
+    except ImportError:
+        raise MissingExtra(f"{tokenizer} is loaded with transformers: pip install 'clipwise[hf]'.") from None
+    made = guarded(
+        f"loading {tokenizer}", lambda: AutoTokenizer.from_pretrained(tokenizer, local_files_only=True, use_fast=True)
+    )
+    text = data.load_text(name)
+    if records is not None or test_records is not None:
+        text = text.subset(records or len(text.train), test_records or len(text.test))
+    return text.tokenised(made, max_length)
+
+
+def _from_function(module: str, function: str, options: Mapping[str, Any]) -> DataSet:
+    """A `DataSet`, or what is needed to make one: (x_train, y_train, x_test, y_test)."""
+    make = imported(module, function)
+    made = guarded(f"{function}()", lambda: make(**options))
+    if isinstance(made, DataSet):
+        return made
+    if not isinstance(made, tuple) or len(made) != 4:
+        raise DataError(
+            f"{function}() must return a clipwise.data.DataSet or (x_train, y_train, x_test, y_test), got "
+            f"{type(made).__name__}{f' of length {len(made)}' if isinstance(made, tuple) else ''}."
+        )
+    x, y, x_test, y_test = guarded(f"the result of {function}()", lambda: [torch.as_tensor(each) for each in made])
+    whole = not (y.is_floating_point() or y_test.is_floating_point())
+    targets = torch.cat([y, y_test])
+    if whole and int(targets.min()) < 0:
+        raise DataError(f"{function}() returned negative class numbers; use floats for regression.")
+    classes = tuple(map(str, range(int(targets.max()) + 1))) if whole else ()
+    kind = torch.int64 if whole else torch.float32
+    return DataSet(
+        name=f"{module}:{function}",
+        task="classification" if whole else "regression",
+        train=TensorDataset(_single(x), y.to(kind)),
+        test=TensorDataset(_single(x_test), y_test.to(kind)),
+        classes=classes,
+        source=module,
+    )
+
+
+def _single(x: Tensor) -> Tensor:
+    return x.float() if x.dtype == torch.float64 else x
+
+
+def read_data(table: Table) -> DataChoice:
+    r"""The data that a table describes; a file takes the options of `clipwise.data.from_file`.
+
+    >>> from clipwise.training.config.toml import Source
+    >>> read_data(Source.parse('source = "mnist"\npool = 2').root()).inputs.pool
+    2
+    """
+    source = table.text("source")
+    std = table.numbers("std", (1.0,))
+    if not all(value > 0 for value in std):
+        table.fail("std", "must be over 0.")
+    inputs = Inputs(table.integer("pool", 1), table.numbers("mean", (0.0,)), std)
+    standardise = table.flag("standardise", False)
+    if standardise and inputs != Inputs():
+        table.fail("standardise", "goes with neither mean and std nor pool.")
+    options: dict[str, Any] = {}
+    if split_target(source) is not None:
+        options = table.table("options").rest()
+    elif Path(source).suffix.lower() in FILES:
+        options = _of_a_file(table)
+    else:
+        options = _built_in(table, source)
+    table.close()
+    return DataChoice(source, options, inputs, standardise)
+
+
+def _of_a_file(table: Table) -> dict[str, Any]:
+    """The options of `clipwise.data.from_file` that are given."""
+    options = {
+        "target": table.text("target", None),
+        "task": table.text("task", None, ("classification", "regression")),
+        "features": table.texts("features", None),
+        "classes": table.labels("classes"),
+        "test": table.raw("test"),
+        "test_file": table.text("test_file", None),
+        "seed": table.integer("seed", None, least=0),
+        "delimiter": table.raw("delimiter"),
+    }
+    test, delimiter = options["test"], options["delimiter"]
+    if test is not None and not ((type(test) is int and test > 0) or (type(test) is float and 0 < test < 1)):
+        table.fail("test", f"expected a share below 1, or a number of records, got {test!r}.")
+    if delimiter is not None and not (isinstance(delimiter, str) and len(delimiter) == 1 and delimiter not in '"\r\n'):
+        table.fail("delimiter", f"expected a single character, got {delimiter!r}.")
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _built_in(table: Table, source: str) -> dict[str, Any]:
+    try:
+        name = entry(source, "data").name
+    except DataError as error:
+        table.fail("source", f"is neither a file ({', '.join(FILES)}) nor module:function, and {error}")
+    if name not in TEXT:
+        return {}
+    return {
+        "tokenizer": table.text("tokenizer"),
+        "max_length": table.integer("max_length", 128),
+        "records": table.integer("records", None),
+        "test_records": table.integer("test_records", None),
+    }

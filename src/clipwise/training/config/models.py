@@ -1,0 +1,198 @@
+"""`[model]`: the built-in networks, a local Hugging Face folder, or the user's `module:function`."""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from clipwise.data import DataSet
+from clipwise.errors import DataError, InvalidConfig, MissingExtra
+from clipwise.training.config.functions import guarded, imported, split_target
+from clipwise.training.config.toml import Table, nearest
+
+__all__ = ["Architecture", "freeze", "read_model"]
+
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"gelu": nn.GELU, "relu": nn.ReLU, "silu": nn.SiLU, "tanh": nn.Tanh}
+
+
+class Architecture(Protocol):
+    """A frozen value that makes a network for a data set and knows how to call it."""
+
+    def build(self, data: DataSet) -> nn.Module:
+        """A network with one output per class, or one for regression."""
+        ...
+
+    def forward(self, model: nn.Module, inputs: Sequence[Tensor]) -> Tensor:
+        """Its outputs (logits, or predictions) for a batch."""
+        ...
+
+
+def _call(model: nn.Module, inputs: Sequence[Tensor]) -> Tensor:
+    outputs = model(*inputs)
+    logits: Tensor = getattr(outputs, "logits", outputs)
+    return logits
+
+
+@dataclass(frozen=True)
+class MLP:
+    """Fully connected layers `hidden1`, `hidden2`, ..., `output`, with an activation between them."""
+
+    hidden: tuple[int, ...] = (64,)
+    activation: str = "tanh"
+
+    def build(self, data: DataSet) -> nn.Module:
+        """A network for one flat input."""
+        layers: list[tuple[str, nn.Module]] = [("flatten", nn.Flatten())]
+        return nn.Sequential(OrderedDict(layers + self.head(_size(data.shape), data.outputs)))
+
+    def head(self, size: int, outputs: int) -> list[tuple[str, nn.Module]]:
+        """The layers after an input of `size` numbers."""
+        layers: list[tuple[str, nn.Module]] = []
+        for k, width in enumerate(self.hidden, start=1):
+            layers += [(f"hidden{k}", nn.Linear(size, width)), (f"activation{k}", ACTIVATIONS[self.activation]())]
+            size = width
+        return [*layers, ("output", nn.Linear(size, outputs))]
+
+    def forward(self, model: nn.Module, inputs: Sequence[Tensor]) -> Tensor:
+        """The outputs for a batch."""
+        return _call(model, inputs)
+
+
+@dataclass(frozen=True)
+class CNN:
+    """3x3 convolutions `conv1`, `conv2`, ..., each halved by pooling, then the layers of an `MLP`."""
+
+    channels: tuple[int, ...] = (16, 32)
+    hidden: tuple[int, ...] = (32,)
+    activation: str = "tanh"
+
+    def build(self, data: DataSet) -> nn.Module:
+        """A network for images of shape (channels, height, width)."""
+        if len(data.shape) != 3 or min(data.shape[1:]) < 2 ** len(self.channels):
+            raise InvalidConfig(
+                f"model.source = 'cnn' with {len(self.channels)} convolutions needs images (channels, height, width) "
+                f"of at least {2 ** len(self.channels)} pixels a side, but {data.name} has inputs {data.shape}."
+            )
+        before, height, width = data.shape
+        layers: list[tuple[str, nn.Module]] = []
+        for k, after in enumerate(self.channels, start=1):
+            convolution = nn.Conv2d(before, after, 3, padding=1)
+            layers += [
+                (f"conv{k}", convolution),
+                (f"act{k}", ACTIVATIONS[self.activation]()),
+                (f"pool{k}", nn.MaxPool2d(2)),
+            ]
+            before, height, width = after, height // 2, width // 2
+        layers.append(("flatten", nn.Flatten()))
+        head = MLP(self.hidden, self.activation).head(before * height * width, data.outputs)
+        return nn.Sequential(OrderedDict(layers + head))
+
+    def forward(self, model: nn.Module, inputs: Sequence[Tensor]) -> Tensor:
+        """The outputs for a batch."""
+        return _call(model, inputs)
+
+
+@dataclass(frozen=True)
+class HuggingFace:
+    """A local folder with config.json and weights, loaded with `transformers` and nothing from the network."""
+
+    folder: str
+
+    def build(self, data: DataSet) -> nn.Module:
+        """The network with a classification head of the data's size (new, where the folder has another)."""
+        try:
+            import transformers
+            from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES as IMAGES
+        except ImportError:
+            raise MissingExtra(f"{self.folder} is loaded with transformers: pip install 'clipwise[hf]'.") from None
+        kind = json.loads(Path(self.folder, "config.json").read_text(encoding="utf-8")).get("model_type")
+        task = "ImageClassification" if kind in IMAGES else "SequenceClassification"
+        auto = getattr(transformers, f"AutoModelFor{task}")
+        model: nn.Module = guarded(
+            f"loading {self.folder}",
+            lambda: auto.from_pretrained(
+                self.folder, num_labels=data.outputs, local_files_only=True, ignore_mismatched_sizes=True
+            ),
+        )
+        return model
+
+    def forward(self, model: nn.Module, inputs: Sequence[Tensor]) -> Tensor:
+        """The logits for input ids (and attention mask, and token types), or for pixel values."""
+        names = (str(model.main_input_name), "attention_mask", "token_type_ids")
+        logits: Tensor = model(**dict(zip(names, inputs, strict=False))).logits
+        return logits
+
+
+@dataclass(frozen=True)
+class FromFunction:
+    """The network that the user's function returns when it is called with the options of the table."""
+
+    module: str
+    function: str
+    options: Mapping[str, Any]
+
+    def build(self, data: DataSet) -> nn.Module:
+        """Call the function."""
+        make = imported(self.module, self.function)
+        model = guarded(f"{self.function}()", lambda: make(**self.options))
+        if not isinstance(model, nn.Module):
+            raise DataError(f"{self.function}() must return a torch.nn.Module, got {type(model).__name__}.")
+        return model
+
+    def forward(self, model: nn.Module, inputs: Sequence[Tensor]) -> Tensor:
+        """The outputs for a batch; of an object with `logits`, these."""
+        return _call(model, inputs)
+
+
+def read_model(table: Table) -> Architecture:
+    """The architecture that a table describes.
+
+    >>> from clipwise.training.config.toml import Source
+    >>> read_model(Source.parse('source = "mlp"').root())
+    MLP(hidden=(64,), activation='tanh')
+    """
+    source = table.text("source")
+    target = split_target(source)
+    model: Architecture
+    if source == "mlp":
+        model = MLP(table.integers("hidden", (64,)), _activation(table))
+    elif source == "cnn":
+        model = CNN(table.integers("channels", (16, 32)), table.integers("hidden", (32,)), _activation(table))
+    elif target is not None:
+        model = FromFunction(*target, table.table("options").rest())
+    elif Path(source, "config.json").is_file():
+        model = HuggingFace(source)
+    else:
+        table.fail(
+            "source",
+            f"{source!r} is neither a built-in network, nor a folder with a config.json, nor module:function; "
+            f"{nearest(source, ('mlp', 'cnn'))}",
+        )
+    return model
+
+
+def _activation(table: Table) -> str:
+    return table.text("activation", "tanh", ACTIVATIONS)
+
+
+def _size(shape: tuple[int, ...]) -> int:
+    return int(torch.Size(shape).numel())
+
+
+def freeze(model: nn.Module, trainable: Sequence[str]) -> list[nn.Parameter]:
+    """Freeze what no pattern names; the parameters that are left to train."""
+    for pattern in trainable:
+        if not any(fnmatchcase(name, pattern) for name, _ in model.named_parameters()):
+            names = [name for name, _ in model.named_parameters()]
+            raise InvalidConfig(f"model.trainable: {pattern!r} matches no parameter; {nearest(pattern, names)}")
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(any(fnmatchcase(name, pattern) for pattern in trainable))
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]

@@ -1,0 +1,211 @@
+"""What a configuration asks for, made ready: records, network, plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import TensorDataset
+
+from clipwise.accounting import Ledger
+from clipwise.calibration import CalibrationResult
+from clipwise.data import DataSet
+from clipwise.entropy import arm_seed
+from clipwise.errors import InvalidConfig
+from clipwise.mechanisms import ProjectedNorms
+from clipwise.plan import Plan
+from clipwise.private import Checked, Looked
+from clipwise.recalibration import PrivateTemperatureScaling
+from clipwise.training.config import Config, OptimizerChoice, Records, default_delta, freeze, guarded
+
+__all__ = ["Job", "Trained", "prepare", "private_scaling"]
+
+SPLIT_SEED = 20
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """One run, ready to start. Nothing in it changes but the weights of `model`."""
+
+    config: Config
+    data: DataSet
+    train: Records
+    test: Records
+    public: Records | None
+    """Held-out records for recalibration; none of them is in `test`."""
+    aside: Records | None
+    """Private records that are not trained on, for recalibration."""
+    model: nn.Module
+    parameters: dict[str, nn.Parameter]
+    """What is trained."""
+    plan: Plan
+    optimizer: OptimizerChoice
+    """How the weights move; of the users, where it is federated."""
+    delta: float | None
+    warnings: tuple[str, ...]
+
+    @property
+    def public_records(self) -> int | None:
+        """The number of training records, where it may be shown: with a public rate it may not."""
+        return None if self.config.batches.rate is not None else len(self.train)
+
+    @property
+    def draw_seed(self) -> int | None:
+        """The seed of coins and noise, derived from the configuration's seed and name: no two arms share it."""
+        return arm_seed(self.config.seed, self.config.name)
+
+    @property
+    def evaluate_every(self) -> int:
+        """Steps between evaluations."""
+        return self.config.evaluation.every or max(1, self.plan.steps // 10)
+
+    @property
+    def checkpoint_every(self) -> int:
+        """Steps between checkpoints."""
+        return self.config.checkpoint_every or self.evaluate_every
+
+    def outputs(self, model: nn.Module, inputs: Sequence[Tensor]) -> Tensor:
+        """Logits (B, K), or predictions (B,)."""
+        outputs: Tensor = guarded("the model's forward pass", lambda: self.config.model.forward(model, inputs))
+        expected = (len(inputs[0]), self.data.outputs)
+        if self.data.task == "regression" and outputs.dim() == 1:
+            outputs = outputs.unsqueeze(1)
+        if tuple(outputs.shape) != expected:
+            raise InvalidConfig(
+                f"the model returns {tuple(outputs.shape)} for a batch of {expected[0]}, but {self.data.name} needs "
+                f"{expected}."
+            )
+        return outputs if self.data.task == "classification" else outputs.squeeze(1)
+
+    def losses(self, model: nn.Module, batch: Sequence[Tensor]) -> Tensor:
+        """One loss per sample: cross-entropy, or the squared error."""
+        *inputs, targets = batch
+        outputs = self.outputs(model, inputs)
+        if self.data.task == "classification":
+            return F.cross_entropy(outputs, targets, reduction="none")
+        return (outputs - targets).square()
+
+    def predict(self, records: TensorDataset) -> Tensor:
+        """Outputs of the network for many records, without dropout."""
+        *inputs, _ = records.tensors
+        size, was_training = self.config.evaluation.batch_size, self.model.training
+        self.model.eval()
+        try:
+            with torch.no_grad():
+                parts = [
+                    self.outputs(self.model, [x[k : k + size].to(self.config.device) for x in inputs]).cpu()
+                    for k in range(0, len(records), size)
+                ]
+        finally:
+            self.model.train(was_training)
+        return torch.cat(parts)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What an algorithm leaves behind, beside the weights: what it released, and what else it can predict with."""
+
+    ledger: Ledger
+    checked: Checked | None = None
+    """What the run's own checks for samples that mix have shown; None where samples are not clipped one by one."""
+    looked: Looked = field(default_factory=lambda: Looked("not looked at"))
+    """Whether the records stayed the same while a seeded run was made."""
+    further: Mapping[str, CalibrationResult] = field(default_factory=dict)
+    """On the held-out records, under names for the report."""
+
+
+def prepare(config: Config, data: DataSet | None = None) -> Job:
+    """Load the data (unless they are given), build the network, find the noise."""
+    data = config.data.load() if data is None else data
+    train, aside = _split(data.train, config.recalibration.private_share)
+    test, public = _split(data.test, config.recalibration.share if config.recalibration.public else None)
+    if config.seed is None:
+        torch.seed()
+    else:
+        torch.manual_seed(config.seed)
+    model = config.model.build(data).to(config.device)
+    model.train()
+    trained = {id(p) for p in freeze(model, config.trainable)}
+    parameters = {name: p for name, p in model.named_parameters() if id(p) in trained}
+    if config.recalibration.methods and data.task == "regression":
+        raise InvalidConfig("recalibration.methods are for classification.")
+    if config.evaluation.std is not None and data.task == "classification":
+        raise InvalidConfig("evaluation.std is for a regression.")
+    delta = None
+    units = len(train) if config.federated is None else config.federated.users
+    if config.privacy.is_private:
+        delta = default_delta(units) if config.privacy.delta is None else config.privacy.delta
+    plan = _plan(config, units, delta)
+    optimizer = _optimizer(config, plan, model)
+    for step in (0, plan.steps - 1):  # a rule that cannot be followed is reported now, not when its step comes
+        optimizer.learning_rate.at(plan.style(step), list(parameters))
+    return Job(
+        config,
+        data,
+        train,
+        test,
+        public,
+        aside,
+        model,
+        parameters,
+        plan,
+        optimizer,
+        delta,
+        tuple(_warnings(data, None if config.batches.rate is not None else units, delta)),
+    )
+
+
+def _split(part: TensorDataset, share: float | None) -> tuple[Records, Records | None]:
+    """The records that stay, and those put aside: chosen at random, but the same ones in every run."""
+    if share is None:
+        return Records(*part.tensors), None
+    count = round(share * len(part))
+    if not 0 < count < len(part):
+        raise InvalidConfig(f"[recalibration]: a share of {share:g} of {len(part)} records leaves one side empty.")
+    order = torch.randperm(len(part), generator=torch.Generator().manual_seed(SPLIT_SEED))
+    aside, stay = order[:count].sort().values, order[count:].sort().values
+    return Records(*(t[stay] for t in part.tensors)), Records(*(t[aside] for t in part.tensors))
+
+
+def private_scaling(config: Config) -> PrivateTemperatureScaling | None:
+    """Recalibration on private records, with the event that it will put on the ledger; None without."""
+    choice = config.recalibration
+    if choice.noise_multiplier is None:
+        return None
+    seed = arm_seed(config.seed, config.name)
+    return PrivateTemperatureScaling(choice.noise_multiplier, choice.private_share is not None, seed=seed)
+
+
+def _plan(config: Config, sample_size: int, delta: float | None) -> Plan:
+    sampling = config.batches.scheme(sample_size)
+    steps, noise = config.batches.count(sampling), config.privacy.noise_multiplier
+    plan = Plan(sampling, steps, config.clip, noise)
+    if config.projections is not None:
+        plan = replace(plan, mechanism=ProjectedNorms(config.projections))
+    if config.federated is not None:
+        plan = config.federated.plan(plan)
+    if config.privacy.epsilon is None or delta is None:
+        return plan
+    scaling = private_scaling(config)
+    return plan.calibrate(config.privacy.epsilon, delta, fixed=() if scaling is None else (scaling.event,))
+
+
+def _optimizer(config: Config, plan: Plan, model: nn.Module) -> OptimizerChoice:
+    if config.optimizer is not None:
+        return config.optimizer
+    assert config.sampler is not None
+    return config.sampler.optimizer(config.sampler.chain(plan, model))
+
+
+def _warnings(data: DataSet, units: int | None, delta: float | None) -> list[str]:
+    """What the report cannot know by itself; `units` only where their number is public."""
+    warnings = [data.note] if data.note else []
+    if delta is not None and units is not None and delta > 1 / units:
+        warnings.append(
+            f"delta = {delta:g} is over 1/n = {1 / units:.3g}: such a promise allows publishing a whole record. "
+            "Use a delta below 1/n."
+        )
+    return warnings
