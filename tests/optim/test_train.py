@@ -99,7 +99,7 @@ def test_dp_sgd_jl_is_the_loop_by_hand(tmp_path: Path) -> None:
     assert same_weights(tmp_path / "run", model)
     assert run.ledger is not None
     assert run.ledger.events == (ProjectedSteps(cw.Poisson(1_297, 64), 4.0, 40, 3),)
-    assert run.plan["projections"] == 40
+    assert run.plan["mechanism"] == {"kind": "ProjectedNorms", "projections": 40}
     assert event_row(run.ledger.events[0])[1] == "3 steps, norms from 40 projections"
     assert run.guarantees["exact"]["kind"] == "upper bound"
     assert run.curves[-1]["private"]["loss"] > 0
