@@ -27,7 +27,7 @@ def train(job: Job, folder: Folder, watch: Watch, resume: bool) -> Trained:
     federation = job.config.federated
     assert federation is not None  # the configuration has one for these algorithms
     users = federation.records_of_users(job.train)
-    server = Server(federation.plan(job.plan), job.model, seed=job.draw_seed)
+    server = Server(job.plan, job.model, seed=job.draw_seed)
     optimizer = None if federation.server is None else federation.server.build(job.parameters.values())
     if resume:
         _resume(job, folder, server, optimizer)
@@ -41,17 +41,17 @@ def train(job: Job, folder: Folder, watch: Watch, resume: bool) -> Trained:
 
     if not resume:
         save()
-    while server.rounds_done < server.plan.rounds:
+    while server.rounds_done < server.plan.steps:
         _set_rate(job, server, optimizer)
         report = next(rounds)
         done = server.rounds_done
-        last = done == server.plan.rounds
+        last = done == server.plan.steps
         row = _row(job, server, report) if last or done % job.evaluate_every == 0 else None
         if row is not None:
             folder.append(row)
         if last or done % job.checkpoint_every == 0:
             save()
-        watch(Progress(done, server.plan.rounds, first, lambda: spent(job, server), row and row["test"]))
+        watch(Progress(done, server.plan.steps, first, lambda: spent(job, server), row and row["test"]))
     return Trained(server.ledger, looked=server.looked)
 
 
@@ -73,9 +73,8 @@ def _set_rate(job: Job, server: Server, optimizer: Optimizer | None) -> None:
     federation = job.config.federated
     if optimizer is None or federation is None or federation.server is None:
         return
-    style = server.plan.style(server.rounds_done, server.bound)
     for group in optimizer.param_groups:
-        group["lr"] = federation.server.learning_rate.at(style, list(job.parameters))
+        group["lr"] = federation.server.learning_rate.at(server.style, list(job.parameters))
 
 
 def _row(job: Job, server: Server, report: RoundReport) -> dict[str, Any]:
@@ -85,4 +84,4 @@ def _row(job: Job, server: Server, report: RoundReport) -> dict[str, Any]:
         "users_in_the_sum": report.used,
         "updates_shortened_by_the_server": report.shortened,
     }
-    return measured_row(job, server, done, done * server.plan.rate, private)
+    return measured_row(job, server, done, done * server.rate, private)

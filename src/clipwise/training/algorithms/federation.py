@@ -20,24 +20,16 @@ learning_rate = "0.5 / R"
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from clipwise.clipping import Abadi, Clip, Flat
+from clipwise.clipping import Abadi, Flat
 from clipwise.errors import InvalidConfig
-from clipwise.federated import (
-    AdaptiveClip,
-    FederatedPlan,
-    LocalGradient,
-    LocalTraining,
-    Work,
-    dirichlet,
-    shards,
-    uniform,
-)
+from clipwise.federated import LocalGradient, LocalTraining, Work, dirichlet, shards, uniform
+from clipwise.mechanisms import AdaptiveClip, Rounds
 from clipwise.plan import Plan
 from clipwise.training.config.datasets import Records
 from clipwise.training.config.optimizers import OptimizerChoice, read_optimizer
@@ -70,20 +62,13 @@ class Federation:
     """With it the clipping norm adapts, starting from that of `[clip]`."""
     server: OptimizerChoice | None
 
-    def plan(self, plan: Plan) -> FederatedPlan:
-        """The plan over users, in its federated form."""
-        clip: Clip | AdaptiveClip = plan.clip  # type: ignore[assignment]  # a plan has made it a schedule
+    def plan(self, plan: Plan) -> Plan:
+        """The same plan, over users."""
+        clip = plan.clip
         if self.quantile is not None:
             assert isinstance(clip, Flat) and isinstance(clip.rule, Abadi)  # checked when it was read
             clip = AdaptiveClip(clip.rule.R, self.quantile)
-        return FederatedPlan(
-            sampling=plan.sampling,  # type: ignore[arg-type]  # checked when it was read
-            rounds=plan.steps,
-            clip=clip,
-            noise_multiplier=plan.noise_multiplier,
-            weight_cap=self.weight_cap,
-            total_weight=self.total_weight,
-        )
+        return replace(plan, clip=clip, mechanism=Rounds(self.weight_cap, self.total_weight))
 
     def records_of_users(self, records: Records) -> list[Records]:
         """The records of each user."""

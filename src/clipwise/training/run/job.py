@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
-from clipwise.accounting import Ledger, noise_scale
+from clipwise.accounting import Ledger
 from clipwise.calibration import CalibrationResult
 from clipwise.data import DataSet
 from clipwise.entropy import arm_seed
 from clipwise.errors import InvalidConfig
-from clipwise.optim import ProjectedPlan
+from clipwise.mechanisms import ProjectedNorms
 from clipwise.plan import Plan
 from clipwise.private import Checked, Looked
 from clipwise.recalibration import PrivateTemperatureScaling
@@ -184,13 +184,13 @@ def _plan(config: Config, sample_size: int, delta: float | None) -> Plan:
     steps, noise = config.batches.count(sampling), config.privacy.noise_multiplier
     plan = Plan(sampling, steps, config.clip, noise)
     if config.projections is not None:
-        plan = ProjectedPlan(sampling, steps, config.clip, noise, projections=config.projections)
+        plan = replace(plan, mechanism=ProjectedNorms(config.projections))
+    if config.federated is not None:
+        plan = config.federated.plan(plan)
     if config.privacy.epsilon is None or delta is None:
         return plan
     scaling = private_scaling(config)
-    fixed = () if scaling is None else (scaling.event,)
-    shape = replace(plan, noise_multiplier=1.0).events()
-    return replace(plan, noise_multiplier=noise_scale(shape, config.privacy.epsilon, delta, fixed=fixed))
+    return plan.calibrate(config.privacy.epsilon, delta, fixed=() if scaling is None else (scaling.event,))
 
 
 def _optimizer(config: Config, plan: Plan, model: nn.Module) -> OptimizerChoice:
