@@ -10,8 +10,7 @@ import torch
 from torch.optim import Optimizer
 
 from clipwise.clipping import Style
-from clipwise.private import Private
-from clipwise.private.evidence.closure import LossFn
+from clipwise.private import LossFn, Private
 from clipwise.sampling import public_size
 from clipwise.training.config.datasets import Records
 from clipwise.training.run.folder import Folder
@@ -29,7 +28,7 @@ def train(job: Job, folder: Folder, watch: Watch, resume: bool) -> Trained:
     seeded run that was killed and resumed ends with the weights of one that was not.
     """
     optimizer = job.optimizer.build(job.parameters.values())
-    private = begin(Private, job, optimizer, folder, resume)
+    private = begin(job, optimizer, folder, resume)
     carry_on(job, folder, watch, resume, private, optimizer, by_losses(job, private))
     return Trained(private.ledger, private.checked, private.looked)
 
@@ -84,14 +83,12 @@ def carry_on(
         watch(Progress(step, job.plan.steps, first, lambda: spent(job, private), row and row["test"]))
 
 
-def begin(
-    kind: type[Private], job: Job, optimizer: Optimizer, folder: Folder, resume: bool, loss_fn: LossFn | None = None
-) -> Private:
+def begin(job: Job, optimizer: Optimizer, folder: Folder, resume: bool, loss_fn: LossFn | None = None) -> Private:
     """The run's `Private`, new or from the folder's checkpoint."""
     losses = job.losses if loss_fn is None else loss_fn
     if not resume:
-        return kind(job.plan, job.model, optimizer, seed=job.draw_seed, loss_fn=losses)
-    private = kind.resume(folder.checkpoint, job.model, optimizer, plan=job.plan, loss_fn=losses)
+        return Private(job.plan, job.model, optimizer, seed=job.draw_seed, loss_fn=losses)
+    private = Private.resume(folder.checkpoint, job.model, optimizer, plan=job.plan, loss_fn=losses)
     folder.cut_metrics(private.extra["step"])
     folder.seconds = float(private.extra["seconds"])
     return private

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from torch import Tensor, nn
 
-from clipwise.optim import ProjectedPrivate
 from clipwise.training.algorithms.dp_sgd import begin, carry_on
 from clipwise.training.run.folder import Folder
 from clipwise.training.run.job import Job, Trained
@@ -21,15 +19,15 @@ def train(job: Job, folder: Folder, watch: Watch, resume: bool) -> Trained:
 
     Guarantees: as for dp-sgd, except for norms that were estimated too small, which are on the ledger as such.
     """
-    optimizer = job.optimizer.build(job.parameters.values())
-    last = math.nan
 
     def losses(model: nn.Module, batch: Any) -> Tensor:
-        nonlocal last
-        found = job.losses(model, [tensor.to(job.config.device) for tensor in batch])
-        last = float(found.detach().mean())
-        return found
+        return job.losses(model, [tensor.to(job.config.device) for tensor in batch])
 
-    private = begin(ProjectedPrivate, job, optimizer, folder, resume, losses)
-    carry_on(job, folder, watch, resume, private, optimizer, lambda batch: (private.step(batch), last))
+    def step(batch: Any) -> tuple[bool, float]:
+        found = private.losses(batch)
+        return private.step(found), float(found.detach().mean())
+
+    optimizer = job.optimizer.build(job.parameters.values())
+    private = begin(job, optimizer, folder, resume, losses)
+    carry_on(job, folder, watch, resume, private, optimizer, step)
     return Trained(private.ledger, private.checked, private.looked)

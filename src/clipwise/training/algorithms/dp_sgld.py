@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from clipwise.errors import InvalidConfig
 from clipwise.optim import LangevinOptimizer
-from clipwise.private import Private
 from clipwise.training.algorithms.dp_sgd import begin, by_losses, carry_on
 from clipwise.training.run.folder import Folder
 from clipwise.training.run.job import Job, Trained
@@ -26,7 +25,7 @@ def train(job: Job, folder: Folder, watch: Watch, resume: bool) -> Trained:
     chain = job.config.sampler.chain(job.plan, job.model)
     chain.plan(job.model)
     optimizer = LangevinOptimizer(job.model, chain)
-    private = begin(Private, job, optimizer, folder, resume)
+    private = begin(job, optimizer, folder, resume)
     carry_on(job, folder, watch, resume, private, optimizer, by_losses(job, private))
     settings, (*inputs, labels) = job.config.evaluation, job.test.tensors
     found = optimizer.posterior.evaluate(
