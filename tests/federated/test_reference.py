@@ -47,7 +47,7 @@ def plan_with(clip: cw.Abadi | cw.GlobalScaled) -> cw.Plan:
 
 def selections(plan: cw.Plan) -> list[list[int]]:
     server = Server(plan, make_model(), seed=SEED)
-    entropy = Entropy(SEED).labelled(server._start)
+    entropy = Entropy(SEED).labelled(server._position.begin())
     return [list(select(range(USERS), server.rate, entropy, number)) for number in range(ROUNDS)]
 
 

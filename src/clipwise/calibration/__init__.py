@@ -11,6 +11,7 @@ from typing import Any
 
 from clipwise.calibration.bins import Bins
 from clipwise.calibration.evaluator import Evaluator, evaluate
+from clipwise.calibration.metrics import METRICS, Metric, Task, metric_named, metrics_of
 from clipwise.calibration.regression import evaluate_regression
 from clipwise.calibration.scaling import (
     Isotonic,
@@ -20,23 +21,29 @@ from clipwise.calibration.scaling import (
     Vector,
     VectorScaling,
 )
-from clipwise.calibration.values import CalibrationResult, RegressionResult
+from clipwise.calibration.values import CalibrationResult, RegressionResult, Result
 
 __all__ = [
+    "METRICS",
     "Bins",
     "CalibrationResult",
     "Evaluator",
     "Isotonic",
     "IsotonicScaling",
+    "Metric",
     "PrivateTemperature",
     "PrivateTemperatureScaling",
     "RegressionResult",
+    "Result",
+    "Task",
     "Temperature",
     "TemperatureScaling",
     "Vector",
     "VectorScaling",
     "evaluate",
     "evaluate_regression",
+    "metric_named",
+    "metrics_of",
 ]
 
 _PRIVATE = ("PrivateTemperature", "PrivateTemperatureScaling")

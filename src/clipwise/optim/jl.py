@@ -29,7 +29,6 @@ from clipwise.optim.vacuous import refuse_vacuous
 from clipwise.plan import Plan
 from clipwise.private import Private
 from clipwise.private.evidence.closure import LossFn, check_model, take
-from clipwise.private.evidence.records import Again
 
 __all__ = ["ProjectedPrivate"]
 
@@ -112,7 +111,9 @@ class ProjectedPrivate(Private):
             raise InvalidPlan("ProjectedPrivate needs loss_fn=..., a function of (model, batch) to differentiate.")
         self._count, self._function, self._checked = plan.mechanism.projections, loss_fn, False
         self._drawn: tuple[int, Entropy] | None = None
+        self._normals = noise
         super().__init__(plan, model, optimizer, seed=seed, noise=noise, constants=constants, own_batches=own_batches)
+        self._checks.watches = False  # twins would need more memory than a step may; loss_fn is checked instead
         if plan.noise_multiplier:
             refuse_vacuous(
                 plan.events,
@@ -130,7 +131,7 @@ class ProjectedPrivate(Private):
                 "error. Use float32, or clipwise.Private."
             )
         named = dict(zip(fit.names, fit.tensors, strict=True))
-        self._projections = Projections(self._model, self._function, named, self._source)
+        self._projections = Projections(self._model, self._function, named, self._normals)
         self._clip = self._clipper = EstimatedClipper(named)
 
     def backward(self, batch: Any) -> None:
@@ -141,7 +142,8 @@ class ProjectedPrivate(Private):
             raise InvalidLosses(
                 "ProjectedPrivate takes the batch, not its losses: loss_fn is called on it several times."
             )
-        if self._offered is not None and not self._offered.size:
+        offered = self._batch.offered
+        if offered is not None and not offered.size:
             super().backward(torch.zeros(0, dtype=self._fit.tensors[0].dtype))
             return
         replay = Replay(self._model)
@@ -154,9 +156,6 @@ class ProjectedPrivate(Private):
         self._clipper.estimate = norms, bad
         super().backward(losses)
 
-    def _open_watch(self, batch: Any, size: int, again: Again | None) -> None:
-        """Not here: twins would need more memory than a step may. `loss_fn` is checked instead."""
-
     def step(self, batch: Any = None) -> bool:
         """`backward`, and at the end of the logical batch record, add noise, step the optimizer. True if it did so."""
         return super().step(batch)
@@ -167,10 +166,10 @@ class ProjectedPrivate(Private):
         All its physical batches do: with other directions for each, a record that moves to the next one, because
         another record was added before it, would contribute something else.
         """
-        if not self._batch.parts or self._drawn is None or self._drawn[0] != self._done:
-            labelled = self._seeding.entropy.labelled(self._seeding.label())
-            key = int.from_bytes(labelled.take(16, "projections", self._done), "little")
-            self._drawn = self._done, Entropy(key)
+        if not self._batch.parts or self._drawn is None or self._drawn[0] != self.steps_done:
+            labelled = self._position.entropy.labelled(self._position.label())
+            key = int.from_bytes(labelled.take(16, "projections", self.steps_done), "little")
+            self._drawn = self.steps_done, Entropy(key)
         return self._drawn[1]
 
     def _check_once(self, batch: Any, bad: Tensor) -> None:
@@ -179,7 +178,7 @@ class ProjectedPrivate(Private):
         if not self._checked and good.numel() >= _FEWEST_TO_CHECK:
             check_model(self._model, self._function, take(batch, good) if bool(bad.any()) else batch)
             self._checked = True
-            self._checks.note_clean(self._done)
+            self._checks.note_clean(self.steps_done)
 
     def _losses_without(self, bad: Tensor, batch: Any) -> Tensor:
         """The losses with their graph, where a finite sample stands in for each that is not, as 0 * NaN is NaN.
