@@ -17,9 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from clipwise.clipping import Style
-from clipwise.engine import Clipped, Constants
-from clipwise.engine.norms import negligible_norm
-from clipwise.engine.origin import Evidence
+from clipwise.engine import Clipped, Constants, Evidence, negligible_norm
 from clipwise.entropy import Entropy
 from clipwise.errors import InvalidLosses, InvalidPlan
 from clipwise.mechanisms import ProjectedNorms

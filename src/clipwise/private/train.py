@@ -14,8 +14,7 @@ from torch.utils.data import Dataset
 
 from clipwise.accounting import Accountant, GaussianSteps, Ledger, ProjectedSteps, Relation
 from clipwise.clipping import Style
-from clipwise.engine import Clipped, Clipper, Constants
-from clipwise.engine.origin import Evidence
+from clipwise.engine import Clipped, Clipper, Constants, Evidence
 from clipwise.errors import InvalidPlan, InvalidSampling, NotSeparable, UnaccountedUpdate, UnsupportedNode
 from clipwise.noise import Normals
 from clipwise.plan import Plan
