@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from clipwise.calibration.bins import equal_edges, summarise
 from clipwise.calibration.bootstrap import GROUPS, Groups, at_chance, pivotal, weights
 from clipwise.calibration.estimators import binned_errors, calibrated_moments, normal_gaps
-from clipwise.calibration.inputs import ArrayLike, Batch, check_resamples, check_share
+from clipwise.calibration.inputs import ArrayLike, Scores, check_resamples, check_share
 from clipwise.calibration.smooth import smooth_errors
 from clipwise.calibration.sums import COLUMNS, ClassSums, Kept, TopSums
 from clipwise.calibration.values import METRICS, CalibrationResult
@@ -87,7 +87,7 @@ class Evaluator:
         logits: ArrayLike | None = None,
     ) -> None:
         """Add a batch; arguments as for `evaluate`."""
-        batch = Batch(probabilities, logits, labels)
+        batch = Scores(probabilities, logits, labels)
         if self._classes is None:
             self._class_count = batch.classes
             self._classes = ClassSums(batch.classes, self._bins, len(self._top.totals))
