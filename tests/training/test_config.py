@@ -16,7 +16,7 @@ from clipwise.clipping import Flat, Groupwise, Layerwise, MixUp
 from clipwise.data import from_file
 from clipwise.errors import InvalidConfig
 from clipwise.training import Config
-from clipwise.training.algorithms import DPSGD
+from clipwise.training.algorithms import PrivateSGD
 from clipwise.training.config import OptimizerChoice, default_delta
 from clipwise.training.config.clips import RULES, read_clip
 from clipwise.training.config.toml import TomlText, nearest, write
@@ -35,7 +35,7 @@ def clip(text: str) -> Any:
 
 def optimizer(override: str) -> OptimizerChoice:
     algorithm = config(override).algorithm
-    assert isinstance(algorithm, DPSGD)
+    assert isinstance(algorithm, PrivateSGD)
     return algorithm.optimizer
 
 
@@ -44,7 +44,7 @@ def test_a_whole_configuration() -> None:
     assert (made.name, made.seed, made.algorithm.name, made.output) == ("tiny", 3, "dp-sgd", Path("runs/tiny"))
     assert made.clip == Flat(cw.Abadi(1.0))
     assert made.batches.scheme(1_297) == cw.Poisson(1_297, 64)
-    assert isinstance(made.algorithm, DPSGD)
+    assert isinstance(made.algorithm, PrivateSGD)
     assert made.algorithm.optimizer.name == "SGD" and str(made.algorithm.optimizer.learning_rate) == "0.5"
     assert made.text == TINY
 

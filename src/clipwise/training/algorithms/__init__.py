@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from clipwise.training.algorithms.base import Algorithm
-from clipwise.training.algorithms.dp_sgd import DPSGD
-from clipwise.training.algorithms.dp_sgd_jl import DPSGDJL
-from clipwise.training.algorithms.dp_sgld import DPSGLD
+from clipwise.training.algorithms.dp_sgd import PrivateSGD
+from clipwise.training.algorithms.dp_sgd_jl import ProjectedSGD
+from clipwise.training.algorithms.dp_sgld import PrivateSGLD
 from clipwise.training.algorithms.fedavg import FedAvg, FedSGD
 from clipwise.training.config import TomlTable
 
-__all__ = ["ALGORITHMS", "DPSGD", "DPSGDJL", "DPSGLD", "Algorithm", "FedAvg", "FedSGD", "read_algorithm"]
+__all__ = ["ALGORITHMS", "Algorithm", "FedAvg", "FedSGD", "PrivateSGD", "PrivateSGLD", "ProjectedSGD", "read_algorithm"]
 
-ALGORITHMS: dict[str, type[Algorithm]] = {kind.name: kind for kind in (DPSGD, DPSGDJL, DPSGLD, FedAvg, FedSGD)}
+ALGORITHMS: dict[str, type[Algorithm]] = {
+    kind.name: kind for kind in (PrivateSGD, ProjectedSGD, PrivateSGLD, FedAvg, FedSGD)
+}
 """All of them, by the name in a configuration."""
 
 
@@ -22,7 +24,7 @@ def read_algorithm(root: TomlTable) -> Algorithm:
     >>> read_algorithm(TomlText.parse("optimizer.learning_rate = 0.5").root()).name
     'dp-sgd'
     """
-    kind = ALGORITHMS[root.text("algorithm", DPSGD.name, ALGORITHMS)]
+    kind = ALGORITHMS[root.text("algorithm", PrivateSGD.name, ALGORITHMS)]
     made = kind.read(root)
     for key in sorted({key for other in ALGORITHMS.values() for key in other.keys} - set(kind.keys)):
         if root.raw(key) not in (None, {}):

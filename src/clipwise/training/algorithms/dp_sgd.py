@@ -14,11 +14,11 @@ from clipwise.training.algorithms.base import Algorithm
 from clipwise.training.config import OptimizerChoice, TomlTable, read_optimizer
 from clipwise.training.run import Folder, Job, Trained, Watch
 
-__all__ = ["DPSGD"]
+__all__ = ["PrivateSGD"]
 
 
 @dataclass(frozen=True)
-class DPSGD(Algorithm):
+class PrivateSGD(Algorithm):
     """Clipped gradients of a batch, summed, with noise; then a step of any optimizer."""
 
     name: ClassVar[str] = "dp-sgd"
@@ -28,7 +28,7 @@ class DPSGD(Algorithm):
     optimizer: OptimizerChoice
 
     @classmethod
-    def read(cls, root: TomlTable) -> DPSGD:
+    def read(cls, root: TomlTable) -> PrivateSGD:
         return cls(read_optimizer(root.table("optimizer")))
 
     def moves(self, plan: Plan, model: nn.Module) -> OptimizerChoice:

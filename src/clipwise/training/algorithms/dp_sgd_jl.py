@@ -21,11 +21,11 @@ from clipwise.training.algorithms.base import Algorithm
 from clipwise.training.config import OptimizerChoice, TomlTable, read_optimizer
 from clipwise.training.run import Folder, Job, Trained, Watch
 
-__all__ = ["DPSGDJL"]
+__all__ = ["ProjectedSGD"]
 
 
 @dataclass(frozen=True)
-class DPSGDJL(Algorithm):
+class ProjectedSGD(Algorithm):
     """DP-SGD that clips by estimated norms."""
 
     name: ClassVar[str] = "dp-sgd-jl"
@@ -36,7 +36,7 @@ class DPSGDJL(Algorithm):
     projections: int
 
     @classmethod
-    def read(cls, root: TomlTable) -> DPSGDJL:
+    def read(cls, root: TomlTable) -> ProjectedSGD:
         return cls(read_optimizer(root.table("optimizer")), root.integer("projections"))
 
     def plan(self, plan: Plan) -> Plan:

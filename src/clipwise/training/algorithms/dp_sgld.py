@@ -31,13 +31,13 @@ from clipwise.training.run import Folder, Job, Trained, Watch
 if TYPE_CHECKING:
     from clipwise.training.config import Config
 
-__all__ = ["AVERAGE", "DPSGLD"]
+__all__ = ["AVERAGE", "PrivateSGLD"]
 
 AVERAGE = "posterior average"
 
 
 @dataclass(frozen=True)
-class DPSGLD(Algorithm):
+class PrivateSGLD(Algorithm):
     """Langevin dynamics whose own noise is the plan's: the weights of many steps are samples of a posterior."""
 
     name: ClassVar[str] = "dp-sgld"
@@ -51,7 +51,7 @@ class DPSGLD(Algorithm):
     thin: int | None
 
     @classmethod
-    def read(cls, root: TomlTable) -> DPSGLD:
+    def read(cls, root: TomlTable) -> PrivateSGLD:
         if "optimizer" in root:
             root.fail(
                 "optimizer",
