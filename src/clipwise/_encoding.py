@@ -21,7 +21,7 @@ _CLIPS = tuple(
         *("NoClip", "Normalize"),
     )
 )
-_MECHANISMS = tuple(getattr(mechanisms, name) for name in mechanisms.__all__ if name != "Mechanism")
+_MECHANISMS = tuple(getattr(mechanisms, name) for name in mechanisms.__all__ if name not in ("Mechanism", "Repeated"))
 _VALUES: dict[str, type[Any]] = {cls.__name__: cls for cls in (*SAMPLINGS, *_CLIPS, *_MECHANISMS)}
 
 

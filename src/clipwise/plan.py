@@ -12,7 +12,7 @@ from clipwise._validate import is_count, is_finite
 from clipwise.accounting import Accountant, Event, Relation, account, noise_scale
 from clipwise.clipping import Clip, Flat, Groupwise, Layerwise, MixUp, Rule, Style, as_clip, is_private
 from clipwise.errors import InvalidPlan
-from clipwise.mechanisms import AdaptiveClip, Gaussian, Mechanism
+from clipwise.mechanisms import AdaptiveClip, Gaussian, Mechanism, Repeated
 from clipwise.sampling import Sampling
 
 __all__ = ["Plan"]
@@ -138,11 +138,11 @@ class Plan:
         return account(self.events, delta, accountant, relation).epsilon
 
     @property
-    def events(self) -> tuple[Event, ...]:
+    def events(self) -> tuple[Repeated, ...]:
         """What the whole run will have put on its ledger."""
         return self.events_of(0, self.steps)
 
-    def events_of(self, first: int, stop: int) -> tuple[Event, ...]:
+    def events_of(self, first: int, stop: int) -> tuple[Repeated, ...]:
         """What the steps from `first` up to, not including, `stop` put on the ledger.
 
         >>> from clipwise import Abadi, FullBatch
@@ -155,7 +155,7 @@ class Plan:
             )
         return (self.mechanism.event(self.sampling, self.noise_multiplier, stop - first),)
 
-    def event_at(self, step: int) -> Event:
+    def event_at(self, step: int) -> Repeated:
         """What step `step` (from 0) puts on the ledger. Its noise multiplier is that of the step."""
         (event,) = self.events_of(step, step + 1)
         return event

@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
-from clipwise.accounting import Accountant, FederatedRounds, Ledger, Relation
+from clipwise.accounting import Accountant, Ledger, Relation
 from clipwise.clipping import Style
 from clipwise.entropy import Entropy
 from clipwise.errors import DataError, InvalidPlan, InvalidSampling
@@ -138,7 +138,6 @@ class Server:
         self._adaptive = plan.clip if isinstance(plan.clip, AdaptiveClip) else None
         multiplier = float(plan.noise_multiplier)
         event = plan.event_at(0)
-        assert isinstance(event, FederatedRounds)
         released, stds = list(self._like.values()), []
         if self._adaptive is not None:
             # One release: the count is one more number of the noisy vector.

@@ -14,7 +14,7 @@ from clipwise.private.saving import check_form, restored_ledger
 __all__ = ["ServerState"]
 
 VERSION = 3
-"""3: a plan with a mechanism, steps for rounds, and the class of the server's optimizer."""
+"""3: steps for rounds, the plan as values, and the class of the server's optimizer."""
 _KEYS = {"version", "plan", "bound", "ledger", "steps", "seed", "label"}
 
 

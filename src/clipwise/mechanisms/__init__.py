@@ -5,9 +5,9 @@ A mechanism is a frozen dataclass that derives from `Mechanism`. A new one is on
 """
 
 from clipwise.mechanisms.adaptive import AdaptiveClip
-from clipwise.mechanisms.base import Mechanism
+from clipwise.mechanisms.base import Mechanism, Repeated
 from clipwise.mechanisms.gaussian import Gaussian
 from clipwise.mechanisms.projected import ProjectedNorms
 from clipwise.mechanisms.rounds import Rounds
 
-__all__ = ["AdaptiveClip", "Gaussian", "Mechanism", "ProjectedNorms", "Rounds"]
+__all__ = ["AdaptiveClip", "Gaussian", "Mechanism", "ProjectedNorms", "Repeated", "Rounds"]

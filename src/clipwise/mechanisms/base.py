@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
-from clipwise.accounting import Event
+from clipwise.accounting import FederatedRounds, GaussianSteps, ProjectedSteps
 from clipwise.sampling import Sampling
 
 if TYPE_CHECKING:
     from clipwise.plan import Plan
 
-__all__ = ["Mechanism"]
+__all__ = ["Mechanism", "Repeated"]
+
+Repeated: TypeAlias = GaussianSteps | ProjectedSteps | FederatedRounds
+"""The event of some steps, or rounds, with the same noise."""
 
 
 class Mechanism(ABC):
@@ -29,7 +32,7 @@ class Mechanism(ABC):
     """Whether the clipping norm can follow what was released (`AdaptiveClip`)."""
 
     @abstractmethod
-    def event(self, sampling: Sampling, noise_multiplier: float, count: int) -> Event:
+    def event(self, sampling: Sampling, noise_multiplier: float, count: int) -> Repeated:
         """What `count` steps with this noise put on the ledger."""
 
     def check(self, plan: Plan) -> None:  # noqa: B027 - most plans are fine for most mechanisms

@@ -18,7 +18,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from clipwise.engine.uses import Gathered, Outer, Use
+from clipwise.engine import Gathered, Outer, Use
 
 
 class Feature(ABC):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from clipwise.calibration import CalibrationResult, evaluate
-from clipwise.engine.substitute import Substitute
+from clipwise.engine import Substitute
 from clipwise.errors import DataError
 
 __all__ = ["AveragedCalibration", "Posterior"]

@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.optim import Optimizer
 
-from clipwise.engine.precision import widened
+from clipwise.engine import widened
 from clipwise.errors import InvalidPlan, NotSeparable, UnsupportedNode
 
 __all__ = ["Fit"]

@@ -10,9 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from clipwise.engine.graph import Graph, walk
-from clipwise.engine.node import LEAF
-from clipwise.engine.origin import Origin, memory_of
+from clipwise.engine import LEAF, Graph, Origin, memory_of, walk
 from clipwise.entropy import Entropy
 from clipwise.errors import NotSeparable
 from clipwise.private.evidence.closure import LossFn, check_losses

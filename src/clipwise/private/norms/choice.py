@@ -8,8 +8,7 @@ from typing import Any, Protocol, TypeAlias
 from torch import Tensor, nn
 
 from clipwise.clipping import Style
-from clipwise.engine import Clipped, Clipper
-from clipwise.engine.origin import Evidence
+from clipwise.engine import Clipped, Clipper, Evidence
 from clipwise.errors import InvalidPlan
 from clipwise.mechanisms import ProjectedNorms
 from clipwise.noise import Normals

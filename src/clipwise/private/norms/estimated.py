@@ -17,9 +17,7 @@ from torch import Tensor, nn
 
 from clipwise.accounting import refuse_vacuous
 from clipwise.clipping import Style
-from clipwise.engine import Clipped
-from clipwise.engine.norms import negligible_norm
-from clipwise.engine.origin import Evidence
+from clipwise.engine import Clipped, Evidence, negligible_norm
 from clipwise.entropy import Entropy
 from clipwise.errors import InvalidLosses, InvalidPlan
 from clipwise.mechanisms import ProjectedNorms

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from clipwise.engine.substitute import Substitute
+from clipwise.engine import Substitute
 from clipwise.entropy import Entropy
 from clipwise.errors import InvalidLosses, UnsupportedNode
 from clipwise.noise import GaussianNoise, Normals, SecureNormals
