@@ -94,6 +94,7 @@ class Private:
         if plan.mechanism.unit != "example":
             raise InvalidPlan(f"the mechanism {plan.mechanism!r} is run by clipwise.federated.Server, not by Private.")
         self._plan, self._model, self._optimizer = plan, model, optimizer
+        self._fit = Fit.of(model, optimizer)
         self._position = Position(
             plan.steps,
             plan.sampling,
@@ -110,14 +111,19 @@ class Private:
         counted = isinstance(plan.sampling, Poisson)
         self._checks = Checks(model, declared, counted, self._position.entropy, loss_fn)
         self._norms = norms_of(plan, model, loss_fn, noise, self._position, self._batch, self._checks)
-        self._bind()
+        self._attach()
         self._state = PrivateState(plan, model, optimizer, own_batches, self._release)
         self.extra: Any = None
         """What was given to `save(path, extra=...)`, after a resume."""
 
     def _bind(self) -> None:
         """Find the parameters that are trained now."""
-        self._fit = fit = Fit.of(self._model, self._optimizer)
+        self._fit = Fit.of(self._model, self._optimizer)
+        self._attach()
+
+    def _attach(self) -> None:
+        """Clip, guard and release for these parameters."""
+        fit = self._fit
         self._clip = self._norms.bind(fit)
         self._release.guard.bind(fit.names, fit.tensors, fit.frozen)
         self._release.bind(fit.names, fit.tensors)
