@@ -1,0 +1,107 @@
+"""What the loops of all algorithms share: a checkpoint and a row of metrics now and then, and the loop of `Private`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from clipwise.clipping import Style
+from clipwise.federated import Server
+from clipwise.private import Private
+from clipwise.sampling import public_size
+from clipwise.training.config import TensorRecords
+from clipwise.training.run import Folder, Job, Progress, Watch, measured_row, spent, step_statistics
+
+__all__ = ["Milestones", "begin", "carry_on", "set_rate", "took_up"]
+
+
+class Milestones:
+    """After every step: measure, save and report progress, each when it is due."""
+
+    def __init__(
+        self,
+        job: Job,
+        folder: Folder,
+        watch: Watch,
+        run: Private | Server,
+        done: int,
+        save: Callable[[dict[str, Any]], None],
+    ) -> None:
+        """`done` steps are behind; `save` writes a checkpoint with what it is given."""
+        self._job, self._folder, self._watch, self._run, self._save = job, folder, watch, run, save
+        self._first, self._begun = done, time.monotonic() - folder.seconds
+
+    def save(self, step: int) -> None:
+        """Write a checkpoint."""
+        self._folder.seconds = time.monotonic() - self._begun
+        self._save({"step": step, "seconds": self._folder.seconds})
+
+    def ended(self, step: int, epoch: float, statistics: Callable[[], Mapping[str, Any]]) -> None:
+        """A step has been made; `statistics` of its batch are asked for when it is measured."""
+        job, steps = self._job, self._job.plan.steps
+        last, row = step == steps, None
+        if last or step % job.evaluate_every == 0:
+            row = measured_row(job, self._run, step, epoch, statistics())
+            self._folder.append(row)
+        if last or step % job.checkpoint_every == 0:
+            self.save(step)
+        self._watch(Progress(step, steps, self._first, lambda: spent(job, self._run), row and row["test"]))
+
+
+def took_up(folder: Folder, extra: Mapping[str, Any]) -> None:
+    """Bring the folder to where its checkpoint is."""
+    folder.cut_metrics(extra["step"])
+    folder.seconds = float(extra["seconds"])
+
+
+def set_rate(optimizer: Optimizer, rate: float) -> None:
+    """The learning rate of the coming step."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+
+
+def begin(job: Job, optimizer: Optimizer, folder: Folder, resume: bool) -> Private:
+    """The run's `Private`, new or from the folder's checkpoint."""
+    losses = partial(_losses, job)
+    if not resume:
+        return Private(job.plan, job.model, optimizer, seed=job.draw_seed, loss_fn=losses)
+    private = Private.resume(folder.checkpoint, job.model, optimizer, plan=job.plan, loss_fn=losses)
+    took_up(folder, private.extra)
+    return private
+
+
+def carry_on(job: Job, folder: Folder, watch: Watch, resume: bool, private: Private, optimizer: Optimizer) -> None:
+    """The loop, with measuring and saving."""
+    # Empty batches are handed out too, so that every step gets its own learning rate.
+    loader = private.loader(
+        job.train, job.config.batches.physical_batch_size, yield_empty=True, collate_fn=TensorRecords.collate
+    )
+    milestones = Milestones(
+        job, folder, watch, private, private.steps_done, lambda extra: private.save(folder.checkpoint, extra)
+    )
+    if not resume:
+        milestones.save(0)
+    style: Style | None = None
+    for batch in loader:
+        step = private.steps_done + 1
+        if style is not job.plan.style(step - 1):
+            style = job.plan.style(step - 1)
+            set_rate(optimizer, job.optimizer.learning_rate.at(style, list(job.parameters)))
+        losses = private.losses(batch)
+        if private.step(losses):
+            epoch = step * job.plan.batch_size / public_size(job.plan.sampling)
+            milestones.ended(step, epoch, partial(_statistics, private, losses.detach()))
+
+
+def _statistics(private: Private, losses: Tensor) -> dict[str, Any]:
+    return step_statistics(private.last, float(losses.mean()))
+
+
+def _losses(job: Job, model: nn.Module, batch: Any) -> Tensor:
+    """One loss per sample, on the device of the run."""
+    return job.losses(model, [tensor.to(job.config.device) for tensor in batch])
