@@ -51,6 +51,7 @@ class Milestones:
             self._folder.append(row)
         if last or step % job.checkpoint_every == 0:
             self.save(step)
+        self._folder.begun = True
         self._watch(Progress(step, steps, self._first, lambda: spent(job, self._run), row and row["test"]))
 
 
