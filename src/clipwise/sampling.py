@@ -153,25 +153,14 @@ class FullBatch:
 
 
 @dataclass(frozen=True)
-class Shuffled:
-    """Each epoch is a random order cut into batches, each sample once per epoch. Accounted without amplification.
-
-    The last batch of an epoch may be short; the gradient is still divided by `batch_size`.
-
-    >>> Shuffled(sample_size=10, batch_size=4).batches_per_epoch
-    3
-    """
+class _KnownSizes:
+    """Batches of a size that is known before they are drawn."""
 
     sample_size: int
     batch_size: int
 
     def __post_init__(self) -> None:
         _check_sizes(self.sample_size, self.batch_size)
-
-    @property
-    def batches_per_epoch(self) -> int:
-        """Batches that together hold each sample once."""
-        return -(-self.sample_size // self.batch_size)
 
     @property
     def largest_batch(self) -> int:
@@ -180,23 +169,28 @@ class Shuffled:
 
 
 @dataclass(frozen=True)
-class FixedSize:
+class Shuffled(_KnownSizes):
+    """Each epoch is a random order cut into batches, each sample once per epoch. Accounted without amplification.
+
+    The last batch of an epoch may be short; the gradient is still divided by `batch_size`.
+
+    >>> Shuffled(sample_size=10, batch_size=4).batches_per_epoch
+    3
+    """
+
+    @property
+    def batches_per_epoch(self) -> int:
+        """Batches that together hold each sample once."""
+        return -(-self.sample_size // self.batch_size)
+
+
+@dataclass(frozen=True)
+class FixedSize(_KnownSizes):
     """Each batch is a fresh uniform subset of exactly `batch_size` samples. Never accounted as Poisson.
 
     >>> FixedSize(sample_size=10, batch_size=4)
     FixedSize(sample_size=10, batch_size=4)
     """
-
-    sample_size: int
-    batch_size: int
-
-    def __post_init__(self) -> None:
-        _check_sizes(self.sample_size, self.batch_size)
-
-    @property
-    def largest_batch(self) -> int:
-        """No batch can have more samples."""
-        return self.batch_size
 
 
 Sampling: TypeAlias = Poisson | FullBatch | Shuffled | FixedSize
