@@ -9,7 +9,7 @@ from typing import Any
 
 from clipwise import clipping
 from clipwise._validate import is_count, is_finite
-from clipwise.accounting import Accountant, Event, GaussianSteps, Relation, account, noise_scale
+from clipwise.accounting import Event, GaussianSteps, Relation, account, noise_scale
 from clipwise.clipping import Clip, Flat, Groupwise, Layerwise, MixUp, Rule, as_clip, is_private
 from clipwise.errors import InvalidPlan
 from clipwise.sampling import FixedSize, FullBatch, Poisson, Sampling, Shuffled, arguments, made_from
@@ -88,7 +88,7 @@ class Plan:
         self,
         epsilon: float,
         delta: float,
-        accountant: Accountant = "exact",
+        accountant: str = "exact",
         relation: Relation | None = None,
     ) -> Plan:
         """The same plan with the smallest noise that keeps the whole run within (epsilon, delta).
@@ -103,7 +103,7 @@ class Plan:
         shape = replace(self, noise_multiplier=1.0).events()
         return replace(self, noise_multiplier=noise_scale(shape, epsilon, delta, accountant, relation))
 
-    def epsilon(self, delta: float, accountant: Accountant = "exact", relation: Relation | None = None) -> float:
+    def epsilon(self, delta: float, accountant: str = "exact", relation: Relation | None = None) -> float:
         """The epsilon that the whole run will have spent at this `delta`."""
         return account(self.events(), delta, accountant, relation).epsilon
 

@@ -11,7 +11,7 @@ from scipy import stats
 
 from clipwise.accounting import GaussianSteps, account, account_delta
 from clipwise.accounting._numerics import contour
-from clipwise.accounting._numerics.contour import Attempt, NotConverged, exact_delta, exact_epsilon
+from clipwise.accounting._numerics.contour import Attempt, exact_delta, exact_epsilon
 from clipwise.accounting._numerics.gaussian import gaussian_delta, gaussian_epsilon, gaussian_mu
 from clipwise.accounting._numerics.grid import grid_delta, grid_epsilon
 from clipwise.accounting._numerics.laws import Composition, gaussian, poisson

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clipwise.accounting import Accountant, GaussianSteps, PrivateCalibration, ProjectedSteps, account, account_delta
+from clipwise.accounting import GaussianSteps, PrivateCalibration, ProjectedSteps, account, account_delta
 from clipwise.accounting import saddle_interval as interval
 from clipwise.accounting._numerics.laws import Law, truncated_poisson, truncated_up_to
 from clipwise.accounting._numerics.single import single_delta
@@ -84,7 +84,7 @@ def dearer(event: Any) -> list[Any]:
     return found
 
 
-def obeys(event: Any, delta: float, relation: Any, accountant: Accountant, rate: bool = True) -> None:
+def obeys(event: Any, delta: float, relation: Any, accountant: str, rate: bool = True) -> None:
     """Epsilon never falls with what tells more or with less delta, delta never rises with epsilon, and both agree."""
 
     def asked(other: Any, at: float) -> float:

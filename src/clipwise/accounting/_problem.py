@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from clipwise._validate import is_count, is_finite, is_number
 from clipwise.accounting._numerics.laws import (
@@ -27,16 +26,12 @@ from clipwise.sampling import FixedSize, FullBatch, Poisson, Sampling, Shuffled,
 
 __all__ = [
     "LEAST_NOISE",
-    "Accountant",
     "Problem",
-    "Relation",
     "check_delta",
     "check_epsilon",
     "pose",
     "uses",
 ]
-
-Accountant = Literal["exact", "rdp", "pld", "gdp", "edgeworth"]
 
 _GROUP_LIMIT = 1_000
 LEAST_NOISE = 0.01

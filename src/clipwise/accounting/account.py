@@ -2,58 +2,80 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import get_args
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import partial
+from typing import Protocol
 
-from clipwise.accounting._numerics.contour import EASY, HARD, Attempt, NotConverged, exact_delta, exact_epsilon
-from clipwise.accounting._numerics.grid import grid_delta, grid_epsilon, rough_delta, rough_epsilon
+from clipwise.accounting._numerics.contour import exact_delta, exact_epsilon
 from clipwise.accounting._numerics.laws import Composition
-from clipwise.accounting._numerics.saddle import quick_delta, quick_epsilon
-from clipwise.accounting._numerics.shuffle import shuffled_delta, shuffled_epsilon
-from clipwise.accounting._problem import (
-    LEAST_NOISE,
-    SPARE,
-    Accountant,
-    Problem,
-    Relation,
-    check_delta,
-    check_epsilon,
-    pose,
-)
-from clipwise.accounting.accountants.edgeworth import edgeworth_delta, edgeworth_epsilon
-from clipwise.accounting.accountants.gdp import gdp_delta, gdp_epsilon
-from clipwise.accounting.accountants.pld import pld_delta, pld_epsilon
-from clipwise.accounting.accountants.rdp import rdp_delta, rdp_epsilon
-from clipwise.accounting.events import Event
-from clipwise.accounting.guarantee import Guarantee, Kind
-from clipwise.errors import AccountingError
+from clipwise.accounting._numerics.shuffle import ShuffledRun, shuffled_delta, shuffled_epsilon
+from clipwise.accounting._problem import LEAST_NOISE, SPARE, Problem, check_delta, check_epsilon, pose
+from clipwise.accounting.accountants import ACCOUNTANTS, Answer, accountant_named
+from clipwise.accounting.accountants.definition import Solver
+from clipwise.accounting.events import Event, GaussianSteps
+from clipwise.accounting.guarantee import Guarantee
+from clipwise.accounting.relation import Relation
+from clipwise.errors import AccountingError, MissingExtra, NotConverged
+from clipwise.sampling import Sampling
 
-__all__ = ["Accountant", "Relation", "account", "account_delta"]
+__all__ = ["HasEvents", "account", "account_delta", "delta", "epsilon", "privacy_panel"]
 
 _LARGE_EPSILON = 50.0
 _NO_NOISE = f"Some steps had no noise, or a noise multiplier below {LEAST_NOISE:g}: nothing is private."
 _TOO_FEW = "So few random projections prove nothing here: their estimates are too often far too small. Use more."
 _SPARED = 1e-4  # the share of delta that may be lost to norms under-estimated so much that no pair covers them
 _LOST_SHARE, _LEAST_SPARE = 1e-3, 1e-22
-_SOURCES = {"rdp": "Renyi divergences", "grid": "privacy losses on a grid"}
 
 
-@dataclass(frozen=True)
-class _Answer:
-    value: float
-    kind: Kind
-    accountant: str
-    warnings: tuple[str, ...] = ()
+def epsilon(
+    noise_multiplier: float,
+    sampling: Sampling,
+    steps: int,
+    delta: float,
+    accountant: str = "exact",
+    *,
+    relation: Relation | None = None,
+) -> float:
+    """The epsilon of `steps` steps at `delta` (the upper end where only an interval is known).
+
+    >>> from clipwise.sampling import Poisson
+    >>> 2.3 < epsilon(1.1, Poisson(60_000, 256), steps=14_040, delta=1e-5) < 2.6
+    True
+    """
+    return account(_steps(sampling, noise_multiplier, steps), delta, accountant, relation=relation).epsilon
+
+
+def delta(
+    noise_multiplier: float,
+    sampling: Sampling,
+    steps: int,
+    epsilon: float,
+    accountant: str = "exact",
+    *,
+    relation: Relation | None = None,
+) -> float:
+    """The delta of `steps` steps at `epsilon`.
+
+    >>> from clipwise.sampling import Poisson
+    >>> delta(1.1, Poisson(60_000, 256), steps=14_040, epsilon=3.0) < 1e-5
+    True
+    """
+    return account_delta(_steps(sampling, noise_multiplier, steps), epsilon, accountant, relation=relation).delta
+
+
+def _steps(sampling: Sampling, noise_multiplier: float, steps: int) -> tuple[Event, ...]:
+    # No step yet is a state of every run, though no event.
+    return () if steps == 0 else (GaussianSteps(sampling, noise_multiplier, steps),)
 
 
 def account(
     events: Iterable[Event],
     delta: float,
-    accountant: Accountant = "exact",
+    accountant: str = "exact",
+    *,
     relation: Relation | None = None,
     group: int = 1,
 ) -> Guarantee:
@@ -61,66 +83,106 @@ def account(
 
     Guarantees: unless `kind` is "approximation", the true epsilon is at most this one (up to 1e-8 of it when
     "numerically exact", which printing rounds away).
+
+    >>> from clipwise.sampling import FullBatch
+    >>> account([GaussianSteps(FullBatch(1_000), noise_multiplier=10.0, steps=100)], delta=1e-5).printed
+    '4.378'
     """
     start = time.perf_counter()
     delta = check_delta(delta)
-    problem = _pose(events, relation, group, accountant, _SPARED * delta)
-    if not problem.private:
-        answer = _Answer(math.inf, "upper bound", accountant, (_NO_NOISE,))
-    elif problem.lost >= delta:
-        answer = _Answer(math.inf, "upper bound", accountant, (_TOO_FEW,))
-    elif problem.upper:
-        answer = _answer(problem, delta - problem.lost, accountant, _EPSILON)
+    by = accountant_named(accountant)
+    problem = pose(events, relation, group, _SPARED * delta)
+    if problem.lost >= delta:
+        answer = Answer(math.inf, "upper bound", by.name, (_TOO_FEW,))
     else:
-        answer = _Answer(0.0, "numerically exact", accountant)
-    lower = _lower_epsilon(problem, delta, answer.value) if problem.lower is not None else None
-    warnings = problem.warnings + answer.warnings + _warnings(problem, answer.value, delta)
-    return _guarantee(problem, answer, answer.value, delta, lower, warnings, time.perf_counter() - start)
+        answer = _ask(problem, by.name, partial(by.epsilon, problem, delta - problem.lost), without_noise=math.inf)
+    lower = _lower_end(problem, delta, answer.value, exact_epsilon, shuffled_epsilon)
+    return _guarantee(problem, answer, answer.value, delta, lower, start)
 
 
 def account_delta(
     events: Iterable[Event],
     epsilon: float,
-    accountant: Accountant = "exact",
+    accountant: str = "exact",
+    *,
     relation: Relation | None = None,
     group: int = 1,
 ) -> Guarantee:
     """Delta at `epsilon` for everything in `events`; `lower` is in terms of delta here."""
     start = time.perf_counter()
     epsilon = check_epsilon(epsilon)
+    by = accountant_named(accountant)
     events, spare = tuple(events), SPARE
     while True:
-        problem = _pose(events, relation, group, accountant, spare)
-        if not problem.private:
-            answer = _Answer(1.0, "upper bound", accountant, (_NO_NOISE,))
-        elif problem.upper:
-            answer = _answer(problem, epsilon, accountant, _DELTA)
-            answer = replace(answer, value=min(1.0, answer.value + problem.lost))
-        else:
-            answer = _Answer(0.0, "numerically exact", accountant)
+        problem = pose(events, relation, group, spare)
+        answer = _ask(problem, by.name, partial(by.delta, problem, epsilon), without_noise=1.0)
+        answer = replace(answer, value=min(1.0, answer.value + problem.lost))
         less = max(_LEAST_SPARE, _SPARED * answer.value)
         if problem.lost <= _LOST_SHARE * answer.value or less >= spare:
             break
         spare = less  # what is lost should not count beside delta
-    lower = _lower_delta(problem, epsilon, answer.value) if problem.lower is not None else None
-    warnings = problem.warnings + answer.warnings + _warnings(problem, epsilon, answer.value)
-    return _guarantee(problem, answer, epsilon, answer.value, lower, warnings, time.perf_counter() - start)
+    lower = _lower_end(problem, epsilon, answer.value, exact_delta, shuffled_delta)
+    return _guarantee(problem, answer, epsilon, answer.value, lower, start)
 
 
-def _pose(events: Iterable[Event], relation: Relation | None, group: int, accountant: str, spare: float) -> Problem:
-    if accountant not in get_args(Accountant):
-        raise AccountingError(f"accountant must be one of {', '.join(get_args(Accountant))}, got {accountant!r}.")
-    return pose(events, relation, group, spare)
+class HasEvents(Protocol):
+    """A ledger (`events` is a tuple) or a plan (`events()` returns one)."""
+
+    @property
+    def events(self) -> tuple[Event, ...] | Callable[[], tuple[Event, ...]]:
+        """What is or would be released."""
+
+
+def privacy_panel(
+    source: HasEvents | Iterable[Event], delta: float, *, relation: Relation | None = None, group: int = 1
+) -> dict[str, Guarantee]:
+    """Each accountant's answer about a plan, a ledger or some events, with the seconds it took; exact comes first.
+
+    Those that are not installed, or have no answer for this sampling or delta, are left out.
+
+    >>> from clipwise.accounting.ledger import Ledger
+    >>> from clipwise.sampling import FullBatch
+    >>> ledger = Ledger([GaussianSteps(FullBatch(1_000), noise_multiplier=10.0, steps=100)])
+    >>> {name: g.printed for name, g in privacy_panel(ledger, delta=1e-5).items() if name in ("exact", "rdp")}
+    {'exact': '4.378', 'rdp': '4.729'}
+    """
+    found = source if isinstance(source, Iterable) else source.events
+    events = tuple(found() if callable(found) else found)
+    panel = {"exact": account(events, delta, relation=relation, group=group)}  # a question it refuses is a bad one
+    for name in list(ACCOUNTANTS)[1:]:
+        try:
+            panel[name] = account(events, delta, name, relation=relation, group=group)
+        except (AccountingError, MissingExtra):
+            continue
+    return panel
+
+
+def _ask(problem: Problem, name: str, question: Callable[[], Answer], without_noise: float) -> Answer:
+    """The accountant's answer, unless none is needed."""
+    if not problem.private:
+        return Answer(without_noise, "upper bound", name, (_NO_NOISE,))
+    return question() if problem.upper else Answer(0.0, "numerically exact", name)
+
+
+def _lower_end(
+    problem: Problem, given: float, upper: float, solve: Solver, shuffled: Callable[[ShuffledRun, float], float]
+) -> float | None:
+    """What is proven from below where only an interval is known."""
+    if problem.lower is None:
+        return None
+    composed = (_or_zero(solve, c, given) for c in problem.lower)
+    return min(upper, max(0.0, *composed, *(shuffled(run, given) for run in problem.shuffled)))
+
+
+def _or_zero(solve: Solver, composition: Composition, given: float) -> float:
+    try:
+        return solve(composition, given)
+    except NotConverged:
+        return 0.0
 
 
 def _guarantee(
-    problem: Problem,
-    answer: _Answer,
-    epsilon: float,
-    delta: float,
-    lower: float | None,
-    warnings: tuple[str, ...],
-    seconds: float,
+    problem: Problem, answer: Answer, epsilon: float, delta: float, lower: float | None, start: float
 ) -> Guarantee:
     return Guarantee(
         epsilon=epsilon,
@@ -130,120 +192,11 @@ def _guarantee(
         relation=problem.relation,
         sampling=problem.sampling,
         lower=lower,
-        warnings=warnings,
+        warnings=problem.warnings + answer.warnings + _warnings(problem, epsilon, delta),
         unit=problem.unit,
         group=problem.group,
-        seconds=seconds,
+        seconds=time.perf_counter() - start,
     )
-
-
-@dataclass(frozen=True)
-class _Question:
-    """The accountants' functions for one unknown, epsilon or delta."""
-
-    exact: Callable[[Composition, float, Sequence[Attempt]], float]
-    grid: Callable[[Composition, float], float]
-    rough: Callable[[Composition, float], float]
-    quick: Callable[[Composition, float], float]
-    rdp: Callable[[Composition, float], float]
-    pld: Callable[[Problem, float], float]
-    gdp: Callable[[Composition, float], float]
-    edgeworth: Callable[[Composition, float], float]
-
-
-_EPSILON = _Question(
-    exact_epsilon, grid_epsilon, rough_epsilon, quick_epsilon, rdp_epsilon, pld_epsilon, gdp_epsilon, edgeworth_epsilon
-)
-_DELTA = _Question(exact_delta, grid_delta, rough_delta, quick_delta, rdp_delta, pld_delta, gdp_delta, edgeworth_delta)
-
-
-def _answer(problem: Problem, given: float, accountant: str, ask: _Question) -> _Answer:
-    interval = problem.lower is not None
-    if accountant == "exact":
-        return _exact(problem, given, ask)
-    if accountant == "rdp":
-        return _Answer(max(ask.rdp(c, given) for c in problem.upper), "upper bound", "rdp")
-    if accountant == "pld":
-        return _Answer(ask.pld(problem, given), "upper bound", "pld")
-    plain = not any(c.terms for c in problem.upper)
-    if interval and not plain:
-        raise AccountingError(f"{accountant} has no formula for fixed-size batches; ask exact or rdp.")
-    value = max(ask.gdp(c, given) if accountant == "gdp" else ask.edgeworth(c, given) for c in problem.upper)
-    if plain:
-        return _Answer(value, "numerically exact" if problem.tight else "upper bound", accountant)
-    return _Answer(value, "approximation", accountant)
-
-
-def _exact(problem: Problem, given: float, ask: _Question) -> _Answer:
-    """The largest over directions; one whose quick bound cannot matter is not computed."""
-    value, sources = -math.inf, set()
-    for composition in problem.upper:
-        if value >= 0.0 and ask.quick(composition, given) <= value:
-            continue
-        found, source = _exact_or_bound(composition, given, ask, value, problem.estimated)
-        if found > value:
-            value, sources = found, {source}
-    tight = problem.tight and not problem.estimated
-    kind: Kind = "numerically exact" if tight else "upper bound"
-    source = sources.pop()
-    if source == "exact":
-        return _Answer(value, kind, "exact")
-    note = f"The contour integral did not converge here; this is an upper bound from {_SOURCES[source]}."
-    return _Answer(value, "upper bound", source, (note,))
-
-
-def _exact_or_bound(
-    composition: Composition, given: float, ask: _Question, known: float, estimated: bool
-) -> tuple[float, str]:
-    """The value, or a bound of it where the contours fail; below `known` the value does not matter.
-
-    Estimated norms only have a bound, and laws of so many pairs that trying hard takes seconds.
-    """
-    with contextlib.suppress(NotConverged):
-        return ask.exact(composition, given, EASY), "exact"
-    if known >= 0.0:
-        with contextlib.suppress(NotConverged):
-            rough = ask.rough(composition, given)
-            if rough <= known:
-                return rough, "grid"
-    if estimated:
-        with contextlib.suppress(NotConverged):
-            return ask.grid(composition, given), "grid"
-    with contextlib.suppress(NotConverged):
-        return ask.exact(composition, given, HARD), "exact"
-    bounds = [(ask.rdp(composition, given), "rdp"), (ask.quick(composition, given), "rdp")]
-    with contextlib.suppress(NotConverged):
-        bounds.append((ask.grid(composition, given), "grid"))
-    return min(bounds)
-
-
-def _lower_epsilon(problem: Problem, delta: float, upper: float) -> float:
-    return min(
-        upper,
-        max(
-            [_or_zero(exact_epsilon, c, delta) for c in problem.lower or ()]
-            + [0.0]
-            + [shuffled_epsilon(run, delta) for run in problem.shuffled]
-        ),
-    )
-
-
-def _lower_delta(problem: Problem, epsilon: float, upper: float) -> float:
-    return min(
-        upper,
-        max(
-            [_or_zero(exact_delta, c, epsilon) for c in problem.lower or ()]
-            + [0.0]
-            + [shuffled_delta(run, epsilon) for run in problem.shuffled]
-        ),
-    )
-
-
-def _or_zero(function: Callable[[Composition, float], float], composition: Composition, given: float) -> float:
-    try:
-        return function(composition, given)
-    except NotConverged:
-        return 0.0
 
 
 def _warnings(problem: Problem, epsilon: float, delta: float) -> tuple[str, ...]:

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from clipwise._validate import is_count
-from clipwise.accounting.account import Accountant, Relation, account, account_delta
+from clipwise.accounting.account import account, account_delta
 from clipwise.accounting.events import MOST, Event, PrivateCalibration, decode, encode
 from clipwise.accounting.guarantee import Guarantee
-from clipwise.accounting.relation import relation_of
+from clipwise.accounting.relation import Relation, relation_of
 from clipwise.errors import LedgerError
 from clipwise.files import replacing
 
@@ -88,19 +88,19 @@ class Ledger:
         """
         return relation_of(self._mechanisms)[0]
 
-    def epsilon(self, delta: float, accountant: Accountant = "exact", relation: Relation | None = None) -> float:
+    def epsilon(self, delta: float, accountant: str = "exact", *, relation: Relation | None = None) -> float:
         """The epsilon spent so far at this `delta` (the upper end where only an interval is known)."""
-        return self.guarantee(delta, accountant, relation).epsilon
+        return self.guarantee(delta, accountant, relation=relation).epsilon
 
-    def delta(self, epsilon: float, accountant: Accountant = "exact", relation: Relation | None = None) -> float:
+    def delta(self, epsilon: float, accountant: str = "exact", *, relation: Relation | None = None) -> float:
         """The delta spent so far at this `epsilon`."""
-        return account_delta(self.events, epsilon, accountant, relation).delta
+        return account_delta(self.events, epsilon, accountant, relation=relation).delta
 
     def guarantee(
-        self, delta: float, accountant: Accountant = "exact", relation: Relation | None = None, group: int = 1
+        self, delta: float, accountant: str = "exact", *, relation: Relation | None = None, group: int = 1
     ) -> Guarantee:
         """The whole answer: epsilon with its kind, relation, sampling scheme and warnings."""
-        return account(self.events, delta, accountant, relation, group)
+        return account(self.events, delta, accountant, relation=relation, group=group)
 
     def to_json(self) -> str:
         """The ledger as one JSON object with a version and a checksum.

@@ -14,7 +14,7 @@ from clipwise.cli.table import table
 from clipwise.errors import AccountingError, ClipwiseError
 
 if TYPE_CHECKING:
-    from clipwise.accounting import Accountant, Event, Guarantee, Relation
+    from clipwise.accounting import Event, Guarantee, Relation
     from clipwise.accounting.published import Published
     from clipwise.sampling import Sampling
 
@@ -169,8 +169,8 @@ def _panel(args: argparse.Namespace, events: tuple[Event, ...], published: Publi
     if args.accountant is not None:
         # Neither an approximation nor a published value stands alone.
         alone = args.accountant not in ("gdp", "edgeworth") and (published is None or args.accountant == "exact")
-        beside: tuple[Accountant, ...] = () if alone else ("exact",)
-        names: tuple[Accountant, ...] = (*beside, args.accountant)
+        beside: tuple[str, ...] = () if alone else ("exact",)
+        names: tuple[str, ...] = (*beside, args.accountant)
         return {name: account(events, args.delta, name, relation, args.group) for name in names}
     return panel_of(events, args.delta, relation, args.group)
 

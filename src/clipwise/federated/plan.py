@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from clipwise._validate import is_count, is_number
-from clipwise.accounting import Accountant, FederatedRounds, Relation, account, noise_scale
+from clipwise.accounting import FederatedRounds, Relation, account, noise_scale
 from clipwise.clipping import BatchClip, Clip, Flat, Rule, Style
 from clipwise.errors import InvalidPlan, InvalidSampling
 from clipwise.federated.adaptive import AdaptiveClip
@@ -103,7 +103,7 @@ class FederatedPlan:
         return self._core().style(number)
 
     def calibrate(
-        self, epsilon: float, delta: float, accountant: Accountant = "exact", relation: Relation | None = None
+        self, epsilon: float, delta: float, accountant: str = "exact", relation: Relation | None = None
     ) -> FederatedPlan:
         """The same plan with the smallest noise that keeps the whole run within (epsilon, delta) for every user.
 
@@ -117,7 +117,7 @@ class FederatedPlan:
         shape = (FederatedRounds(self.sampling, 1.0, self.rounds),)
         return replace(self, noise_multiplier=noise_scale(shape, epsilon, delta, accountant, relation))
 
-    def epsilon(self, delta: float, accountant: Accountant = "exact", relation: Relation | None = None) -> float:
+    def epsilon(self, delta: float, accountant: str = "exact", relation: Relation | None = None) -> float:
         """The epsilon that the whole run will have spent at this `delta`, for every user."""
         return account(self.events(), delta, accountant, relation).epsilon
 

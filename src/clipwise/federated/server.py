@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
-from clipwise.accounting import Accountant, FederatedRounds, Ledger, Relation
+from clipwise.accounting import FederatedRounds, Ledger, Relation
 from clipwise.clipping import Style
 from clipwise.errors import BudgetSpent, DataError, InvalidPlan, InvalidSampling
 from clipwise.federated import saving
@@ -185,7 +185,7 @@ class Server:
         known = [digest for digest in found if digest is not None]
         self._digests.look_at(joined(known) if len(known) == len(found) else None)
 
-    def epsilon(self, delta: float, accountant: Accountant = "exact", relation: Relation | None = None) -> float:
+    def epsilon(self, delta: float, accountant: str = "exact", relation: Relation | None = None) -> float:
         """The epsilon spent so far at this `delta`, for everything of one user."""
         return self._ledger.epsilon(delta, accountant, relation)
 

@@ -21,7 +21,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from clipwise._validate import is_count, is_number, is_positive
-from clipwise.accounting import Accountant, Relation
+from clipwise.accounting import Relation
 from clipwise.accounting import noise_multiplier as noise_for
 from clipwise.clipping import Clip, Flat, Groupwise, Layerwise, Rule, Style, as_clip, is_private
 from clipwise.errors import InvalidPlan
@@ -149,7 +149,7 @@ class Langevin:
         epsilon: float,
         delta: float,
         model: nn.Module | None = None,
-        accountant: Accountant = "exact",
+        accountant: str = "exact",
         relation: Relation | None = None,
     ) -> Langevin:
         """The same chain with the largest learning rate that keeps the whole of it within (epsilon, delta).

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
-from clipwise.accounting import Accountant, GaussianSteps, Ledger, ProjectedSteps, Relation
+from clipwise.accounting import GaussianSteps, Ledger, ProjectedSteps, Relation
 from clipwise.clipping import Style, is_private
 from clipwise.engine import Clipped, Clipper, Constants
 from clipwise.engine.origin import Evidence
@@ -190,7 +190,7 @@ class Private:
         """Whether the data of a seeded run stayed the same, as far as they were looked at."""
         return self._seeding.digests.looked
 
-    def epsilon(self, delta: float, accountant: Accountant = "exact", relation: Relation | None = None) -> float:
+    def epsilon(self, delta: float, accountant: str = "exact", relation: Relation | None = None) -> float:
         """The epsilon spent so far at this `delta`; refused after an update that clipwise did not make."""
         self._check_accounted()
         if self._passed_by and not self._done:

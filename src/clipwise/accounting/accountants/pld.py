@@ -11,18 +11,19 @@ from typing import Any
 
 from clipwise.accounting._numerics.saddle import quick_epsilon
 from clipwise.accounting._problem import Problem, uses
+from clipwise.accounting.accountants.definition import Accountant, Answer
 from clipwise.accounting.events import PrivateCalibration, ProjectedSteps
 from clipwise.errors import AccountingError, MissingExtra
 from clipwise.sampling import FixedSize, FullBatch, Poisson, Shuffled
 
-__all__ = ["MIN_DELTA", "pld_delta", "pld_epsilon"]
+__all__ = ["MIN_DELTA", "PLD"]
 
 MIN_DELTA = 1e-8
 _COARSE, _FINE = 1e-4, 1e-5
 _MOST_EVENTS = 50
 
 
-def pld_epsilon(problem: Problem, delta: float) -> float:
+def _epsilon(problem: Problem, delta: float) -> Answer:
     """Epsilon by connect-the-dots discretisation, with a finer one where epsilon is small."""
     if delta < MIN_DELTA:
         raise AccountingError(
@@ -35,14 +36,14 @@ def pld_epsilon(problem: Problem, delta: float) -> float:
     epsilon = max(float(d.get_epsilon_for_delta(delta)) for d in _distributions(problem, interval))
     if 0.0 < epsilon < 0.4:
         epsilon = min(epsilon, max(float(d.get_epsilon_for_delta(delta)) for d in _distributions(problem, _FINE)))
-    return max(0.0, epsilon)
+    return Answer(max(0.0, epsilon), "upper bound", "pld")
 
 
-def pld_delta(problem: Problem, epsilon: float) -> float:
+def _delta(problem: Problem, epsilon: float) -> Answer:
     """Delta by connect-the-dots discretisation; a value below 1e-8 is given as 1e-8."""
     interval = _COARSE * max(1.0, epsilon / 50.0)
     delta = max(float(d.get_delta_for_epsilon(epsilon)) for d in _distributions(problem, interval))
-    return min(1.0, max(delta, MIN_DELTA))
+    return Answer(min(1.0, max(delta, MIN_DELTA)), "upper bound", "pld")
 
 
 def _distributions(problem: Problem, interval: float) -> list[Any]:
@@ -93,3 +94,6 @@ def _event(pld: Any, relation: Any, event: Any, sensitivity: float, interval: fl
     # Gaussian steps add up to one Gaussian step with less noise.
     deviation = event.noise_multiplier / (sensitivity * count**0.5)
     return pld.from_gaussian_mechanism(deviation, value_discretization_interval=interval)
+
+
+PLD = Accountant("pld", "upper bound", _epsilon, _delta, slow=True)
