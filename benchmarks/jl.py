@@ -87,7 +87,7 @@ def times(name: str) -> Json:
 def errors(name: str) -> Json:
     """How far the estimates are from the exact norms of the same weights and batch, and what clipping makes of it."""
     import clipwise as cw
-    from clipwise.noise import Entropy
+    from clipwise.entropy import Entropy
     from clipwise.optim.projections import Projections, Replay, sums_by_backward
 
     workload = timed_workloads()[name]

@@ -25,7 +25,8 @@ from benchmarks.measure import Json
 from benchmarks.methods import Clipwise
 from benchmarks.report import header, row
 from benchmarks.workloads import WORKLOADS, Workload
-from clipwise.noise import DefaultNormals, Entropy, GaussianNoise, SecureNormals
+from clipwise.entropy import Entropy
+from clipwise.noise import DefaultNormals, GaussianNoise, SecureNormals
 
 HERE = Path(__file__).parent
 SIZES = (1_000, 10_000, 30_000, 300_000, 10_000_000)

@@ -8,8 +8,9 @@ from collections.abc import Callable
 import torch
 from torch.utils.data import TensorDataset
 
-from clipwise.noise import Entropy, GaussianNoise
-from clipwise.private.hashing import digest_of, whole
+from clipwise.entropy import Entropy
+from clipwise.hashing import digest_of, whole
+from clipwise.noise import GaussianNoise
 
 
 def seconds(call: Callable[[int], object], times: int = 7) -> float:

@@ -88,9 +88,7 @@ def carry_out(job: Job) -> None:
     """Train one run in this process, from its checkpoint when it was begun before."""
     import torch
 
-    from clipwise.training.config import Config
-    from clipwise.training.train import train
-    from clipwise.training.watch import Progress
+    from clipwise.training import Config, Progress, train
 
     torch.set_num_threads(1)  # runs are done side by side instead
     if job.finished:  # by another process, meanwhile
@@ -197,7 +195,7 @@ def place(folder: Path, quick: bool) -> Iterator[Path]:
 
 def _check_settings(job: Job, config: str | None, where: str) -> None:
     """Refuse to count a run as one of this set that was trained with another configuration."""
-    from clipwise.training.config import Config
+    from clipwise.training import Config
 
     if config != Config.load(job.config, job.overrides()).text:
         raise SystemExit(

@@ -21,11 +21,11 @@ from typing import Any, BinaryIO, TypeVar
 from zipfile import BadZipFile
 
 from clipwise.cli.progress import duration, redraw
-from clipwise.data.origins import file_sha256 as file_sha256
 from clipwise.data.store import folders
 from clipwise.errors import ClipwiseError, DataError
+from clipwise.files import file_sha256 as file_sha256
 from clipwise.files import locked, replacing
-from clipwise.private.checkpoint import digest as digest
+from clipwise.hashing import digest as digest
 from clipwise.report.run import write_text as write_text
 
 Item = TypeVar("Item")

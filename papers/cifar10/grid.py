@@ -58,8 +58,7 @@ def measure(cell: Cell, config: Path, settings: Sequence[str]) -> dict[str, Any]
     """Train one cell; its metrics on the test records, None where it diverged."""
     import torch
 
-    from clipwise.training.config import Config
-    from clipwise.training.train import train
+    from clipwise.training import Config, train
 
     torch.set_num_threads(1)  # cells are done side by side instead
     begun = time.monotonic()
@@ -81,7 +80,7 @@ def measure(cell: Cell, config: Path, settings: Sequence[str]) -> dict[str, Any]
 @lru_cache(maxsize=1)
 def _records(config: Path, settings: tuple[str, ...]) -> DataSet:
     """Read once in a process: reading takes longer than a cell does."""
-    from clipwise.training.config import Config
+    from clipwise.training import Config
 
     return Config.load(config, settings).data.load()
 
@@ -103,7 +102,7 @@ def complete(wanted: Sequence[Cell], path: Path, config: Path, settings: Sequenc
 
 def _made_of(config: Path, settings: Sequence[str]) -> str:
     """A hash of what all cells share."""
-    from clipwise.training.config import Config
+    from clipwise.training import Config
 
     return hashlib.sha256(Config.load(config, settings).text.encode()).hexdigest()
 

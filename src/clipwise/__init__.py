@@ -80,7 +80,10 @@ _HOME = {
     "private": ("Checked", "Looked", "Private", "StepStatistics", "check_model"),
     "sampling": ("FixedSize", "FullBatch", "Poisson", "Shuffled"),
 }
-_PARTS = ("calibration", "data", "federated", "ntk", "optim", "plots", "report", "sgld")  # used by name: cw.ntk.kernel
+_PARTS = {  # used by name: cw.ntk.kernel
+    **{name: f"clipwise.{name}" for name in ("calibration", "data", "federated", "ntk", "optim", "plots", "report")},
+    "sgld": "clipwise.optim.sgld",
+}
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [
@@ -139,7 +142,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in _PARTS:
-        return import_module(f"clipwise.{name}")
+        return import_module(_PARTS[name])
     module = _MODULE_OF.get(name)
     if module is None:
         raise AttributeError(f"module 'clipwise' has no attribute {name!r}")

@@ -1,17 +1,21 @@
-"""Files that are there whole or not at all, and folders that one process works in."""
+"""Files that are there whole or not at all, their digests, and folders that one process works in."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import sys
 from collections.abc import Callable, Iterator
+from io import BufferedIOBase
 from pathlib import Path
 from typing import BinaryIO
 
 from clipwise.errors import ClipwiseError
 
-__all__ = ["locked", "replacing"]
+__all__ = ["content_sha256", "file_sha256", "locked", "replacing"]
+
+_CHUNK = 1 << 20
 
 
 @contextlib.contextmanager
@@ -89,3 +93,22 @@ def locked(folder: Path, busy: Callable[[], None]) -> Iterator[bool]:
         yield held
     finally:
         os.close(handle)  # a process that dies lets go as well
+
+
+def content_sha256(file: BufferedIOBase) -> str:
+    """SHA-256 of the rest of an open file, in hexadecimal.
+
+    >>> import io
+    >>> content_sha256(io.BytesIO(b"whole"))[:8]
+    '5d5766cf'
+    """
+    sha = hashlib.sha256()
+    while chunk := file.read(_CHUNK):
+        sha.update(chunk)
+    return sha.hexdigest()
+
+
+def file_sha256(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal."""
+    with open(path, "rb") as file:
+        return content_sha256(file)

@@ -18,8 +18,9 @@ from torch import Tensor
 from clipwise.accounting import Guarantee, Ledger, PrivateCalibration, Relation, noise_scale
 from clipwise.calibration.inputs import ArrayLike, checked_labels, matrix
 from clipwise.calibration.scaling import Temperature, limited
+from clipwise.entropy import Entropy
 from clipwise.errors import InvalidPlan
-from clipwise.noise import Entropy, GaussianNoise, Normals
+from clipwise.noise import GaussianNoise, Normals
 
 __all__ = ["PrivateTemperature", "PrivateTemperatureScaling"]
 

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clipwise._validate import is_count, is_number
+from clipwise.entropy import Entropy
 from clipwise.errors import InvalidSampling
-from clipwise.noise import Entropy
 
 __all__ = [
     "Draws",

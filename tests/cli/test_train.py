@@ -10,8 +10,8 @@ import pytest
 
 from clipwise.cli.main import main
 from clipwise.cli.progress import Bar
-from clipwise.training import train as train_module
-from clipwise.training.watch import Progress
+from clipwise.training import Progress
+from clipwise.training.run import train as train_module
 from tests.training.common import TINY, exact_panel
 
 

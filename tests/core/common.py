@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import clipwise as cw
-from clipwise.noise import DefaultNormals, Entropy, Normals
+from clipwise.entropy import Entropy
+from clipwise.noise import DefaultNormals, Normals
 
 N = 40
 

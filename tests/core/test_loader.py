@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
 import clipwise as cw
-from clipwise.private.hashing import digest_of, whole
+from clipwise.hashing import digest_of, whole
 from tests.core.common import (
     Constant,
     N,

@@ -18,10 +18,10 @@ from scipy import stats
 from torch import Tensor
 
 import clipwise as cw
+from clipwise.entropy import Entropy
 from clipwise.errors import ClipwiseError, InvalidPlan, MissingExtra
 from clipwise.noise import (
     DefaultNormals,
-    Entropy,
     GaussianNoise,
     Normals,
     SecureNormals,

@@ -99,7 +99,7 @@ def test_a_power_cut_costs_only_the_charges_of_twenty_syncs(
 
         patched.setattr(checkpoint, "time", SimpleNamespace(monotonic=lambda: now))
         patched.setattr(checkpoint.os, "fsync", sync)
-        for number, (pause, duration) in enumerate(steps, begun + 1):
+        for number, (pause, duration) in enumerate(steps, begun + 1):  # noqa: B007 - `sync` reads it
             now += pause
             waiting.append(now)
             journal.charge(number)

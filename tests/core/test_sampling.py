@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from clipwise.entropy import Entropy
 from clipwise.errors import InvalidSampling
-from clipwise.noise import Entropy
 from clipwise.sampling import Draws, FixedSize, FullBatch, Poisson, Sampling, Shuffled, split
 
 LEVEL = 1e-4  # of each statistical test; seeds are fixed, so a test that passes goes on passing

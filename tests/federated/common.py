@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from clipwise.noise import Entropy
+from clipwise.entropy import Entropy
 
 SEED = 11
 ClipFn = Callable[[Tensor], Tensor]

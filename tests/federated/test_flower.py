@@ -25,9 +25,9 @@ from scipy import stats
 from torch import nn
 
 import clipwise as cw
+from clipwise.entropy import Entropy
 from clipwise.federated import AdaptiveClip, FederatedPlan, LocalTraining, Server, run, select
 from clipwise.federated.flower import DPFedAvg, answer
-from clipwise.noise import Entropy
 from tests.federated.common import flat, loss_fn, make_model, make_users
 
 NODES = 12

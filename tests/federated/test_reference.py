@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import clipwise as cw
+from clipwise.entropy import Entropy
 from clipwise.federated import AdaptiveClip, FederatedPlan, LocalGradient, LocalTraining, Server, run, select
-from clipwise.noise import Entropy
 from tests.federated.common import (
     SEED,
     ClipFn,

@@ -17,6 +17,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 import clipwise as cw
 from clipwise.accounting import FederatedRounds
+from clipwise.entropy import Entropy
 from clipwise.federated import (
     AdaptiveClip,
     FederatedPlan,
@@ -28,7 +29,6 @@ from clipwise.federated import (
     run,
     select,
 )
-from clipwise.noise import Entropy
 from tests.federated.common import flat, loss_fn, make_model, make_users
 
 

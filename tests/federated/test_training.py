@@ -14,11 +14,8 @@ import clipwise as cw
 from clipwise.accounting import FederatedRounds, account
 from clipwise.federated import dirichlet, shards, uniform
 from clipwise.report.describe import event_row, plan_rows
-from clipwise.training import train as training
-from clipwise.training.config import Config
-from clipwise.training.toml import Source
-from clipwise.training.train import train
-from clipwise.training.watch import Progress
+from clipwise.training import Config, Progress, train
+from clipwise.training.run import train as training
 
 TINY = """
 name = "tiny"
@@ -43,7 +40,7 @@ def exact_only(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def config(*overrides: str) -> Config:
-    return Config.of(Source.parse(TINY, "tiny.toml", overrides))
+    return Config.parse(TINY, "tiny.toml", overrides)
 
 
 @pytest.mark.parametrize(

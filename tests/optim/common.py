@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from clipwise.noise import Entropy
+from clipwise.entropy import Entropy
 
 N = 24
 

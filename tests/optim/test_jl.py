@@ -16,8 +16,9 @@ from torch.utils.data import TensorDataset
 
 import clipwise as cw
 from clipwise.accounting import ProjectedSteps
+from clipwise.entropy import Entropy
 from clipwise.errors import CheckpointError, InvalidLosses, InvalidPlan, NotSeparable, UnsupportedNode
-from clipwise.noise import Entropy, SecureNormals
+from clipwise.noise import SecureNormals
 from clipwise.optim import ProjectedPlan, ProjectedPrivate
 from clipwise.optim.projections import Projections, Replay
 from tests.core.common import Recorder

@@ -13,16 +13,12 @@ from torch.nn import functional as F
 
 import clipwise as cw
 from clipwise.accounting import ProjectedSteps
+from clipwise.entropy import arm_seed
 from clipwise.errors import InvalidConfig, InvalidPlan
-from clipwise.noise import arm_seed
 from clipwise.report import Run
 from clipwise.report.describe import event_row
-from clipwise.training import train as train_module
-from clipwise.training.config import Config
-from clipwise.training.dp_sgld import AVERAGE
-from clipwise.training.toml import Source
-from clipwise.training.train import train
-from clipwise.training.watch import Progress
+from clipwise.training import AVERAGE, Config, Progress, train
+from clipwise.training.run import train as train_module
 from tests.training.common import exact_panel
 
 pytest.importorskip("sklearn")
@@ -50,7 +46,7 @@ def _one_accountant(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def config(text: str, *overrides: str) -> Config:
-    return Config.of(Source.parse(text, "run.toml", overrides))
+    return Config.parse(text, "run.toml", overrides)
 
 
 def trained(folder: Path, text: str, *overrides: str, **options: Any) -> Run:

@@ -155,7 +155,7 @@ def test_a_subset_of_the_images_says_so(few: DataSet) -> None:
 
 
 def test_both_styles_of_a_cell_have_the_same_sensitivity(tmp_path: Path) -> None:
-    from clipwise.training.config import Config
+    from clipwise.training import Config
 
     made = {}
     for style in ("flat", "layerwise"):
@@ -262,8 +262,7 @@ def test_every_private_arm_moves_by_the_same_noise() -> None:
 
 
 def test_fine_tuning_a_vision_transformer_through_the_recipe(vit: Path, tmp_path: Path) -> None:
-    from clipwise.training.config import Config
-    from clipwise.training.train import train
+    from clipwise.training import Config, train
 
     variant = study(str(vit), quick=True).variants[-1]
     config = Config.load(ROOT / "papers/cifar10/config.toml", [*variant.settings, "seed=0"])

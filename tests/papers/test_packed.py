@@ -15,7 +15,7 @@ from papers.study import Study, Variant, jobs, main, parser_of, runs_of
 
 from clipwise.errors import DataError
 from clipwise.report import ArmResults, Run, arms_of
-from clipwise.training.config import Config
+from clipwise.training import Config
 from tests.papers.test_study import CONFIG
 from tests.report.samples import judged, made_run, regression_run
 

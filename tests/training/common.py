@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from clipwise.accounting import Event, Guarantee, account
-from clipwise.training.config import Config
-from clipwise.training.toml import Source
+from clipwise.training import Config
 
 TINY = """
 name = "tiny"
@@ -37,7 +36,7 @@ resamples = 0
 
 
 def config(*overrides: str, text: str = TINY) -> Config:
-    return Config.of(Source.parse(text, "tiny.toml", overrides))
+    return Config.parse(text, "tiny.toml", overrides)
 
 
 def exact_panel(events: tuple[Event, ...], delta: float) -> dict[str, Guarantee]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from clipwise.report import Run
-from clipwise.training import train
+from clipwise.training.run import train
 
 from .common import config, exact_panel
 

@@ -17,10 +17,9 @@ from typing import Any
 import torch
 
 from clipwise.report import Run
-from clipwise.training import train as train_module
-from clipwise.training.folder import Folder
-from clipwise.training.train import train
-from clipwise.training.watch import Progress
+from clipwise.training import Progress, train
+from clipwise.training.run import train as train_module
+from clipwise.training.run.folder import Folder
 
 from .common import TINY, config, exact_panel
 

@@ -15,11 +15,12 @@ import clipwise as cw
 from clipwise.clipping import Flat, Groupwise, Layerwise, MixUp
 from clipwise.data import from_file
 from clipwise.errors import InvalidConfig
-from clipwise.training import config as config_module
-from clipwise.training.clips import RULES, read_clip
-from clipwise.training.config import Config, default_delta
-from clipwise.training.toml import Source, nearest, write
-from clipwise.training.train import ALGORITHMS
+from clipwise.training import Config
+from clipwise.training.config import config as config_module
+from clipwise.training.config import default_delta
+from clipwise.training.config.clips import RULES, read_clip
+from clipwise.training.config.toml import Source, nearest, write
+from clipwise.training.run.train import ALGORITHMS
 
 from .common import TINY, config
 
@@ -290,7 +291,7 @@ def test_documented_clippings(block: str) -> None:
 
 
 def test_the_documented_configuration() -> None:
-    made = Config.of(Source.parse(BLOCKS[0], "mnist.toml"))
+    made = Config.parse(BLOCKS[0], "mnist.toml")
     assert made.clip == Flat(cw.Abadi(10.0)) and made.data.inputs.pool == 2
 
 

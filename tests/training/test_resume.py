@@ -14,8 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from clipwise.errors import CheckpointError, DataError, InvalidConfig
-from clipwise.training.train import train
-from clipwise.training.watch import Progress
+from clipwise.training import Progress, train
 
 from .common import config
 

@@ -20,13 +20,10 @@ from clipwise import data as data_module
 from clipwise.accounting import PrivateCalibration
 from clipwise.calibration import CalibrationResult, RegressionResult
 from clipwise.data import DataSet, Pairs, TextDataSet
+from clipwise.entropy import arm_seed
 from clipwise.errors import DataError, InvalidConfig
-from clipwise.noise import arm_seed
 from clipwise.report import Run
-from clipwise.training.config import Config
-from clipwise.training.job import prepare
-from clipwise.training.train import train
-from clipwise.training.watch import Progress
+from clipwise.training import Config, Progress, prepare, train
 
 from .common import TINY, config
 
@@ -383,7 +380,9 @@ def test_a_table_from_a_file(tmp_path: Path) -> None:
 
 
 def test_a_missing_extra_is_told_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("clipwise.training.train.find_spec", lambda name: None if name == "safetensors" else object())
+    monkeypatch.setattr(
+        "clipwise.training.run.train.find_spec", lambda name: None if name == "safetensors" else object()
+    )
     with pytest.raises(cw.MissingExtra, match=r"safetensors: pip install 'clipwise\[train\]'"):
         trained(tmp_path)
     assert not (tmp_path / "run").exists()

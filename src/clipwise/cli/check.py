@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from clipwise.cli.table import mebibytes, table
 from clipwise.errors import ClipwiseError, DataError, NotSeparable
-from clipwise.training.functions import guarded, imported, split_target
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,6 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _target(text: str) -> tuple[str, str]:
+    from clipwise.training import split_target
+
     target = split_target(text)
     if target is None:
         raise argparse.ArgumentTypeError(f"expected module:function or file.py:function, got {text!r}")
@@ -46,6 +47,8 @@ def _target(text: str) -> tuple[str, str]:
 
 
 def _build(module_name: str, function_name: str) -> tuple[Any, ...]:
+    from clipwise.training import guarded, imported
+
     made = guarded(f"{function_name}()", imported(module_name, function_name))
     if not isinstance(made, tuple) or len(made) not in (2, 3):
         raise DataError(
@@ -58,6 +61,7 @@ def _build(module_name: str, function_name: str) -> tuple[Any, ...]:
 def _examine(made: tuple[Any, ...]) -> tuple[Summary, dict[str, Tensor]]:
     """The engine's summary and the parameters it is about; raises a ClipwiseError that says why not."""
     import clipwise as cw
+    from clipwise.training import guarded
 
     if len(made) == 2:
         losses, params = made

@@ -132,11 +132,10 @@ def _cores() -> int:
 @lru_cache(maxsize=1)
 def _data(name: str) -> DataSet:
     """The records as the arms use them; loaded once in every process."""
-    from clipwise.training.config import Config
-    from clipwise.training.toml import Source
+    from clipwise.training import Config
 
     text = configuration(SETTINGS[name], "small", 0, 1)
-    return Config.of(Source.parse(text, "demo.toml")).data.load()
+    return Config.parse(text, "demo.toml").data.load()
 
 
 def _choose_data(wanted: str | None) -> tuple[str, str]:
@@ -155,12 +154,10 @@ def _train(name: str, command: str, text: str, folder: str) -> str:
     """One run, in whatever process."""
     import torch
 
-    from clipwise.training.config import Config
-    from clipwise.training.toml import Source
-    from clipwise.training.train import train
+    from clipwise.training import Config, train
 
     torch.set_num_threads(1)  # the network is tiny: threads only wait for each other
-    config = Config.of(Source.parse(text, "demo.toml"))
+    config = Config.parse(text, "demo.toml")
     made, path = train(config, output=folder, force=True, command=command, data=_data(name), page=False)
     note = CHOSEN.format(rate=SETTINGS[name].rate, large=LARGE)
     replace(made, warnings=(*made.warnings, note)).save(path)  # with the run, for every later page on it

@@ -97,7 +97,7 @@ def _no_value() -> Any:
 def _from_function(target: tuple[str, str]) -> _Task:
     from torch import nn
 
-    from clipwise.training.functions import guarded, imported
+    from clipwise.training import guarded, imported
 
     made = guarded(f"{target[1]}()", imported(*target))
     if not (isinstance(made, tuple) and len(made) == 4 and isinstance(made[0], nn.Module) and callable(made[1])):
@@ -108,8 +108,7 @@ def _from_function(target: tuple[str, str]) -> _Task:
 def _from_config(path: str, weights: str | None) -> _Task:
     from torch.nn import functional as F
 
-    from clipwise.training.config import Config
-    from clipwise.training.job import prepare
+    from clipwise.training import Config, prepare
 
     job = prepare(Config.load(path))
     if weights is not None:
@@ -128,7 +127,7 @@ def _load(args: argparse.Namespace) -> _Task:
     from torch import Tensor
 
     from clipwise.ntk.network import map_inputs
-    from clipwise.training.functions import split_target
+    from clipwise.training import split_target
 
     target = split_target(args.source)
     if target is not None and args.weights is not None:

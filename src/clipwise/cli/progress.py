@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
-    from clipwise.training.watch import Progress
+    from clipwise.training import Progress
 
 __all__ = ["Bar", "duration", "measured", "redraw"]
 

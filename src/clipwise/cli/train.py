@@ -50,8 +50,7 @@ def run(args: argparse.Namespace) -> int:
     """Train, and say what came out and where it is."""
     from clipwise.cli.progress import Bar
     from clipwise.report.run import plain
-    from clipwise.training.config import Config
-    from clipwise.training.train import train
+    from clipwise.training import Config, train
 
     config = Config.load(args.config, args.set)
     bar = Bar(config.name)
@@ -99,7 +98,7 @@ def _print(run: Run, folder: Path) -> None:
     from clipwise.report import arms_of
     from clipwise.report.warnings import warnings_of
     from clipwise.report.wording import LABELS, interval_text, value_text
-    from clipwise.training.dp_sgld import AVERAGE
+    from clipwise.training import AVERAGE
 
     (arm,) = arms_of([run])
     data = run.provenance["data"]

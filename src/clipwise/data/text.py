@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 
 from clipwise.data.dataset import DataSet
 from clipwise.errors import DataError
-from clipwise.private.checkpoint import digest
+from clipwise.hashing import digest
 
 __all__ = ["SNLI_CLASSES", "Pairs", "TextDataSet", "snli", "snli_from_zip", "trim"]
 

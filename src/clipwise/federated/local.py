@@ -13,9 +13,9 @@ from torch.utils.data import DataLoader, Dataset
 
 from clipwise._validate import is_count, is_positive
 from clipwise.clipping import Style
+from clipwise.entropy import Entropy
 from clipwise.errors import InvalidLosses, InvalidPlan
 from clipwise.federated.updates import Reply, clip_update, norms
-from clipwise.noise import Entropy
 
 __all__ = ["LocalGradient", "LocalTraining", "Task", "Work"]
 

@@ -7,8 +7,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from clipwise._validate import is_count
+from clipwise.entropy import Entropy
 from clipwise.errors import InvalidConfig
-from clipwise.noise import Entropy
 
 __all__ = ["dirichlet", "shards", "uniform"]
 

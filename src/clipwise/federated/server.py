@@ -17,16 +17,17 @@ from torch.utils.data import Dataset
 
 from clipwise.accounting import FederatedRounds, Ledger, Relation
 from clipwise.clipping import Style
+from clipwise.entropy import Entropy
 from clipwise.errors import BudgetSpent, DataError, InvalidPlan, InvalidSampling
 from clipwise.federated import saving
 from clipwise.federated.adaptive import AdaptiveClip
 from clipwise.federated.plan import FederatedPlan
 from clipwise.federated.updates import Reply, admit, norms, shorten
-from clipwise.noise import Entropy, GaussianNoise, Normals, joined
+from clipwise.hashing import joined, whole
+from clipwise.noise import GaussianNoise, Normals
 from clipwise.private.checkpoint import Journal
 from clipwise.private.digests import Digests, Looked
 from clipwise.private.guard import check_one_process
-from clipwise.private.hashing import whole
 from clipwise.private.labels import of_values
 from clipwise.private.saving import written
 

@@ -12,8 +12,8 @@ from typing import Protocol
 import numpy as np
 from torch import Tensor
 
+from clipwise.entropy import Entropy
 from clipwise.errors import InvalidPlan, MissingExtra
-from clipwise.noise.entropy import Entropy
 from clipwise.noise.polar import PolarNormals
 from clipwise.noise.ziggurat import ZigguratNormals
 

@@ -122,7 +122,7 @@ class PolarNormals(StreamNormals):
     Statistically sound, with a tail that ends nowhere; not a cryptographic generator.
 
     >>> import torch
-    >>> from clipwise.noise import Entropy
+    >>> from clipwise.entropy import Entropy
     >>> numbers = torch.empty(1000, dtype=torch.float64)
     >>> PolarNormals().fill_(numbers, Entropy(seed=1), step=0, piece=0)
     >>> bool(abs(numbers.std() - 1) < 0.1)

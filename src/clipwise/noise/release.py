@@ -24,8 +24,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from clipwise.entropy import Entropy
 from clipwise.errors import ClipwiseError, InvalidPlan
-from clipwise.noise.entropy import Entropy, joined
+from clipwise.hashing import joined
 from clipwise.noise.normals import DefaultNormals, Normals, check_source
 from clipwise.noise.pieces import Piece, cut
 

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from clipwise.entropy import Entropy
 from clipwise.errors import ClipwiseError
-from clipwise.noise.entropy import Entropy
 
 __all__ = ["Stream", "StreamNormals", "check_numpy"]
 

@@ -42,7 +42,7 @@ class ZigguratNormals(StreamNormals):
     Statistically sound, with a tail to 12.2 standard deviations; not a cryptographic generator.
 
     >>> import torch
-    >>> from clipwise.noise import Entropy
+    >>> from clipwise.entropy import Entropy
     >>> numbers = torch.empty(1000, dtype=torch.float64)
     >>> ZigguratNormals().fill_(numbers, Entropy(seed=1), step=0, piece=0)
     >>> bool(abs(numbers.std() - 1) < 0.1)

@@ -1,9 +1,9 @@
 """Algorithms beyond DP-SGD on the same mechanism: sampling from a posterior, and clipping by estimated norms."""
 
 from clipwise.optim.jl import ProjectedPlan, ProjectedPrivate
+from clipwise.optim.langevin import Langevin, LangevinOptimizer, printed_temperature
 from clipwise.optim.posterior import AveragedCalibration, Posterior
 from clipwise.optim.priors import FlatPrior, GaussianPrior, LaplacePrior, Prior
-from clipwise.optim.sgld import Langevin, LangevinOptimizer, printed_temperature
 
 __all__ = [
     "AveragedCalibration",

@@ -23,8 +23,9 @@ from clipwise.clipping import Flat, MixUp, Style
 from clipwise.engine import Clipped, Constants
 from clipwise.engine.norms import negligible_norm
 from clipwise.engine.origin import Evidence
+from clipwise.entropy import Entropy
 from clipwise.errors import AccountingError, InvalidLosses, InvalidPlan
-from clipwise.noise import Entropy, Normals
+from clipwise.noise import Normals
 from clipwise.optim.projections import Projections, Replay, demand_same, sums_by_backward
 from clipwise.optim.vacuous import refuse_vacuous
 from clipwise.plan import Plan

@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from clipwise.entropy import Entropy
 from clipwise.errors import InvalidLosses, UnsupportedNode
-from clipwise.noise import Entropy, GaussianNoise, Normals, SecureNormals
+from clipwise.noise import GaussianNoise, Normals, SecureNormals
 from clipwise.optim.substitute import Substitute
 from clipwise.private.evidence.closure import LossFn
 

@@ -1,253 +1,186 @@
-"""DP-SGLD and DP-SGHMC: private training that samples from a posterior.
+"""Differentially private training as Bayesian sampling: the maps of section 4.4, in both directions.
 
-For the posterior p(w | data) ~ p(w) exp(-sum_i l_i(w)) of n records, at temperature tau:
+Where no gradient is clipped, a step of DP-SGD is a step of stochastic gradient Langevin dynamics (SGLD), and one of
+DP-HeavyBall a step of stochastic gradient Hamiltonian Monte Carlo (SGHMC):
 
-    SGLD    w' = w - eta (1/B sum_i C_i g_i - 1/n grad log p(w)) + N(0, 2 eta tau/n)
-    SGHMC   m' = mu m + (1/B sum_i C_i g_i - 1/n grad log p(w)) + N(0, 2 (1 - mu) tau/(eta n)),   w' = w - eta m'
+    DP-SGD         w' - w = -(eta/B) (sum_i g_i + sigma R z)
+    SGLD           w' - w = -(eta' n/(2B)) sum_i g_i + sqrt(T eta') z
+    DP-HeavyBall   m' = mu m + (sum_i g_i + sigma R z)/B     w' - w = -eta m'
+    SGHMC          v' = (1 - alpha) v - (eta' n/B) sum_i g_i + sqrt(2 T alpha eta') z     w' - w = v'
 
-The noise that sampling needs is Gaussian noise on a clipped sum: that of DP-SGD at the noise multiplier
-sqrt(2 eta (1 - mu) tau/n) B/(eta R). So `Private` makes the steps and keeps the ledger as always, its noise is the
-sampler's, and the optimizer adds the prior. `clipwise.sgld` has the maps between the two in full.
+with z standard normal. At temperature T = 1 they sample the posterior, up to the error of a finite step and of batches.
+Every DP-SGD is an SGLD at some temperature; the paper's condition sigma R n/(2B) = 1/sqrt(eta') says that it is 1.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+import math
+from dataclasses import dataclass, fields
+from typing import overload
 
-import torch
-from torch import nn
-from torch.optim import Optimizer
+from torch import Tensor
 
-from clipwise._validate import is_count, is_number, is_positive
-from clipwise.accounting import Relation
-from clipwise.accounting import noise_multiplier as noise_for
-from clipwise.clipping import Clip, Flat, Groupwise, Layerwise, Rule, Style, as_clip, is_private
 from clipwise.errors import InvalidPlan
-from clipwise.optim.posterior import Posterior
-from clipwise.optim.priors import FlatPrior, Prior
-from clipwise.optim.vacuous import refuse_vacuous
-from clipwise.plan import Plan
-from clipwise.sampling import Sampling
-from clipwise.sgld import SGHMC, posterior_learning_rate, to_dp_heavy_ball
 
-__all__ = ["Langevin", "LangevinOptimizer", "printed_temperature"]
-
-_USUAL_SAMPLES = 30
+__all__ = ["DPSGD", "SGHMC", "SGLD", "from_dp_heavy_ball", "from_dp_sgd", "posterior_learning_rate", "to_dp_heavy_ball",
+           "to_dp_sgd"]  # fmt: skip
 
 
-def printed_temperature(sample_size: int) -> float:
-    """The temperature of DP-SGLD as the paper prints it, with noise of variance eta: n/2, not the posterior's 1.
-
-    >>> printed_temperature(100)
-    50.0
-    """
-    return sample_size / 2
+class _Numbers:
+    def __post_init__(self) -> None:
+        for f in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, f.name)
+            lowest_is_fine = f.name in ("momentum", "temperature", "noise_multiplier") and value == 0
+            if not (math.isfinite(value) and (value > 0 or lowest_is_fine)):
+                raise InvalidPlan(f"{type(self).__name__}({f.name}=...) must be positive and finite, got {value!r}.")
+        if not getattr(self, "momentum", 0.0) < 1:
+            raise InvalidPlan(f"momentum must be below 1, got {getattr(self, 'momentum', None)!r}.")
+        if not getattr(self, "friction", 1.0) <= 1:
+            raise InvalidPlan(f"friction must be at most 1, got {getattr(self, 'friction', None)!r}.")
 
 
 @dataclass(frozen=True)
-class Langevin:
-    """A chain: how it samples batches, clips, moves, and which of the weights it visits are kept.
+class DPSGD(_Numbers):
+    """DP-SGD, and with momentum DP-HeavyBall, as `torch.optim.SGD(lr=learning_rate, momentum=momentum)` runs it.
 
-    `temperature` 1 is the posterior of `prior` and losses (negative log-likelihoods), up to the error of a finite
-    step, of batches and of clipping; the smaller it is, the nearer to plain optimization. `momentum` above 0 makes it
-    SGHMC. After `burn_in` steps (half of all, by default) every `thin`-th sample is kept (by default so that there
-    are about thirty).
-
-    Guarantees: the privacy of the chain is that of its `plan`, whatever the optimizer does.
-
-    >>> import clipwise as cw
-    >>> chain = Langevin(cw.Poisson(1_000, 100), steps=200, clip=cw.Abadi(1.0), learning_rate=0.01)
-    >>> round(chain.noise_multiplier(), 3)
-    44.721
-    >>> model = nn.Linear(2, 1)
-    >>> private = cw.Private(chain.plan(), model, LangevinOptimizer(model, chain))
+    `sensitivity` is R, the joint one of the clipping style; `batch_size` the expected one, B; `sample_size` n.
     """
 
-    sampling: Sampling
-    steps: int
-    clip: Clip | Rule
-    learning_rate: float | None = None
-    temperature: float = 1.0
+    learning_rate: float
+    noise_multiplier: float
+    sensitivity: float
+    batch_size: float
+    sample_size: int
     momentum: float = 0.0
-    prior: Prior = FlatPrior()  # noqa: RUF009 - a frozen value
-    burn_in: int | None = None
-    thin: int | None = None
-
-    def __post_init__(self) -> None:
-        Plan(self.sampling, self.steps, self.clip)  # refuses what no plan can have
-        if self.sampling.sample_size is None:
-            raise InvalidPlan(
-                "the posterior depends on the number of records, so a chain needs it: sampling with sample_size=, not "
-                "rate=."
-            )
-        object.__setattr__(self, "clip", as_clip(self.clip))
-        _check_style(self.clip)
-        for name in ("learning_rate", "temperature"):
-            value = getattr(self, name)
-            if value is not None and not is_positive(value):
-                raise InvalidPlan(f"Langevin({name}=...) must be a positive finite number, got {value!r}.")
-        if not (is_number(self.momentum) and 0 <= self.momentum < 1):
-            raise InvalidPlan(f"momentum must be in [0, 1), got {self.momentum!r}.")
-        if not isinstance(self.prior, Prior):
-            raise InvalidPlan(f"expected a prior such as GaussianPrior(std=1.0), got {self.prior!r}.")
-        if self.burn_in is None:
-            object.__setattr__(self, "burn_in", self.steps // 2)
-        if not (is_count(self.burn_in, least=0) and self.first < self.steps):
-            raise InvalidPlan(f"burn_in must be an integer from 0 to steps - 1 = {self.steps - 1}, got {self.burn_in}.")
-        if self.thin is None:
-            object.__setattr__(self, "thin", max(1, (self.steps - self.first) // _USUAL_SAMPLES))
-        if not (is_count(self.thin, least=0) and 1 <= self.every <= self.steps - self.first):
-            raise InvalidPlan(
-                f"thin must be from 1 to the {self.steps - self.first} steps after burn_in, got {self.thin!r}: else no "
-                "sample is kept."
-            )
 
     @property
-    def records(self) -> int:
-        """The public number of records."""
-        assert self.sampling.sample_size is not None
-        return self.sampling.sample_size
+    def noise_per_step(self) -> float:
+        """The standard deviation of what noise adds to a weight in one step (before momentum), eta sigma R/B."""
+        return self.learning_rate * self.noise_multiplier * self.sensitivity / self.batch_size
 
-    @property
-    def first(self) -> int:
-        """Steps before the first one whose weights can be kept."""
-        assert self.burn_in is not None
-        return self.burn_in
-
-    @property
-    def every(self) -> int:
-        """Steps from one kept sample to the next."""
-        assert self.thin is not None
-        return self.thin
-
-    def keeps(self, steps_done: int) -> bool:
-        """Whether the weights after this many steps are kept as a sample."""
-        return steps_done > self.first and (steps_done - self.first) % self.every == 0
-
-    def sensitivity(self, model: nn.Module | None = None) -> float:
-        """R, the most that one record can move a sum; styles with groups need the model, whose layers they count."""
-        style = _check_style(self.clip)
-        if isinstance(style, Flat):
-            return style.sensitivity()
-        if model is None:
-            raise InvalidPlan(f"the noise for {type(style).__name__} clipping depends on the layers: pass the model.")
-        names = [name for name, p in model.named_parameters() if p.requires_grad]
-        return style.sensitivity(list(style.groups(names)))
-
-    def noise_multiplier(self, model: nn.Module | None = None) -> float:
-        """What the sampler's own noise amounts to: sqrt(2 eta (1 - mu) tau/n) B/(eta R)."""
-        if self.learning_rate is None:
-            raise InvalidPlan("the chain has no learning_rate yet: chain.calibrate(epsilon=..., delta=...) finds one.")
-        n, B = self.records, self.sampling.batch_size
-        dynamics = SGHMC(self.learning_rate / n, 1.0 - self.momentum, B, n, self.temperature)
-        return to_dp_heavy_ball(dynamics, sensitivity=self.sensitivity(model)).noise_multiplier
-
-    def calibrate(
-        self,
-        epsilon: float,
-        delta: float,
-        model: nn.Module | None = None,
-        accountant: str = "exact",
-        relation: Relation | None = None,
-    ) -> Langevin:
-        """The same chain with the largest learning rate that keeps the whole of it within (epsilon, delta).
-
-        Larger steps need less noise against the gradient to stay at the same temperature, so they are less private.
-
-        >>> import clipwise as cw
-        >>> chain = Langevin(cw.Poisson(1_000, 100), steps=200, clip=cw.Abadi(1.0)).calibrate(epsilon=3.0, delta=1e-4)
-        >>> round(chain.plan().epsilon(1e-4), 2)
-        3.0
-        """
-        noise = noise_for(epsilon, delta, self.sampling, self.steps, accountant, relation)
-        sampling, R = self.sampling, self.sensitivity(model)
-        at_one = posterior_learning_rate(noise, R, sampling.batch_size, self.records, self.momentum)
-        return replace(self, learning_rate=self.temperature * at_one)
-
-    def plan(self, model: nn.Module | None = None, *, accept_vacuous: bool = False) -> Plan:
-        """The plan for `clipwise.Private`, with the sampler's noise as its noise multiplier.
-
-        At a low temperature that noise is often far too little to protect anyone. A plan with an epsilon over 50 at
-        delta = 1/n is refused with the number; `accept_vacuous=True` accepts it, for a chain on public data.
-        """
-        noise = self.noise_multiplier(model)
-        plan = Plan(self.sampling, self.steps, self.clip, noise)
-        if not accept_vacuous:
-            refuse_vacuous(
-                plan.events(),
-                f"the chain's own noise has multiplier {noise:.3g} (learning rate {self.learning_rate:.3g}, "
-                f"temperature {self.temperature:.3g}, R {self.sensitivity(model):.3g})",
-                "Lower the learning rate, R or the number of steps, or raise the temperature; chain.calibrate(epsilon="
-                "..., delta=...) finds the learning rate, and plan(accept_vacuous=True) is for public data.",
-            )
-        return plan
+    def update(self, gradient_sum: Tensor, normal: Tensor, momentum: Tensor | float = 0.0) -> Tensor:
+        """The momentum m' after this step; the weights move by -learning_rate * m'."""
+        noisy = gradient_sum + self.noise_multiplier * self.sensitivity * normal
+        return self.momentum * momentum + noisy / self.batch_size
 
 
-def _check_style(clip: object) -> Style:
-    """The one style of the chain; what would give different weights or steps different temperatures is refused."""
-    if not isinstance(clip, (Flat, Layerwise, Groupwise)):
-        raise InvalidPlan(f"a chain needs one clipping style: the schedule {clip!r} would change its temperature.")
-    if not is_private(clip):
-        raise InvalidPlan(f"{clip!r} does not bound what a record contributes. Use a rule with a large R instead.")
-    if not isinstance(clip, Flat) and clip.noise != "joint":
-        raise InvalidPlan(f'noise="{clip.noise}" gives every layer its own temperature; use noise="joint".')
-    return clip
+@dataclass(frozen=True)
+class SGLD(_Numbers):
+    """Stochastic gradient Langevin dynamics (Welling and Teh, 2011) with a flat prior, in the form of section 4.4."""
+
+    learning_rate: float
+    batch_size: float
+    sample_size: int
+    temperature: float = 1.0
+
+    def update(self, gradient_sum: Tensor, normal: Tensor) -> Tensor:
+        """The change of the weights in one step."""
+        drift = self.learning_rate * self.sample_size / (2 * self.batch_size) * gradient_sum
+        return math.sqrt(self.temperature * self.learning_rate) * normal - drift
 
 
-class LangevinOptimizer(Optimizer):
-    """The moves of a chain, as an optimizer for `clipwise.Private`, which supplies the noise; keeps the samples.
+@dataclass(frozen=True)
+class SGHMC(_Numbers):
+    """Stochastic gradient Hamiltonian Monte Carlo (Chen, Fox and Guestrin, 2014, equation 15, no noise estimate)."""
 
-    The samples are part of the optimizer's state, so `private.save` and `Private.resume` keep them too.
+    learning_rate: float
+    friction: float
+    batch_size: float
+    sample_size: int
+    temperature: float = 1.0
 
-    >>> import clipwise as cw
-    >>> model = nn.Linear(2, 1)
-    >>> chain = Langevin(cw.FullBatch(4), 6, cw.Abadi(1.0), learning_rate=0.01, burn_in=2, thin=2)
-    >>> optimizer = LangevinOptimizer(model, chain)
-    >>> private = cw.Private(chain.plan(), model, optimizer, own_batches=True)
-    >>> for _ in range(6):
-    ...     done = private.step(model(torch.ones(4, 2)).squeeze(1).square())
-    >>> len(optimizer.posterior)
-    2
+    def update(self, gradient_sum: Tensor, normal: Tensor, velocity: Tensor | float = 0.0) -> Tensor:
+        """The velocity after this step, which is the change of the weights."""
+        drift = self.learning_rate * self.sample_size / self.batch_size * gradient_sum
+        spread = math.sqrt(2 * self.temperature * self.friction * self.learning_rate)
+        return (1 - self.friction) * velocity - drift + spread * normal
+
+
+def from_dp_sgd(dp: DPSGD) -> SGLD:
+    """The SGLD whose steps are those of a DP-SGD that clips nothing, at the temperature that its noise amounts to.
+
+    eta' = 2 eta/n and T = eta sigma^2 R^2 n/(2 B^2).
+
+    >>> from_dp_sgd(DPSGD(learning_rate=0.01, noise_multiplier=1.0, sensitivity=2.0, batch_size=100, sample_size=1000))
+    SGLD(learning_rate=2e-05, batch_size=100, sample_size=1000, temperature=0.002)
     """
+    if dp.momentum:
+        raise InvalidPlan("DP-SGD with momentum is no SGLD: from_dp_heavy_ball gives its SGHMC.")
+    learning_rate = 2 * dp.learning_rate / dp.sample_size
+    return SGLD(learning_rate, dp.batch_size, dp.sample_size, dp.noise_per_step**2 / learning_rate)
 
-    def __init__(self, model: nn.Module, chain: Langevin) -> None:
-        if not isinstance(chain, Langevin):
-            raise InvalidPlan(f"chain must be a clipwise.optim.Langevin, got {type(chain).__name__}.")
-        if chain.learning_rate is None:
-            raise InvalidPlan("the chain has no learning_rate yet: chain.calibrate(epsilon=..., delta=...) finds one.")
-        named = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        self._names, self._chain = tuple(named), chain
-        super().__init__(list(named.values()), {"lr": chain.learning_rate, "momentum": chain.momentum, "steps": 0})
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """One move, from the noisy mean gradient in `p.grad`."""
-        (group,) = self.param_groups
-        rate, n = group["lr"], self._chain.records
-        if (rate, group["momentum"]) != (self._chain.learning_rate, self._chain.momentum):
-            raise InvalidPlan(
-                f"learning rate {rate!r} and momentum {group['momentum']!r} are not the chain's "
-                f"({self._chain.learning_rate!r}, {self._chain.momentum!r}): the noise was planned for those, and a "
-                "schedule would change the temperature. Use the chain's own."
-            )
-        for p in group["params"]:
-            if p.grad is None:
-                continue
-            drift = p.grad - self._chain.prior.log_density_gradient(p) / n
-            if self._chain.momentum:
-                before = self.state[p].get("momentum_buffer")
-                drift = drift if before is None else before.mul_(self._chain.momentum).add_(drift)
-                self.state[p]["momentum_buffer"] = drift
-            p.sub_(drift, alpha=rate)
-        group["steps"] += 1
-        if self._chain.keeps(group["steps"]):
-            for p in group["params"]:
-                self.state[p].setdefault("samples", []).append(p.detach().clone())
+@overload
+def to_dp_sgd(sgld: SGLD, *, sensitivity: float) -> DPSGD: ...
+@overload
+def to_dp_sgd(sgld: SGLD, *, noise_multiplier: float) -> DPSGD: ...
+def to_dp_sgd(sgld: SGLD, *, sensitivity: float | None = None, noise_multiplier: float | None = None) -> DPSGD:
+    """The DP-SGD whose steps are those of an SGLD where nothing is clipped; only the product sigma R matters.
 
-    @property
-    def posterior(self) -> Posterior:
-        """The samples kept so far."""
-        tensors = [self.state[p].get("samples", []) for p in self.param_groups[0]["params"]]
-        return Posterior(tuple(dict(zip(self._names, each, strict=True)) for each in zip(*tensors, strict=True)))
+    eta = eta' n/2 and sigma R = (2B/n) sqrt(T/eta').
+
+    >>> to_dp_sgd(SGLD(learning_rate=1e-4, batch_size=100, sample_size=1000), sensitivity=10.0)
+    DPSGD(learning_rate=0.05, noise_multiplier=2.0, sensitivity=10.0, batch_size=100, sample_size=1000, momentum=0.0)
+    """
+    learning_rate = sgld.learning_rate * sgld.sample_size / 2
+    noise = math.sqrt(sgld.temperature * sgld.learning_rate) * sgld.batch_size / learning_rate
+    sigma, R = _factored(noise, sensitivity, noise_multiplier)
+    return DPSGD(learning_rate, sigma, R, sgld.batch_size, sgld.sample_size)
+
+
+def from_dp_heavy_ball(dp: DPSGD) -> SGHMC:
+    """The SGHMC whose steps are those of a DP-HeavyBall that clips nothing, with velocity -eta m.
+
+    alpha = 1 - mu, eta' = eta/n and T = eta sigma^2 R^2 n/(2 (1 - mu) B^2).
+
+    >>> from_dp_heavy_ball(DPSGD(0.01, 1.0, 2.0, batch_size=100, sample_size=1000, momentum=0.9)).temperature
+    0.02
+    """
+    learning_rate, friction = dp.learning_rate / dp.sample_size, 1 - dp.momentum
+    temperature = dp.noise_per_step**2 / (2 * friction * learning_rate)
+    return SGHMC(learning_rate, friction, dp.batch_size, dp.sample_size, temperature)
+
+
+@overload
+def to_dp_heavy_ball(sghmc: SGHMC, *, sensitivity: float) -> DPSGD: ...
+@overload
+def to_dp_heavy_ball(sghmc: SGHMC, *, noise_multiplier: float) -> DPSGD: ...
+def to_dp_heavy_ball(sghmc: SGHMC, *, sensitivity: float | None = None, noise_multiplier: float | None = None) -> DPSGD:
+    """The DP-HeavyBall whose steps are those of an SGHMC where nothing is clipped.
+
+    >>> chain = SGHMC(learning_rate=1e-5, friction=0.1, batch_size=100, sample_size=1000)
+    >>> back = from_dp_heavy_ball(to_dp_heavy_ball(chain, noise_multiplier=1.5))
+    >>> round(back.friction, 12), round(back.temperature, 12)
+    (0.1, 1.0)
+    """
+    learning_rate = sghmc.learning_rate * sghmc.sample_size
+    spread = math.sqrt(2 * sghmc.temperature * sghmc.friction * sghmc.learning_rate)
+    sigma, R = _factored(spread * sghmc.batch_size / learning_rate, sensitivity, noise_multiplier)
+    return DPSGD(learning_rate, sigma, R, sghmc.batch_size, sghmc.sample_size, 1 - sghmc.friction)
+
+
+def _factored(noise: float, sensitivity: float | None, noise_multiplier: float | None) -> tuple[float, float]:
+    """Noise multiplier and sensitivity whose product is `noise`, one of them given."""
+    if (sensitivity is None) == (noise_multiplier is None):
+        raise InvalidPlan("give either sensitivity= or noise_multiplier=: their product is fixed by the sampler.")
+    if sensitivity is not None:
+        return noise / sensitivity, sensitivity
+    assert noise_multiplier is not None
+    return noise_multiplier, noise / noise_multiplier
+
+
+def posterior_learning_rate(
+    noise_multiplier: float, sensitivity: float, batch_size: float, sample_size: int, momentum: float = 0.0
+) -> float:
+    """The learning rate at which DP-SGD (or DP-HeavyBall) that clips nothing has temperature 1.
+
+    It solves the paper's condition sigma R n/(2B) = 1/sqrt(eta') for the learning rate.
+
+    >>> rate = posterior_learning_rate(noise_multiplier=1.0, sensitivity=2.0, batch_size=100, sample_size=1000)
+    >>> rate, round(from_dp_sgd(DPSGD(rate, 1.0, 2.0, 100, 1000)).temperature, 12)
+    (5.0, 1.0)
+    """
+    sampled = from_dp_heavy_ball(DPSGD(1.0, noise_multiplier, sensitivity, batch_size, sample_size, momentum))
+    if not sampled.temperature:
+        raise InvalidPlan("without noise the temperature is 0 at every learning rate.")
+    return 1.0 / sampled.temperature

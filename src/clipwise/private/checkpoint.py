@@ -12,9 +12,7 @@ two saves has still paid for every step that it began. `past` marks a file that 
 
 from __future__ import annotations
 
-import hashlib
 import json
-import math
 import os
 import time
 import weakref
@@ -23,13 +21,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from clipwise.errors import CheckpointError
 from clipwise.files import replacing
+from clipwise.packing import Packer, tensor_bytes, tensor_from, unpacked
 
-__all__ = ["Journal", "digest", "read", "write"]
+__all__ = ["Journal", "read", "write"]
 
 _MAGIC = b"clipwise checkpoint 1\n"
 _COUNT_AT = len(_MAGIC)
@@ -117,98 +113,10 @@ class Journal:
             raise CheckpointError(f"the disk of {self.path} is full: the step cannot be counted, so it is not made.")
 
 
-class _Packer:
-    """Python values as JSON with tags, tensors put aside; anything else is refused by its place."""
-
-    def __init__(self) -> None:
-        self.tensors: list[Tensor] = []
-        self._known: dict[tuple[object, ...], int] = {}
-
-    def pack(self, value: Any, place: str) -> Any:
-        if value is None or isinstance(value, (bool, int, str)):
-            return value
-        if isinstance(value, float):
-            return value if math.isfinite(value) else {"$float": repr(value)}
-        if isinstance(value, Tensor):
-            return {"$tensor": self._tensor(value, place)}
-        if isinstance(value, (list, tuple)):
-            items = [self.pack(item, f"{place}[{i}]") for i, item in enumerate(value)]
-            return items if isinstance(value, list) else {"$tuple": items}
-        if isinstance(value, Mapping):
-            pairs = [[self.pack(k, place), self.pack(v, f"{place}[{k!r}]")] for k, v in value.items()]
-            return {"$dict": pairs}
-        raise CheckpointError(
-            f"{place} is a {type(value).__name__}, which cannot be saved without pickle. Numbers, strings, tensors, "
-            "lists, tuples and dictionaries can."
-        )
-
-    def _tensor(self, tensor: Tensor, place: str) -> int:
-        if tensor.layout is not torch.strided or tensor.is_meta:
-            raise CheckpointError(f"{place} is a {tensor.layout} tensor on {tensor.device}; only dense ones are saved.")
-        # Tied weights stand in a state_dict twice; their bytes are written once.
-        key = (tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
-        known = self._known.get(key)
-        if known is None or tensor.numel() == 0:
-            known = self._known[key] = len(self.tensors)
-            self.tensors.append(tensor.detach())
-        return known
-
-    def shapes(self) -> list[dict[str, Any]]:
-        return [{"dtype": str(t.dtype).removeprefix("torch."), "shape": list(t.shape)} for t in self.tensors]
-
-
-def _bytes(tensor: Tensor) -> bytes:
-    flat = tensor.to("cpu").contiguous().reshape(-1)
-    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
-
-
-def _tensor(data: bytes, spec: Mapping[str, Any]) -> Tensor:
-    dtype = getattr(torch, str(spec["dtype"]), None)
-    if not isinstance(dtype, torch.dtype):
-        raise CheckpointError(f"the checkpoint has a tensor of unknown type {spec['dtype']!r}.")
-    shape = [int(n) for n in spec["shape"]]
-    if not data:
-        return torch.empty(shape, dtype=dtype)
-    return torch.frombuffer(bytearray(data), dtype=dtype).reshape(shape)
-
-
-def _unpack(value: Any, tensors: list[Tensor]) -> Any:
-    if isinstance(value, list):
-        return [_unpack(item, tensors) for item in value]
-    if not isinstance(value, dict):
-        return value
-    ((tag, content),) = value.items()
-    if tag == "$dict":
-        return {_unpack(k, tensors): _unpack(v, tensors) for k, v in content}
-    if tag == "$tuple":
-        return tuple(_unpack(item, tensors) for item in content)
-    if tag == "$tensor":
-        return tensors[content]
-    if tag == "$float":
-        return float(content)
-    raise CheckpointError(f"the checkpoint holds an unknown kind of value {tag!r}.")
-
-
-def digest(value: Any) -> str:
-    """A fingerprint of nested values and tensors.
-
-    >>> digest({"w": torch.ones(2)}) == digest({"w": torch.ones(2)})
-    True
-    >>> digest({"w": torch.ones(2)}) == digest({"w": torch.ones(2, 1)})
-    False
-    """
-    packer = _Packer()
-    structure = packer.pack(value, "value")
-    sha = hashlib.sha256(json.dumps([structure, packer.shapes()]).encode())
-    for tensor in packer.tensors:
-        sha.update(_bytes(tensor))
-    return sha.hexdigest()
-
-
 def write(path: str | os.PathLike[str], value: Mapping[str, Any], begun: int) -> Journal:
     """Write a checkpoint so that a crash leaves the old file or the new one; its journal stands at `begun`."""
     target = Path(path)
-    packer = _Packer()
+    packer = Packer()
     structure = packer.pack(value, "checkpoint")
     manifest = json.dumps({"value": structure, "tensors": packer.shapes()}, allow_nan=False)
     with replacing(target, CheckpointError) as file:
@@ -216,7 +124,7 @@ def write(path: str | os.PathLike[str], value: Mapping[str, Any], begun: int) ->
         with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
             archive.writestr("manifest.json", manifest)
             for i, tensor in enumerate(packer.tensors):
-                archive.writestr(f"tensors/{i}", _bytes(tensor))
+                archive.writestr(f"tensors/{i}", tensor_bytes(tensor))
     return Journal(target)
 
 
@@ -231,8 +139,8 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], int, bool]:
             with zipfile.ZipFile(file) as archive:
                 manifest = json.loads(archive.read("manifest.json"))
                 specs = manifest["tensors"]
-                tensors = [_tensor(archive.read(f"tensors/{i}"), spec) for i, spec in enumerate(specs)]
-            value = _unpack(manifest["value"], tensors)
+                tensors = [tensor_from(archive.read(f"tensors/{i}"), spec) for i, spec in enumerate(specs)]
+            value = unpacked(manifest["value"], tensors)
     except CheckpointError:
         raise
     except (OSError, zipfile.BadZipFile, KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:

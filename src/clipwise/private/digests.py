@@ -23,7 +23,7 @@ from typing import Literal
 
 from clipwise.errors import CheckpointError
 from clipwise.files import replacing
-from clipwise.private.hashing import SIZE
+from clipwise.hashing import SIZE
 
 __all__ = ["UNSTEADY", "Digests", "Looked", "file_of"]
 

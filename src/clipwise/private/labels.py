@@ -12,9 +12,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from clipwise.errors import InvalidPlan
-from clipwise.noise import joined
+from clipwise.hashing import digest_of, joined
 from clipwise.plan import Plan
-from clipwise.private.hashing import digest_of
 
 __all__ = ["of_optimizer", "of_run", "of_values"]
 

@@ -13,12 +13,12 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from clipwise._validate import is_count
+from clipwise.entropy import Entropy
 from clipwise.errors import DataError, InvalidLosses, InvalidSampling
-from clipwise.noise import Entropy
+from clipwise.hashing import digest_of
 from clipwise.private.digests import UNSTEADY, Digests
 from clipwise.private.evidence.collate import unchanged_generators
 from clipwise.private.evidence.records import Again, magnitude, scaled
-from clipwise.private.hashing import digest_of
 from clipwise.sampling import Draws, Sampling, split
 
 __all__ = ["Loader", "Part"]

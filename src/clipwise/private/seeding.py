@@ -11,12 +11,12 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
 from clipwise.accounting import Event, Ledger
+from clipwise.entropy import Entropy
 from clipwise.errors import CheckpointError
-from clipwise.noise import Entropy, joined
+from clipwise.hashing import joined, whole
 from clipwise.plan import Plan
 from clipwise.private import labels
 from clipwise.private.digests import Digests
-from clipwise.private.hashing import whole
 from clipwise.sampling import Draws
 
 __all__ = ["Seeding"]

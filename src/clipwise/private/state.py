@@ -12,8 +12,8 @@ from torch.optim import Optimizer
 
 from clipwise.accounting import Ledger
 from clipwise.errors import CheckpointError
+from clipwise.hashing import digest
 from clipwise.plan import Plan
-from clipwise.private.checkpoint import digest
 from clipwise.sampling import Shuffled
 
 if TYPE_CHECKING:

@@ -1,5 +1,14 @@
-"""From a configuration to a run's folder: read strictly (`config`), train (`train`), keep (`clipwise.report`).
+"""From a configuration to a run's folder: read strictly (`config`), train (`algorithms`), keep (`run`).
 
 One configuration is one run. What differs between algorithms is in `algorithms`; everything here uses the same public
 values as a user's own loop does.
 """
+
+from __future__ import annotations
+
+from clipwise.training.algorithms.dp_sgld import AVERAGE
+from clipwise.training.config import Config, guarded, imported, split_target
+from clipwise.training.run import Progress, Watch, prepare
+from clipwise.training.run.train import train
+
+__all__ = ["AVERAGE", "Config", "Progress", "Watch", "guarded", "imported", "prepare", "split_target", "train"]

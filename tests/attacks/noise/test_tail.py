@@ -16,7 +16,8 @@ from scipy import integrate, stats
 
 from clipwise.accounting.functions import delta, epsilon
 from clipwise.accounting.published import PUBLISHED, Published
-from clipwise.noise import Entropy, Normals, SecureNormals
+from clipwise.entropy import Entropy
+from clipwise.noise import Normals, SecureNormals
 from clipwise.noise.polar import PolarNormals, _exponentials, _Pairs
 from clipwise.noise.ziggurat import ZigguratNormals
 from clipwise.sampling import FullBatch

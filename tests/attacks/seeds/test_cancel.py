@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 import clipwise as cw
-from clipwise.noise import Entropy, GaussianNoise
+from clipwise.entropy import Entropy
+from clipwise.noise import GaussianNoise
 from clipwise.report.joint import joint_of
 from tests.report.samples import made_run
 

@@ -20,11 +20,11 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 import clipwise as cw
 from clipwise import report
 from clipwise.data import DataSet
+from clipwise.hashing import digest_of, whole
 from clipwise.private.digests import Digests, file_of
-from clipwise.private.hashing import digest_of, whole
 from clipwise.report import render
-from clipwise.training import train as train_module
-from clipwise.training.train import train
+from clipwise.training import train
+from clipwise.training.run import train as train_module
 from tests.training.common import config, exact_panel
 
 N, STEPS = 200, 6

@@ -18,8 +18,8 @@ from torch.utils.data import TensorDataset
 import clipwise as cw
 from clipwise.accounting import GaussianSteps, account
 from clipwise.cli.main import main
+from clipwise.entropy import Entropy
 from clipwise.errors import AccountingError, InvalidSampling
-from clipwise.noise import Entropy
 from clipwise.sampling import Draws
 
 R, N = 1.0, 8

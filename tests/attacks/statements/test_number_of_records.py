@@ -21,10 +21,7 @@ from clipwise.data import DataSet
 from clipwise.errors import ClipwiseError, InvalidConfig, InvalidSampling
 from clipwise.report import Run, arms_of, card
 from clipwise.report.content import content
-from clipwise.training.config import Config
-from clipwise.training.toml import Source
-from clipwise.training.train import train
-from clipwise.training.watch import Progress
+from clipwise.training import Config, Progress, train
 
 N, BATCH, STEPS = 7_919, 40, 8
 CONFIG = f"""
@@ -43,7 +40,7 @@ evaluation = {{ every = 2, resamples = 0 }}
 
 
 def config(text: str = CONFIG, *overrides: str) -> Config:
-    return Config.of(Source.parse(text, "rate.toml", overrides))
+    return Config.parse(text, "rate.toml", overrides)
 
 
 def data() -> DataSet:
@@ -129,7 +126,7 @@ def _leaves(value: Any) -> Iterator[Any]:
 @pytest.fixture(autouse=True)
 def _exact_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """The other accountants say the same of sampling and relation, and take seconds."""
-    monkeypatch.setattr("clipwise.training.train.panel_of", lambda events, delta: {"exact": account(events, delta)})
+    monkeypatch.setattr("clipwise.training.run.train.panel_of", lambda events, delta: {"exact": account(events, delta)})
 
 
 def test_no_file_of_a_run_tells_the_number_of_its_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

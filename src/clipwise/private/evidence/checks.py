@@ -13,8 +13,8 @@ from torch.utils.data import Dataset
 from clipwise.engine.graph import Graph, walk
 from clipwise.engine.node import LEAF
 from clipwise.engine.origin import Origin, memory_of
+from clipwise.entropy import Entropy
 from clipwise.errors import NotSeparable
-from clipwise.noise import Entropy
 from clipwise.private.evidence.collate import PADDED, Collate, check_collate
 from clipwise.private.evidence.memory import Memory
 from clipwise.private.evidence.modes import none_watching

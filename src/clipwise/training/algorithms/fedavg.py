@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from clipwise.federated import RoundReport, Server, run
-from clipwise.training.folder import Folder
-from clipwise.training.job import Job, Trained
-from clipwise.training.measure import measured_row, spent
-from clipwise.training.watch import Progress, Watch
+from clipwise.training.run.folder import Folder
+from clipwise.training.run.job import Job, Trained
+from clipwise.training.run.measure import measured_row, spent
+from clipwise.training.run.watch import Progress, Watch
 
 __all__ = ["train"]
 

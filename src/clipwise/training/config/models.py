@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from clipwise.data import DataSet
 from clipwise.errors import DataError, InvalidConfig, MissingExtra
-from clipwise.training.functions import guarded, imported, split_target
-from clipwise.training.toml import Table, nearest
+from clipwise.training.config.functions import guarded, imported, split_target
+from clipwise.training.config.toml import Table, nearest
 
 __all__ = ["Architecture", "freeze", "read_model"]
 
@@ -155,7 +155,7 @@ class FromFunction:
 def read_model(table: Table) -> Architecture:
     """The architecture that a table describes.
 
-    >>> from clipwise.training.toml import Source
+    >>> from clipwise.training.config.toml import Source
     >>> read_model(Source.parse('source = "mlp"').root())
     MLP(hidden=(64,), activation='tanh')
     """

@@ -8,10 +8,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from clipwise.optim import ProjectedPrivate
-from clipwise.training.dp_sgd import begin, carry_on
-from clipwise.training.folder import Folder
-from clipwise.training.job import Job, Trained
-from clipwise.training.watch import Watch
+from clipwise.training.algorithms.dp_sgd import begin, carry_on
+from clipwise.training.run.folder import Folder
+from clipwise.training.run.job import Job, Trained
+from clipwise.training.run.watch import Watch
 
 __all__ = ["train"]
 

@@ -1,4 +1,4 @@
-"""Digests of whatever a data set, an optimizer or a model holds: equal for equal content, in every process.
+"""Digests of values: equal for equal content, in every process. Digests of files are in `clipwise.files`.
 
 A digest of a record confirms a guess of the record exactly, so it is as private as the record
 (`clipwise.private.digests` says where digests may lie).
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -16,14 +17,43 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Subset, TensorDataset
 
-from clipwise.noise import joined
+from clipwise.packing import Packer, tensor_bytes
 
-__all__ = ["SIZE", "digest_of", "whole"]
+__all__ = ["SIZE", "digest", "digest_of", "joined", "whole"]
 
 SIZE = 16
 """Bytes of the digest of a record."""
 
 _DEEPEST = 20
+
+
+def joined(parts: Iterable[bytes]) -> bytes:
+    """One digest (SHA-256) of several parts; where one ends and the next begins matters.
+
+    >>> joined([b"ab", b"c"]) == joined([b"a", b"bc"])
+    False
+    """
+    sha = hashlib.sha256()
+    for part in parts:
+        sha.update(b"%d:" % len(part))
+        sha.update(part)
+    return sha.digest()
+
+
+def digest(value: Any) -> str:
+    """A fingerprint, in hexadecimal, of nested values and tensors that a checkpoint can hold; others are refused.
+
+    >>> digest({"w": torch.ones(2)}) == digest({"w": torch.ones(2)})
+    True
+    >>> digest({"w": torch.ones(2)}) == digest({"w": torch.ones(2, 1)})
+    False
+    """
+    packer = Packer()
+    structure = packer.pack(value, "value")
+    sha = hashlib.sha256(json.dumps([structure, packer.shapes()]).encode())
+    for tensor in packer.tensors:
+        sha.update(tensor_bytes(tensor))
+    return sha.hexdigest()
 
 
 def digest_of(value: Any) -> bytes | None:

@@ -18,7 +18,7 @@ from clipwise.calibration import (
     evaluate,
 )
 from clipwise.errors import DataError, NotConverged
-from clipwise.training.job import Job, private_scaling
+from clipwise.training.run.job import Job, private_scaling
 
 __all__ = ["recalibrate"]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from clipwise.errors import InvalidConfig
 from clipwise.optim import LangevinOptimizer
 from clipwise.private import Private
-from clipwise.training.dp_sgd import begin, by_losses, carry_on
-from clipwise.training.folder import Folder
-from clipwise.training.job import Job, Trained
-from clipwise.training.watch import Watch
+from clipwise.training.algorithms.dp_sgd import begin, by_losses, carry_on
+from clipwise.training.run.folder import Folder
+from clipwise.training.run.job import Job, Trained
+from clipwise.training.run.watch import Watch
 
 __all__ = ["AVERAGE", "train"]
 

@@ -18,13 +18,13 @@ from clipwise.calibration.inputs import check_resamples
 from clipwise.clipping import Clip, Flat, NoClip
 from clipwise.errors import DataError, InvalidSampling
 from clipwise.sampling import FixedSize, FullBatch, Poisson, Sampling, Shuffled
-from clipwise.training.clips import read_clip
-from clipwise.training.datasets import DataChoice, read_data
-from clipwise.training.federation import FEDERATED, Federation, check, read_federation
-from clipwise.training.models import Architecture, read_model
-from clipwise.training.optimizers import OptimizerChoice
-from clipwise.training.toml import Source, Table, nearest
-from clipwise.training.variants import JL, SGLD, Sampler, read_projections, read_steps
+from clipwise.training.algorithms.federation import FEDERATED, Federation, check, read_federation
+from clipwise.training.algorithms.variants import JL, SGLD, Sampler, read_projections, read_steps
+from clipwise.training.config.clips import read_clip
+from clipwise.training.config.datasets import DataChoice, read_data
+from clipwise.training.config.models import Architecture, read_model
+from clipwise.training.config.optimizers import OptimizerChoice
+from clipwise.training.config.toml import Source, Table, nearest
 
 __all__ = ["Batches", "Config", "Evaluation", "Privacy", "Recalibration", "default_delta"]
 
@@ -224,7 +224,7 @@ class Config:
     ... optimizer.learning_rate = 0.5
     ... privacy.epsilon = 3.0
     ... '''
-    >>> Config.of(Source.parse(text, "example.toml")).clip
+    >>> Config.parse(text, "example.toml").clip
     Flat(rule=Abadi(R=1.0))
     """
 
@@ -257,10 +257,15 @@ class Config:
     @classmethod
     def load(cls, path: str | Path, overrides: Sequence[str] = ()) -> Config:
         """Read a file, with `overrides` such as `clip.R=0.5` in force."""
-        return cls.of(Source.read(path, overrides))
+        return cls._of(Source.read(path, overrides))
 
     @classmethod
-    def of(cls, source: Source) -> Config:
+    def parse(cls, text: str, name: str = "configuration", overrides: Sequence[str] = ()) -> Config:
+        """Read a text; `name` stands for the file in messages."""
+        return cls._of(Source.parse(text, name, overrides))
+
+    @classmethod
+    def _of(cls, source: Source) -> Config:
         """Read everything, and refuse what nobody asked for."""
         root = source.root()
         name = root.text("name", Path(source.name).stem)

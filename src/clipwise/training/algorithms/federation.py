@@ -39,9 +39,9 @@ from clipwise.federated import (
     uniform,
 )
 from clipwise.plan import Plan
-from clipwise.training.datasets import Records
-from clipwise.training.optimizers import OptimizerChoice, read_optimizer
-from clipwise.training.toml import Table
+from clipwise.training.config.datasets import Records
+from clipwise.training.config.optimizers import OptimizerChoice, read_optimizer
+from clipwise.training.config.toml import Table
 
 if TYPE_CHECKING:
     from clipwise.training.config import Config
@@ -125,7 +125,7 @@ class Federation:
 def read_federation(table: Table, algorithm: str) -> Federation | None:
     """The table of a federated algorithm; for others there must be none.
 
-    >>> from clipwise.training.toml import Source
+    >>> from clipwise.training.config.toml import Source
     >>> read_federation(Source.parse("users = 10").root(), "dp-fedavg").split
     'shards'
     """

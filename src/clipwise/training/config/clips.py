@@ -34,7 +34,7 @@ from typing import Any
 from clipwise import clipping
 from clipwise.clipping import Clip, Flat, Groupwise, Layerwise, MixUp, Rule, Style
 from clipwise.errors import InvalidConfig, InvalidPlan
-from clipwise.training.toml import Table
+from clipwise.training.config.toml import Table
 
 __all__ = ["read_clip"]
 
@@ -57,7 +57,7 @@ SCHEDULES = ("MixUp",)
 def read_clip(table: Table) -> Clip:
     """The clipping of a table.
 
-    >>> from clipwise.training.toml import Source
+    >>> from clipwise.training.config.toml import Source
     >>> read_clip(Source.parse('rule = "Automatic"').root())
     Flat(rule=Automatic(R=1.0, gamma=0.01))
     """

@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import os
 import random
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -21,21 +20,9 @@ import torch
 
 from clipwise._validate import is_count
 from clipwise.errors import InvalidPlan
+from clipwise.hashing import joined
 
-__all__ = ["Entropy", "arm_seed", "joined"]
-
-
-def joined(parts: Iterable[bytes]) -> bytes:
-    """One digest (SHA-256) of several parts; where one ends and the next begins matters.
-
-    >>> joined([b"ab", b"c"]) == joined([b"a", b"bc"])
-    False
-    """
-    sha = hashlib.sha256()
-    for part in parts:
-        sha.update(b"%d:" % len(part))
-        sha.update(part)
-    return sha.digest()
+__all__ = ["Entropy", "arm_seed"]
 
 
 def arm_seed(seed: int | None, arm: str) -> int | None:

@@ -25,10 +25,10 @@ from torch import nn
 
 from clipwise.errors import InvalidConfig
 from clipwise.optim import FlatPrior, GaussianPrior, Langevin
+from clipwise.optim.sgld import posterior_learning_rate
 from clipwise.plan import Plan
-from clipwise.sgld import posterior_learning_rate
-from clipwise.training.optimizers import LearningRate, OptimizerChoice, read_optimizer
-from clipwise.training.toml import Table
+from clipwise.training.config.optimizers import LearningRate, OptimizerChoice, read_optimizer
+from clipwise.training.config.toml import Table
 
 __all__ = ["JL", "SGLD", "Sampler", "read_projections", "read_steps"]
 

@@ -22,13 +22,13 @@ from clipwise.errors import ClipwiseError, MissingExtra
 from clipwise.noise import DESCRIPTION
 from clipwise.private.digests import file_of
 from clipwise.report import Run
-from clipwise.training import dp_sgd, dp_sgd_jl, dp_sgld, fedavg
+from clipwise.training.algorithms import dp_sgd, dp_sgd_jl, dp_sgld, fedavg
 from clipwise.training.config import Config
-from clipwise.training.folder import Folder
-from clipwise.training.job import Job, Trained, prepare
-from clipwise.training.measure import evaluate
-from clipwise.training.recalibrate import recalibrate
-from clipwise.training.watch import Progress, Watch, silent
+from clipwise.training.run.folder import Folder
+from clipwise.training.run.job import Job, Trained, prepare
+from clipwise.training.run.measure import evaluate
+from clipwise.training.run.recalibrate import recalibrate
+from clipwise.training.run.watch import Progress, Watch, silent
 
 __all__ = ["ALGORITHMS", "Algorithm", "train"]
 

@@ -12,7 +12,7 @@ from clipwise import calibration
 from clipwise.calibration import CalibrationResult, RegressionResult
 from clipwise.errors import DataError
 from clipwise.private import Private, StepStatistics
-from clipwise.training.job import Job
+from clipwise.training.run.job import Job
 
 if TYPE_CHECKING:
     from clipwise.federated import Server

@@ -13,11 +13,11 @@ from clipwise.clipping import Style
 from clipwise.private import Private
 from clipwise.private.evidence.closure import LossFn
 from clipwise.sampling import public_size
-from clipwise.training.datasets import Records
-from clipwise.training.folder import Folder
-from clipwise.training.job import Job, Trained
-from clipwise.training.measure import measured_row, spent, step_statistics
-from clipwise.training.watch import Progress, Watch
+from clipwise.training.config.datasets import Records
+from clipwise.training.run.folder import Folder
+from clipwise.training.run.job import Job, Trained
+from clipwise.training.run.measure import measured_row, spent, step_statistics
+from clipwise.training.run.watch import Progress, Watch
 
 __all__ = ["begin", "by_losses", "carry_on", "train"]
 

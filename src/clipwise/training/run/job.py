@@ -13,17 +13,13 @@ from torch.utils.data import TensorDataset
 from clipwise.accounting import Ledger, noise_scale
 from clipwise.calibration import CalibrationResult
 from clipwise.data import DataSet
+from clipwise.entropy import arm_seed
 from clipwise.errors import InvalidConfig
-from clipwise.noise import arm_seed
 from clipwise.optim import ProjectedPlan
 from clipwise.plan import Plan
 from clipwise.private import Checked, Looked
 from clipwise.recalibration import PrivateTemperatureScaling
-from clipwise.training.config import Config, default_delta
-from clipwise.training.datasets import Records
-from clipwise.training.functions import guarded
-from clipwise.training.models import freeze
-from clipwise.training.optimizers import OptimizerChoice
+from clipwise.training.config import Config, OptimizerChoice, Records, default_delta, freeze, guarded
 
 __all__ = ["Job", "Trained", "prepare", "private_scaling"]
 

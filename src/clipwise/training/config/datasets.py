@@ -17,8 +17,8 @@ from clipwise.data import DataSet
 from clipwise.data.catalog import entry
 from clipwise.data.readers import read_table
 from clipwise.errors import DataError, InvalidConfig, MissingExtra
-from clipwise.training.functions import guarded, imported, split_target
-from clipwise.training.toml import Table
+from clipwise.training.config.functions import guarded, imported, split_target
+from clipwise.training.config.toml import Table
 
 __all__ = ["DataChoice", "Inputs", "Records", "read_data"]
 
@@ -161,7 +161,7 @@ def _single(x: Tensor) -> Tensor:
 def read_data(table: Table) -> DataChoice:
     r"""The data that a table describes; a file takes the options of `clipwise.data.from_file`.
 
-    >>> from clipwise.training.toml import Source
+    >>> from clipwise.training.config.toml import Source
     >>> read_data(Source.parse('source = "mnist"\npool = 2').root()).inputs.pool
     2
     """

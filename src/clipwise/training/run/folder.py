@@ -11,7 +11,7 @@ from typing import Any
 
 from clipwise.errors import DataError, InvalidConfig
 from clipwise.files import locked, replacing
-from clipwise.training.toml import Source
+from clipwise.training.config import Source
 
 __all__ = ["Folder"]
 

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from clipwise.clipping import Style
 from clipwise.errors import InvalidConfig
-from clipwise.training.toml import Table, nearest
+from clipwise.training.config.toml import Table, nearest
 
 __all__ = ["LearningRate", "OptimizerChoice", "read_optimizer"]
 
@@ -78,7 +78,7 @@ def _classes() -> dict[str, type[Optimizer]]:
 def read_optimizer(table: Table) -> OptimizerChoice:
     r"""The optimizer that a table describes; whatever it has besides name and rate goes to the class.
 
-    >>> from clipwise.training.toml import Source
+    >>> from clipwise.training.config.toml import Source
     >>> str(read_optimizer(Source.parse('name = "SGD"\nlearning_rate = "1.5 / R"\nmomentum = 0.9').root()))
     'SGD(lr=1.5 / R, momentum=0.9)'
     """

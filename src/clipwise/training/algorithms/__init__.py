@@ -1,0 +1,1 @@
+"""The algorithms that a configuration can name."""

@@ -1,0 +1,300 @@
+"""DP-SGLD and SGHMC: the update, the posterior, the privacy, and what is refused."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+import clipwise as cw
+from clipwise.errors import DataError, InvalidPlan
+from clipwise.optim import (
+    FlatPrior,
+    GaussianPrior,
+    Langevin,
+    LangevinOptimizer,
+    LaplacePrior,
+    Posterior,
+    printed_temperature,
+)
+from clipwise.optim.sgld import SGLD, to_dp_sgd
+from clipwise.optim.vacuous import least_epsilon
+from tests.optim.common import N, Remembered, data, flat, gradients_of_each, loss_fn, network, put
+
+
+def chain_of(**changes: Any) -> Langevin:
+    fields: dict[str, Any] = {
+        "sampling": cw.Poisson(N, 8),
+        "steps": 6,
+        "clip": cw.Abadi(0.5),
+        "learning_rate": 0.02,
+        **changes,
+    }
+    return Langevin(**fields)
+
+
+RULES = [cw.Abadi(0.5), cw.GlobalScaled(0.5, 2.0), cw.Automatic(0.5), cw.Global(1.5)]
+PRIORS = [FlatPrior(), GaussianPrior(0.7), LaplacePrior(2.0)]
+
+
+@pytest.mark.usefixtures("fine_grid")
+@pytest.mark.parametrize("momentum", [0.0, 0.8])
+@pytest.mark.parametrize(("rule", "prior"), list(zip(RULES, [*PRIORS, PRIORS[1]], strict=True)), ids=str)
+def test_steps_equal_the_printed_formula_in_a_plain_loop(rule: Any, prior: Any, momentum: float) -> None:
+    model, source = network(), Remembered()
+    chain = chain_of(clip=rule, prior=prior, momentum=momentum, temperature=300.0)
+    private = cw.Private(chain.plan(), model, LangevinOptimizer(model, chain), seed=3, noise=source)
+    mirror = network()
+    w, m = flat(mirror), torch.zeros(flat(mirror).numel(), dtype=torch.float64)
+    eta, n, B, tau = 0.02, N, 8, 300.0
+    for step, batch in enumerate(private.loader(data(), yield_empty=True)):
+        put(mirror, w)
+        each = gradients_of_each(mirror, batch)
+        clipped = sum((float(rule(g.norm())) * g for g in each), torch.zeros_like(w))
+        drift = clipped / B - prior.log_density_gradient(w) / n
+        assert private.step(loss_fn(model, batch))
+        noise = math.sqrt(2 * eta * (1 - momentum) * tau / n) * source.noise(3, step)
+        m = momentum * m + drift + noise / eta
+        w = w - eta * m
+        torch.testing.assert_close(flat(model), w, rtol=1e-10, atol=1e-12)
+    assert private.ledger.events == chain.plan().events()
+
+
+def test_the_noise_multiplier_is_the_formula_and_the_map_of_section_4_4() -> None:
+    chain = chain_of(clip=cw.Abadi(2.5), learning_rate=0.03, temperature=1.7)
+    assert chain.noise_multiplier() == pytest.approx(math.sqrt(2 * 0.03 * 1.7 / N) * 8 / (0.03 * 2.5), rel=1e-12)
+    section = to_dp_sgd(SGLD(2 * 0.03 / N, 8, N, 1.7), sensitivity=2.5)
+    assert chain.noise_multiplier() == pytest.approx(section.noise_multiplier, rel=1e-12)
+    assert section.learning_rate == pytest.approx(0.03, rel=1e-12)
+
+
+def test_the_printed_form_has_noise_of_variance_eta() -> None:
+    chain = chain_of(temperature=printed_temperature(N))
+    per_step = chain.learning_rate * chain.noise_multiplier() * 0.5 / 8  # type: ignore[operator]
+    assert per_step**2 == pytest.approx(0.02, rel=1e-12)
+
+
+class Chains(nn.Module):
+    """Many independent chains on one linear-Gaussian model: the losses of all are added."""
+
+    def __init__(self, chains: int, features: int) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(chains, features, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.w.T
+
+
+def linear_gaussian(n: int = 40, s: float = 0.5) -> tuple[TensorDataset, Tensor, Tensor]:
+    """Data with the mean and covariance of the posterior under a prior N(0, 1) and noise N(0, s^2)."""
+    g = torch.Generator().manual_seed(5)
+    x = torch.randn(n, 2, generator=g, dtype=torch.float64) @ torch.tensor([[1.0, 0.5], [0.0, 0.8]]).double()
+    y = x @ torch.tensor([1.0, -2.0], dtype=torch.float64) + s * torch.randn(n, generator=g, dtype=torch.float64)
+    covariance = torch.linalg.inv(x.T @ x / s**2 + torch.eye(2, dtype=torch.float64))
+    return TensorDataset(x, y), covariance @ x.T @ y / s**2, covariance
+
+
+def run_chains(R: float, momentum: float, temperature: float = 1.0) -> Tensor:
+    """Draws after burn-in of 300 chains, shape (draws, 2)."""
+    ds, _, _ = linear_gaussian()
+    model = Chains(300, 2)
+    chain = Langevin(
+        cw.FullBatch(40), 260, cw.Abadi(R), 0.02 if momentum == 0 else 0.005, temperature, momentum, GaussianPrior(1.0),
+        burn_in=200, thin=20,
+    )  # fmt: skip
+    optimizer = LangevinOptimizer(model, chain)
+    private = cw.Private(chain.plan(accept_vacuous=True), model, optimizer, seed=1)
+    for x, y in private.loader(ds):
+        private.step((model(x) - y.unsqueeze(1)).square().sum(1) / (2 * 0.5**2))
+    return torch.stack([sample["w"] for sample in optimizer.posterior]).reshape(-1, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("momentum", [0.0, 0.8])
+def test_the_posterior_of_a_linear_gaussian_model_is_recovered_as_r_grows(momentum: float) -> None:
+    _, mean, covariance = linear_gaussian()
+    worst = []
+    for R in (30.0, 100.0, 1e6):
+        draws = run_chains(R, momentum)
+        off_mean = float((draws.mean(0) - mean).abs().max() / covariance.diag().sqrt().min())
+        off_spread = float((torch.cov(draws.T) - covariance).norm() / covariance.norm())
+        worst.append((off_mean, off_spread))
+    assert worst[0][0] > 1.0  # clipped gradients stop short of the mean
+    assert worst[0][0] > 5 * max(worst[1][0], worst[2][0])
+    assert worst[2][0] < 0.15 and worst[2][1] < 0.15
+
+
+def test_temperature_scales_the_covariance() -> None:
+    _, _, covariance = linear_gaussian()
+    hot = torch.cov(run_chains(1e6, 0.0, temperature=printed_temperature(40)).T)
+    torch.testing.assert_close(hot / 20, covariance, rtol=0.2, atol=0.1 * float(covariance.norm()))
+
+
+@pytest.mark.usefixtures("fine_grid")
+@pytest.mark.parametrize("clip", [cw.Abadi(0.3), cw.Layerwise(cw.Abadi(0.3)), cw.Groupwise({"*": cw.Abadi(0.3)})])
+def test_every_style_gives_every_weight_the_same_noise(clip: Any) -> None:
+    model, source = network(), Remembered()
+    chain = chain_of(clip=clip, sampling=cw.FullBatch(N), temperature=50.0)
+    before = flat(model)
+    private = cw.Private(
+        chain.plan(model), model, LangevinOptimizer(model, chain), seed=0, noise=source, own_batches=True
+    )
+    private.step(loss_fn(model, data().tensors) * 0)
+    spread = (flat(model) - before) / source.noise(0, 0)
+    torch.testing.assert_close(spread, torch.full_like(spread, -math.sqrt(2 * 0.02 * 50.0 / N)))
+
+
+def test_calibration_meets_the_target_at_the_temperature() -> None:
+    chain = Langevin(cw.Poisson(1_000, 50), 100, cw.Abadi(0.4), temperature=0.5, momentum=0.9)
+    chain = chain.calibrate(epsilon=2.0, delta=1e-4)
+    assert 1.99 < chain.plan().epsilon(1e-4) <= 2.0
+    assert chain.temperature == 0.5
+    with pytest.raises(InvalidPlan, match="no learning_rate yet"):
+        chain_of(learning_rate=None).plan()
+
+
+def test_the_ledger_charges_the_equivalent_noise_and_vacuous_chains_are_refused() -> None:
+    chain = chain_of(sampling=cw.Poisson(10_000, 100), steps=1_000, clip=cw.Abadi(10.0), learning_rate=0.01)
+    noise = chain.noise_multiplier()
+    assert noise == pytest.approx(math.sqrt(2 / (10_000 * 0.01)) * 10, rel=1e-12)
+    assert chain.plan().epsilon(1e-5) == cw.epsilon(noise, cw.Poisson(10_000, 100), 1_000, 1e-5)
+    with pytest.raises(InvalidPlan, match=r"multiplier 0\.0141 .*epsilon is at least \d.* at delta 0\.0001"):
+        chain_of(sampling=cw.Poisson(10_000, 100), steps=1_000, clip=cw.Abadi(1_000.0), learning_rate=0.01).plan()
+    with pytest.raises(InvalidPlan, match=r"multiplier 0\.5 .*epsilon is \d"):
+        chain_of(sampling=cw.FullBatch(100), steps=30, clip=cw.Abadi(20.0), learning_rate=2.0).plan()
+    open_chain = chain_of(clip=cw.Abadi(1e6))
+    assert open_chain.plan(accept_vacuous=True).noise_multiplier == open_chain.noise_multiplier()
+
+
+@pytest.mark.parametrize("noise", [0.1, 0.2, 0.5, 2.0])
+@pytest.mark.parametrize("sampling", [cw.Poisson(1_000, 50), cw.FullBatch(1_000), cw.Shuffled(1_000, 50)], ids=repr)
+def test_the_lower_end_of_epsilon_is_one(noise: float, sampling: Any) -> None:
+    event = cw.GaussianSteps(sampling, noise, 30)
+    least, found = least_epsilon(event, 1e-3), cw.Ledger([event]).epsilon(1e-3)
+    assert 0 <= least <= found * (1 + 1e-9)
+    assert least > 40 or noise > 0.1
+
+
+def test_samples_are_kept_after_burn_in_and_thinning_and_survive_a_resume(tmp_path: Path) -> None:
+    chain = chain_of(steps=11, burn_in=3, thin=2, momentum=0.5, temperature=100.0)
+
+    def begin() -> tuple[nn.Module, LangevinOptimizer]:
+        model = network()
+        return model, LangevinOptimizer(model, chain)
+
+    model, optimizer = begin()
+    private = cw.Private(chain.plan(), model, optimizer, seed=4)
+    visited = []
+    for batch in private.loader(data(), yield_empty=True):
+        private.step(loss_fn(model, batch))
+        visited.append(flat(model))
+    torch.testing.assert_close(optimizer.posterior.matrix(), torch.stack(visited[4::2]), rtol=0, atol=0)
+
+    model, first = begin()
+    private = cw.Private(chain.plan(), model, first, seed=4)
+    for batch in private.loader(data(), yield_empty=True):
+        private.step(loss_fn(model, batch))
+        if private.steps_done == 6:
+            private.save(tmp_path / "run.ckpt")
+            break
+    model, second = begin()
+    private = cw.Private.resume(tmp_path / "run.ckpt", model, second)
+    for batch in private.loader(data()):
+        private.step(loss_fn(model, batch))
+    assert len(second.posterior) == 4
+    torch.testing.assert_close(second.posterior.matrix(), optimizer.posterior.matrix(), rtol=0, atol=0)
+
+
+def test_by_default_half_is_burn_in_and_thirty_samples_are_kept() -> None:
+    chain = chain_of(steps=1_000)
+    assert (chain.first, chain.every) == (500, 16)
+    assert sum(map(chain.keeps, range(1, 1_001))) == 31
+    assert [step for step in range(1, 7) if chain_of().keeps(step)] == [4, 5, 6]
+
+
+class Classifier(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop, self.layer = nn.Dropout(0.9), nn.Linear(3, 2).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(self.drop(x))
+
+
+def test_the_average_over_the_posterior_beside_the_point_estimate() -> None:
+    torch.manual_seed(0)
+    model = Classifier()
+    x, labels = torch.randn(50, 3).double(), torch.arange(50) % 2
+    samples = tuple(
+        {name: torch.randn_like(p) for name, p in model.named_parameters()} for _ in range(4)
+    )  # fmt: skip
+    posterior = Posterior(samples)
+    before = flat(model)
+    by_hand = torch.stack([(x @ s["layer.weight"].T + s["layer.bias"]).softmax(1) for s in samples]).mean(0)
+    torch.testing.assert_close(posterior.probabilities(model, x), by_hand)
+    found = posterior.evaluate(model, x, labels, batch_size=7)
+    assert found.average == cw.calibration.evaluate(by_hand, labels)
+    assert found.point == cw.calibration.evaluate(model.layer(x).softmax(1).detach(), labels)
+    assert found.samples == 4
+    assert torch.equal(flat(model), before)
+    assert model.training and model.drop.training
+    halved = posterior.outputs(model, x, forward=lambda m, x: m(x) / 2)
+    torch.testing.assert_close(halved, posterior.outputs(model, x) / 2)
+    with pytest.raises(DataError, match="no sample yet"):
+        Posterior(()).probabilities(model, x)
+
+
+@dataclass(frozen=True)
+class NotAPrior:
+    std: float = 1.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"clip": cw.MixUp(cw.Abadi(0.1), cw.Abadi(2.0), 0.5)}, "schedule"),
+        ({"clip": cw.NoClip()}, "does not bound"),
+        ({"clip": cw.Layerwise(cw.Abadi(1.0), noise="per_layer")}, "its own temperature"),
+        ({"learning_rate": -1.0}, "learning_rate"),
+        ({"temperature": 0.0}, "temperature"),
+        ({"momentum": 1.0}, "momentum"),
+        ({"prior": NotAPrior()}, "expected a prior"),
+        ({"burn_in": 6}, "burn_in"),
+        ({"burn_in": 4, "thin": 3}, "thin"),
+        ({"steps": 0}, "steps"),
+    ],
+)
+def test_chains_that_make_no_sense_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidPlan, match=message):
+        chain_of(**changes)
+
+
+def test_layerwise_noise_needs_the_model() -> None:
+    with pytest.raises(InvalidPlan, match="pass the model"):
+        chain_of(clip=cw.Layerwise(cw.Abadi(1.0))).plan()
+
+
+def test_a_scheduler_that_would_change_the_temperature_is_noticed() -> None:
+    model, chain = network(), chain_of(sampling=cw.FullBatch(N), temperature=100.0)
+    optimizer = LangevinOptimizer(model, chain)
+    private = cw.Private(chain.plan(), model, optimizer, seed=0, own_batches=True)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    private.step(loss_fn(model, data().tensors))
+    scheduler.step()
+    before = flat(model)
+    with pytest.raises(InvalidPlan, match="change the temperature"):
+        private.step(loss_fn(model, data().tensors))
+    assert torch.equal(flat(model), before)
+    assert private.ledger.steps == 2
+
+
+@pytest.mark.parametrize(("kind", "name"), [(GaussianPrior, "std"), (LaplacePrior, "scale")])
+def test_priors_need_a_positive_scale(kind: Any, name: str) -> None:
+    with pytest.raises(InvalidPlan, match=name):
+        kind(0.0)
