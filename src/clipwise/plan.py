@@ -89,6 +89,7 @@ class Plan:
         epsilon: float,
         delta: float,
         accountant: str = "exact",
+        *,
         relation: Relation | None = None,
     ) -> Plan:
         """The same plan with the smallest noise that keeps the whole run within (epsilon, delta).
@@ -101,11 +102,11 @@ class Plan:
         if self.noise_multiplier == 0 or not self.is_private:
             raise InvalidPlan(f"there is no noise that makes {self.clip!r} with {self.noise_multiplier!r} private.")
         shape = replace(self, noise_multiplier=1.0).events()
-        return replace(self, noise_multiplier=noise_scale(shape, epsilon, delta, accountant, relation))
+        return replace(self, noise_multiplier=noise_scale(shape, epsilon, delta, accountant, relation=relation))
 
-    def epsilon(self, delta: float, accountant: str = "exact", relation: Relation | None = None) -> float:
+    def epsilon(self, delta: float, accountant: str = "exact", *, relation: Relation | None = None) -> float:
         """The epsilon that the whole run will have spent at this `delta`."""
-        return account(self.events(), delta, accountant, relation).epsilon
+        return account(self.events(), delta, accountant, relation=relation).epsilon
 
     def events(self) -> tuple[Event, ...]:
         """What the whole run will have put on its ledger."""

@@ -53,7 +53,7 @@ class PrivacyCurve:
             steep, flat = 1.0 - delta - np.exp(eps) * a, np.exp(-eps) * (1.0 - delta - a)
         return np.asarray(np.maximum(0.0, np.max(np.maximum(steep, flat), axis=0)))
 
-    def as_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """The curve as a JSON object."""
         return {
             "epsilon": self.epsilon.tolist(),

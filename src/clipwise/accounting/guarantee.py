@@ -80,7 +80,7 @@ class Guarantee:
             f"under {who}; assumes {self.sampling}.{interval}"
         )
 
-    def as_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """The answer as a JSON object."""
         names = ("epsilon", "delta", "kind", "accountant", "relation", "sampling", "lower", "unit", "group", "seconds")
         finite = {name: getattr(self, name) for name in names}

@@ -93,9 +93,9 @@ class DPFedAvg(FedAvg):
         """Everything that was released, as facts."""
         return self.server.ledger
 
-    def epsilon(self, delta: float, accountant: str = "exact", relation: Relation | None = None) -> float:
+    def epsilon(self, delta: float, accountant: str = "exact", *, relation: Relation | None = None) -> float:
         """The epsilon spent so far at this `delta`, for everything of one node."""
-        return self.server.epsilon(delta, accountant, relation)
+        return self.server.epsilon(delta, accountant, relation=relation)
 
     def summary(self) -> None:
         """Log the plan where Flower logs its sampling."""

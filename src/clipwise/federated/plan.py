@@ -103,7 +103,7 @@ class FederatedPlan:
         return self._core().style(number)
 
     def calibrate(
-        self, epsilon: float, delta: float, accountant: str = "exact", relation: Relation | None = None
+        self, epsilon: float, delta: float, accountant: str = "exact", *, relation: Relation | None = None
     ) -> FederatedPlan:
         """The same plan with the smallest noise that keeps the whole run within (epsilon, delta) for every user.
 
@@ -115,11 +115,11 @@ class FederatedPlan:
         if self.noise_multiplier == 0 or not self.is_private:
             raise InvalidPlan(f"there is no noise that makes {self.clip!r} with {self.noise_multiplier!r} private.")
         shape = (FederatedRounds(self.sampling, 1.0, self.rounds),)
-        return replace(self, noise_multiplier=noise_scale(shape, epsilon, delta, accountant, relation))
+        return replace(self, noise_multiplier=noise_scale(shape, epsilon, delta, accountant, relation=relation))
 
-    def epsilon(self, delta: float, accountant: str = "exact", relation: Relation | None = None) -> float:
+    def epsilon(self, delta: float, accountant: str = "exact", *, relation: Relation | None = None) -> float:
         """The epsilon that the whole run will have spent at this `delta`, for every user."""
-        return account(self.events(), delta, accountant, relation).epsilon
+        return account(self.events(), delta, accountant, relation=relation).epsilon
 
     def events(self) -> tuple[FederatedRounds, ...]:
         """What the whole run will have put on its ledger."""

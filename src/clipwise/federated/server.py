@@ -186,9 +186,9 @@ class Server:
         known = [digest for digest in found if digest is not None]
         self._digests.look_at(joined(known) if len(known) == len(found) else None)
 
-    def epsilon(self, delta: float, accountant: str = "exact", relation: Relation | None = None) -> float:
+    def epsilon(self, delta: float, accountant: str = "exact", *, relation: Relation | None = None) -> float:
         """The epsilon spent so far at this `delta`, for everything of one user."""
-        return self._ledger.epsilon(delta, accountant, relation)
+        return self._ledger.epsilon(delta, accountant, relation=relation)
 
     def open(self, users: Sequence[int]) -> Round:
         """Select among the users that are there, each by its own coin. A round that was not closed is forgotten."""

@@ -190,7 +190,7 @@ class Private:
         """Whether the data of a seeded run stayed the same, as far as they were looked at."""
         return self._seeding.digests.looked
 
-    def epsilon(self, delta: float, accountant: str = "exact", relation: Relation | None = None) -> float:
+    def epsilon(self, delta: float, accountant: str = "exact", *, relation: Relation | None = None) -> float:
         """The epsilon spent so far at this `delta`; refused after an update that clipwise did not make."""
         self._check_accounted()
         if self._passed_by and not self._done:
@@ -198,7 +198,7 @@ class Private:
                 "batches of the loader were used, but the losses of none were given to private.step: whatever was "
                 "computed from them is not on the ledger, so epsilon 0 would say nothing of it."
             )
-        return self._ledger.epsilon(delta, accountant, relation)
+        return self._ledger.epsilon(delta, accountant, relation=relation)
 
     # The step
 
