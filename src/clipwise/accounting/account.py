@@ -171,7 +171,7 @@ def _lower_end(
     if problem.lower is None:
         return None
     composed = (_or_zero(solve, c, given) for c in problem.lower)
-    return min(upper, max(0.0, *composed, *(shuffled(run, given) for run in problem.shuffled)))
+    return min(upper, max([0.0, *composed, *(shuffled(run, given) for run in problem.shuffled)]))
 
 
 def _or_zero(solve: Solver, composition: Composition, given: float) -> float:
