@@ -12,13 +12,13 @@ from clipwise._validate import is_count, is_finite
 from clipwise.accounting import Event, GaussianSteps, Relation, account, noise_scale
 from clipwise.clipping import Clip, Flat, Groupwise, Layerwise, MixUp, Rule, as_clip, is_private
 from clipwise.errors import InvalidPlan
-from clipwise.sampling import FixedSize, FullBatch, Poisson, Sampling, Shuffled, arguments, made_from
+from clipwise.sampling import SAMPLINGS, Sampling, arguments, made_from
 
 __all__ = ["Plan"]
 
 VERSION = 1
 
-_SAMPLINGS = (Poisson, FullBatch, Shuffled, FixedSize)
+_SAMPLINGS = tuple(SAMPLINGS.values())
 _RULES = tuple(
     getattr(clipping, name)
     for name in ("Abadi", "Automatic", "BatchClip", "Global", "GlobalScaled", "NoClip", "Normalize")

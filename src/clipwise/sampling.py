@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from fractions import Fraction
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -19,6 +20,7 @@ from clipwise.entropy import Entropy
 from clipwise.errors import InvalidSampling
 
 __all__ = [
+    "SAMPLINGS",
     "Draws",
     "FixedSize",
     "FullBatch",
@@ -195,6 +197,11 @@ class FixedSize:
 
 
 Sampling: TypeAlias = Poisson | FullBatch | Shuffled | FixedSize
+
+SAMPLINGS: Mapping[str, type[Sampling]] = MappingProxyType(
+    {"poisson": Poisson, "full_batch": FullBatch, "shuffled": Shuffled, "fixed_size": FixedSize}
+)
+"""All kinds of sampling, by their name on a ledger and, with hyphens, on the command line."""
 
 
 def public_size(sampling: Sampling) -> float:

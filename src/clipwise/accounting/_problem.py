@@ -19,8 +19,8 @@ from clipwise.accounting._numerics.laws import (
 )
 from clipwise.accounting._numerics.projected import Spread, spread
 from clipwise.accounting._numerics.shuffle import ShuffledRun
-from clipwise.accounting.events import Event, GaussianSteps, PrivateCalibration, ProjectedSteps
-from clipwise.accounting.relation import Relation, is_tight, relation_of, sampling_of
+from clipwise.accounting.events import Event, ProjectedSteps, is_event
+from clipwise.accounting.relation import Relation, is_tight, relation_of
 from clipwise.errors import AccountingError
 from clipwise.sampling import FixedSize, FullBatch, Poisson, Sampling, Shuffled, public_size
 
@@ -105,8 +105,8 @@ def pose(events: Iterable[Event], relation: Relation | None = None, group: int =
             "The ledger mixes events that protect examples with events that protect clients; one epsilon cannot "
             "state both. Keep two ledgers."
         )
-    schemes = [sampling_of(event) for event in events]
-    own = any(_own_batches(event) for event in events)
+    schemes = [event.sampling for event in events]
+    own = any(event.own_batches for event in events)
     private = all(event.noise_multiplier >= LEAST_NOISE for event in events)
     sizes = [public_size(scheme) for scheme in schemes if scheme is not None]
     spreads = _spreads(events, relation, group, spare) if private else {}
@@ -137,17 +137,13 @@ def _merged(events: Iterable[Event]) -> tuple[Event, ...]:
     """Equal consecutive events counted together, as on a ledger: how a run is split changes nothing."""
     found: list[Event] = []
     for event in events:
-        if not isinstance(event, Event):
+        if not is_event(event):
             raise AccountingError(f"Only events (a ledger's `events`, say) can be accounted for, got {event!r}.")
         if found and found[-1].same_mechanism(event):
             found[-1] = event.repeated(found[-1].count + event.count)
         else:
             found.append(event)
     return tuple(found)
-
-
-def _own_batches(event: Event) -> bool:
-    return isinstance(event, (GaussianSteps, ProjectedSteps)) and event.own_batches
 
 
 def _spreads(events: Sequence[Event], relation: Relation, group: int, spare: float) -> dict[Event, Spread]:
@@ -172,11 +168,11 @@ def _directions(
     upper: list[Composition] = []
     lower: list[Composition] = []
     # The lower end of steps with exact norms is none of steps with estimated ones.
-    interval = any(isinstance(sampling_of(event), (FixedSize, Shuffled)) for event in events) and not spreads
+    interval = any(isinstance(event.sampling, (FixedSize, Shuffled)) for event in events) and not spreads
     # Disjoint calibration data composes in parallel: a record is in one of two parts, but a group may be in both.
     numbered = list(enumerate(events))
-    apart = [(i, e) for i, e in numbered if isinstance(e, PrivateCalibration) and e.disjoint]
-    together = [(i, e) for i, e in numbered if not (isinstance(e, PrivateCalibration) and e.disjoint)]
+    apart = [(i, e) for i, e in numbered if e.disjoint]
+    together = [(i, e) for i, e in numbered if not e.disjoint]
     for part in (together, apart) if group == 1 else (numbered,):
         for bucket, bound in ((upper, "upper"), (lower, "lower")):
             composition = Composition.of(
@@ -202,7 +198,7 @@ def _laws(event: Event, relation: Relation, group: int, bound: str, first: bool)
     mu = 1.0 / event.noise_multiplier
     replace = relation == "replace_one"
     reach = group * mu * (2.0 if replace else 1.0)
-    scheme = sampling_of(event)
+    scheme = event.sampling
     if scheme is None or isinstance(scheme, FullBatch):
         return [(gaussian(reach), event.count)]
     if isinstance(scheme, Poisson):
@@ -243,7 +239,7 @@ def _single(group: int, scheme: str) -> None:
 def _shuffled_runs(events: tuple[Event, ...]) -> list[ShuffledRun]:
     runs = []
     for i, event in enumerate(events):
-        scheme = sampling_of(event)
+        scheme = event.sampling
         if isinstance(scheme, Shuffled):
             longest = -(-scheme.sample_size // scheme.batch_size)
             # Only whole epochs: an unfinished one, or the rest of one that a later event may begin in, is left out,

@@ -12,7 +12,7 @@ from typing import Any
 
 from clipwise._validate import is_count
 from clipwise.accounting.account import account, account_delta
-from clipwise.accounting.events import MOST, Event, PrivateCalibration, decode, encode
+from clipwise.accounting.events import MOST, Event, decode, encode, is_event
 from clipwise.accounting.guarantee import Guarantee
 from clipwise.accounting.relation import Relation, relation_of
 from clipwise.errors import LedgerError
@@ -54,7 +54,7 @@ class Ledger:
                 raise LedgerError(f"One kind of step cannot stand on a ledger more than {MOST:.0e} times.")
             self._counts[-1] += event.count
             return
-        if not isinstance(event, Event):
+        if not is_event(event):
             raise LedgerError(f"Only events can go on a ledger, got {event!r}.")
         self._mechanisms.append(event)
         self._counts.append(event.count)
@@ -68,7 +68,7 @@ class Ledger:
     def steps(self) -> int:
         """How many training steps (and federated rounds) were recorded."""
         pairs = zip(self._mechanisms, self._counts, strict=True)
-        return sum(count for m, count in pairs if not isinstance(m, PrivateCalibration))
+        return sum(count for m, count in pairs if m.trains)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Ledger) and self.events == other.events

@@ -20,23 +20,18 @@ from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any, Literal, get_args
 
-from clipwise.accounting.events import Event, PrivateCalibration
+from clipwise.accounting.events import Event
 from clipwise.accounting.guarantee import Guarantee
 from clipwise.errors import AccountingError
 from clipwise.sampling import FixedSize, FullBatch, Poisson, Sampling, Shuffled
 
-__all__ = ["Relation", "is_tight", "relation_of", "restated", "sampling_of"]
+__all__ = ["Relation", "is_tight", "relation_of", "restated"]
 
 Relation = Literal["add_remove", "replace_one", "zero_out"]
 
 _OF_A_RATE: tuple[Relation, ...] = ("add_remove", "zero_out", "replace_one")
 _OF_A_NUMBER: tuple[Relation, ...] = ("zero_out", "replace_one")
 _OF_A_FIXED_SIZE: tuple[Relation, ...] = ("replace_one",)
-
-
-def sampling_of(event: Event) -> Sampling | None:
-    """How the event's records were drawn; None: all of them, whatever their number."""
-    return None if isinstance(event, PrivateCalibration) else event.sampling
 
 
 def relation_of(events: Iterable[Event], asked: Relation | None = None) -> tuple[Relation, tuple[str, ...]]:
@@ -50,7 +45,7 @@ def relation_of(events: Iterable[Event], asked: Relation | None = None) -> tuple
     """
     if asked is not None and asked not in get_args(Relation):
         raise AccountingError(f"relation must be None or one of {', '.join(get_args(Relation))}, got {asked!r}.")
-    schemes = [sampling_of(event) for event in events]
+    schemes = [event.sampling for event in events]
     common = [relation for relation in _OF_A_RATE if all(relation in _supported(scheme) for scheme in schemes)]
     if asked is None or asked in common:
         return asked or common[0], ()
@@ -79,7 +74,7 @@ def is_tight(events: Iterable[Event]) -> bool:
 
     Of batches that are cut the law assumes the worst of every record that takes another's place.
     """
-    schemes = [sampling_of(event) for event in events]
+    schemes = [event.sampling for event in events]
     loose = (isinstance(s, (FixedSize, Shuffled)) or (isinstance(s, Poisson) and s.is_cut) for s in schemes)
     return not any(loose)
 

@@ -74,7 +74,7 @@ def noise_scale(
 
     def scaled(noise: float) -> tuple[Event, ...]:
         """The run whose least noise multiplier is `noise`."""
-        return (*(replace(event, noise_multiplier=noise * (event.noise_multiplier / least)) for event in shape), *rest)
+        return (*(event.changed(noise_multiplier=noise * (event.noise_multiplier / least)) for event in shape), *rest)
 
     def bound(noise: float) -> float:
         return max((quick_epsilon(c, delta) for c in pose(scaled(noise), relation).upper), default=math.inf)

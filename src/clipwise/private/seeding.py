@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -71,7 +70,7 @@ class Seeding:
         def note(release: bytes) -> None:
             others = self.digests.others(step, release)
             if others:  # also those of processes that died before they could save their ledger
-                ledger.record(replace(event.repeated(others), reason="repeated"))
+                ledger.record(event.repeated(others).changed(reason="repeated"))
 
         return note
 

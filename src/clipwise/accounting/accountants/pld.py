@@ -12,7 +12,7 @@ from typing import Any
 from clipwise.accounting._numerics.saddle import quick_epsilon
 from clipwise.accounting._problem import Problem, uses
 from clipwise.accounting.accountants.definition import Accountant, Answer
-from clipwise.accounting.events import PrivateCalibration, ProjectedSteps
+from clipwise.accounting.events import Event, ProjectedSteps
 from clipwise.errors import AccountingError, MissingExtra
 from clipwise.sampling import FixedSize, FullBatch, Poisson, Shuffled
 
@@ -61,7 +61,7 @@ def _distributions(problem: Problem, interval: float) -> list[Any]:
     for apart in (False, True):
         total = None
         for i, event in enumerate(problem.events):
-            if (isinstance(event, PrivateCalibration) and event.disjoint) != apart:
+            if event.disjoint != apart:
                 continue
             piece = _event(pld, relation, event, problem.group * (2.0 if replace else 1.0), interval, first=i == 0)
             total = piece if total is None else total.compose(piece)
@@ -70,8 +70,8 @@ def _distributions(problem: Problem, interval: float) -> list[Any]:
     return results
 
 
-def _event(pld: Any, relation: Any, event: Any, sensitivity: float, interval: float, first: bool) -> Any:
-    scheme = None if isinstance(event, PrivateCalibration) else event.sampling
+def _event(pld: Any, relation: Any, event: Event, sensitivity: float, interval: float, first: bool) -> Any:
+    scheme = event.sampling
     common: dict[str, Any] = {"value_discretization_interval": interval, "neighboring_relation": relation}
     if isinstance(event, ProjectedSteps):
         raise AccountingError("dp-accounting has no privacy loss distribution for estimated norms; ask exact or rdp.")
