@@ -10,8 +10,9 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, TypeGuard, TypeVar, cast
 
 from clipwise._validate import is_count, is_finite
+from clipwise.accounting._schemes import scheme_of
 from clipwise.errors import AccountingError, ClipwiseError, LedgerError
-from clipwise.sampling import SAMPLINGS, FixedSize, Poisson, Sampling, arguments, made_from
+from clipwise.sampling import SAMPLINGS, Poisson, Sampling, arguments, made_from
 
 __all__ = [
     "Event",
@@ -146,10 +147,9 @@ class GaussianSteps(Event):
 
 def check_projected_sampling(sampling: Sampling) -> None:
     """Refuse schemes in which a record takes the place of another: then the estimates for both of them matter."""
-    cut = isinstance(sampling, Poisson) and sampling.max_batch_size is not None
-    if cut or isinstance(sampling, FixedSize):
-        what = "batches that are cut: leave max_batch_size out" if cut else "batches of a fixed size: use cw.Poisson"
-        raise AccountingError(f"estimated norms have no proof for {what}, or use exact norms.")
+    unproven = scheme_of(sampling).unproven(sampling)
+    if unproven is not None:
+        raise AccountingError(f"estimated norms have no proof for {unproven}, or use exact norms.")
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from clipwise.accounting.accountants import accountant_named
 from clipwise.accounting.events import Event, GaussianSteps
 from clipwise.accounting.relation import Relation
 from clipwise.errors import AccountingError
-from clipwise.sampling import FixedSize, FullBatch, Poisson, Sampling, Shuffled
+from clipwise.sampling import FixedSize, Poisson, Sampling
 
 __all__ = ["free_cap", "max_batch_size", "max_steps", "noise_multiplier", "noise_scale"]
 
@@ -126,7 +126,7 @@ def max_batch_size(
     100
     """
     within = _within(epsilon, delta, relation)
-    if isinstance(sampling, (FullBatch, Shuffled)):
+    if not isinstance(sampling, (Poisson, FixedSize)):
         raise AccountingError("The batch size can be solved for Poisson and fixed-size sampling only.")
     if sampling.sample_size is None:
         raise AccountingError("At a public rate epsilon does not depend on batch_size: there is nothing to solve for.")

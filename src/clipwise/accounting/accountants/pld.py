@@ -10,7 +10,8 @@ import math
 from typing import Any
 
 from clipwise.accounting._numerics.saddle import quick_epsilon
-from clipwise.accounting._problem import Problem, uses
+from clipwise.accounting._problem import Problem
+from clipwise.accounting._schemes import uses
 from clipwise.accounting.accountants.definition import Accountant, Answer
 from clipwise.accounting.events import Event, ProjectedSteps
 from clipwise.errors import AccountingError, MissingExtra
@@ -75,10 +76,9 @@ def _event(pld: Any, relation: Any, event: Event, sensitivity: float, interval: 
     common: dict[str, Any] = {"value_discretization_interval": interval, "neighboring_relation": relation}
     if isinstance(event, ProjectedSteps):
         raise AccountingError("dp-accounting has no privacy loss distribution for estimated norms; ask exact or rdp.")
-    if isinstance(scheme, FixedSize):
-        raise AccountingError(
-            "dp-accounting has no privacy loss distribution for fixed-size batches; ask exact or rdp."
-        )
+    if not isinstance(scheme, (FullBatch, Poisson, Shuffled, type(None))):
+        what = "fixed-size batches" if isinstance(scheme, FixedSize) else f"{type(scheme).__name__} sampling"
+        raise AccountingError(f"dp-accounting has no privacy loss distribution for {what}; ask exact or rdp.")
     if isinstance(scheme, Poisson) and scheme.is_cut:
         if scheme.sample_size is None:
             raise AccountingError("The pld accountant cuts batches of a known number of records only; ask exact.")
@@ -90,7 +90,6 @@ def _event(pld: Any, relation: Any, event: Event, sensitivity: float, interval: 
         step = pld.from_gaussian_mechanism(event.noise_multiplier, sampling_prob=scheme.rate, **common)
         return step.self_compose(event.count)
     count = uses(scheme, event.count, first) if isinstance(scheme, Shuffled) else event.count
-    assert scheme is None or isinstance(scheme, (FullBatch, Poisson, Shuffled))
     # Gaussian steps add up to one Gaussian step with less noise.
     deviation = event.noise_multiplier / (sensitivity * count**0.5)
     return pld.from_gaussian_mechanism(deviation, value_discretization_interval=interval)
