@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 NAME = "epsilon"
 HELP = "say what epsilon a run has, by every accountant, and what the number is worth"
 
-SCHEMES = ("poisson", "full-batch", "shuffled", "fixed-size")
 PLOT_FORMATS = (".svg", ".pdf", ".png")
 
 _RUN_OPTIONS = (
@@ -75,7 +74,12 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch-size", type=int, metavar="B", help="(expected) batch size")
     parser.add_argument("--steps", type=int, metavar="T", help="optimizer steps")
     parser.add_argument("--delta", type=float, help="the delta of (epsilon, delta), below 1/N")
-    parser.add_argument("--sampling", choices=SCHEMES, help="how batches are drawn (default poisson)")
+    parser.add_argument(
+        "--sampling",
+        choices=Later(_samplings),
+        metavar="NAME",
+        help="how batches are drawn (default poisson): %(choices)s",
+    )
     parser.add_argument("--max-batch-size", type=int, metavar="CAP", help="cut Poisson batches at CAP records")
     parser.add_argument("--largest", type=int, metavar="N", help="with --rate and a cap: never more records than this")
     parser.add_argument(
@@ -97,6 +101,12 @@ def _accountants() -> Iterable[str]:
     from clipwise.accounting import ACCOUNTANTS
 
     return ACCOUNTANTS
+
+
+def _samplings() -> Iterable[str]:
+    from clipwise.sampling import SAMPLINGS
+
+    return [name.replace("_", "-") for name in SAMPLINGS]
 
 
 def _relations() -> Iterable[str]:
