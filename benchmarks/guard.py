@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 import clipwise as cw
-from clipwise.private import guard, train
+from clipwise.private import guard, release
 
 BATCH, ROUNDS, BLOCK = 64, 600, 5
 
@@ -37,22 +37,23 @@ class _Off:
 @contextmanager
 def without(private: cw.Private) -> Iterator[None]:
     """The same run, its guard taken away."""
-    mine = private._guard
-    private._guard = _Off()  # type: ignore[assignment]
-    with mock.patch.object(train, "check_one_process", int), mock.patch.object(guard, "_OPEN", ()):
+    mine = private._release.guard
+    private._release.guard = _Off()  # type: ignore[assignment]
+    with mock.patch.object(release, "check_one_process", int), mock.patch.object(guard, "_OPEN", ()):
         yield
-    private._guard = mine
+    private._release.guard = mine
 
 
 def calls(private: cw.Private, optimizer: Optimizer) -> None:
     """What the guard does in one step of a loop over the loader, and nothing else."""
-    mine, ledger = private._guard, private._ledger
+    mine, ledger = private._release.guard, private._release.ledger
+    gradients = [torch.zeros_like(p) for group in optimizer.param_groups for p in group["params"]]
     for _ in range(3):  # when the batch is handed out, when it is given back, and when it is left
         guard.check_one_process()
         mine.look(ledger, private.plan.sampling)
         mine.check()
     with mine.restoring():
-        mine.expect_step()
+        mine.write(gradients)
         with mine.stepping():
             guard._before_step(optimizer, (), {})
             guard._after_step(optimizer, (), {})

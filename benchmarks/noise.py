@@ -105,7 +105,7 @@ def share(workload: Workload, steps: int = 5) -> Json:
     method = Clipwise(workload)
     for seed in range(3):
         method.step(workload.batch(seed))
-    noise, spent = method.private._noise, [0.0]
+    noise, spent = method.private._release._noise, [0.0]
     release = noise.release
 
     def timed(*arguments: object) -> object:

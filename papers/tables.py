@@ -12,18 +12,18 @@ from typing import Any
 import matplotlib as mpl
 
 from clipwise.accounting import round_up
+from clipwise.calibration import metric_named
 from clipwise.report import ArmResults, Estimate, Run
 from papers.packed import CURVES, RESULTS, noise
-from papers.verdicts import BINS, PERCENT, Claim, Finding, mce
+from papers.verdicts import BINS, Claim, Finding, mce
 from papers.work import write_text
 
-TITLES = {"accuracy": "accuracy", "nll": "NLL", "ece": "ECE", "mce": "MCE", "brier": "Brier", "mse": "MSE"}
 HEADLINES = {"classification": ("accuracy", "nll", "ece", "mce"), "regression": ("mse",)}
 
 
 def number(metric: str, value: float) -> str:
     """Shares in percent."""
-    return f"{100 * value:.2f} %" if metric in PERCENT else f"{value:.4f}"
+    return f"{100 * value:.2f} %" if metric_named(metric).share else f"{value:.4f}"
 
 
 def estimate(metric: str, value: Estimate) -> str:
@@ -54,7 +54,7 @@ def results_table(arms: Sequence[ArmResults], metrics: Sequence[str]) -> str:
     for arm in arms:
         values = [estimate(metric, arm.estimates[metric]) for metric in metrics]
         lines.append([arm.name, str(len(arm.runs)), epsilon(arm), *values])
-    return _rows(["arm", "seeds", "exact epsilon", *(TITLES[m] for m in metrics)], lines)
+    return _rows(["arm", "seeds", "exact epsilon", *(metric_named(m).label for m in metrics)], lines)
 
 
 def claims_table(arms: Sequence[ArmResults], claims: Sequence[Claim]) -> str:
@@ -62,7 +62,7 @@ def claims_table(arms: Sequence[ArmResults], claims: Sequence[Claim]) -> str:
     by_name = {arm.name: arm for arm in arms}
     lines = []
     for claim in claims:
-        said = [claim.arm, TITLES[claim.metric], claim.printed]
+        said = [claim.arm, metric_named(claim.metric).label, claim.printed]
         if claim.arm in by_name:
             arm = by_name[claim.arm]
             ours = arm.estimates[claim.metric]

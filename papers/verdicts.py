@@ -7,10 +7,9 @@ from math import log10
 
 from scipy import stats
 
-from clipwise.calibration import CalibrationResult
+from clipwise.calibration import CalibrationResult, metric_named
 from clipwise.report import ArmResults, Estimate, Run
 
-PERCENT = {"accuracy", "ece", "mce", "adaptive_ece", "debiased_ece", "smooth_ece", "classwise_ece"}
 BINS = (10, 15, 20)
 """Numbers of bins of MCE: the paper does not state its own."""
 
@@ -29,7 +28,7 @@ class Claim:
     @property
     def printed(self) -> str:
         """With the digits that the paper gives."""
-        percent = self.metric in PERCENT
+        percent = metric_named(self.metric).share
         scale = 100 if percent else 1
         return f"{scale * self.value:.{max(0, -round(log10(scale * self.unit)))}f}{' %' if percent else ''}"
 

@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, TypeVar
 from zipfile import BadZipFile
 
 from clipwise.cli.progress import duration, redraw
-from clipwise.data.store import folders
+from clipwise.data import folders
 from clipwise.errors import ClipwiseError, DataError
 from clipwise.files import file_sha256 as file_sha256
 from clipwise.files import locked, replacing

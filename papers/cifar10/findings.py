@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from clipwise.calibration import metric_named
 from clipwise.report import ArmResults, Estimate, Point
 from papers.cifar10.grid import accuracies, best, whole
 from papers.cifar10.study import LARGE, NOISE_RATES, SIGMAS, SMALL, TUNED, TUNED_LARGE, TUNED_SMALL, arm, noise_arm
-from papers.tables import TITLES, against, estimate
+from papers.tables import against, estimate
 from papers.verdicts import Finding, seeds_of, smaller, smaller_mce
 
 PAPERS_RATE = NOISE_RATES[0]
@@ -45,11 +46,11 @@ def _calibration(by_name: Mapping[str, ArmResults], kind: str, small: float, lar
         return []
     arms = by_name[arm(large, kind)], by_name[arm(small, kind)]
     ours, theirs = (each.estimates for each in arms)
-    said = {m: f"{TITLES[m]} {against(m, ours, theirs)}" for m in ("accuracy", "nll", "ece", "mce")}
+    said = {m: f"{metric_named(m).label} {against(m, ours, theirs)}" for m in ("accuracy", "nll", "ece", "mce")}
     verdicts = {m: smaller(ours[m], theirs[m]) for m in ("nll", "ece")} | {"mce": smaller_mce(*arms)}
-    better = " and ".join(TITLES[m] for m, verdict in verdicts.items() if verdict is True)
+    better = " and ".join(metric_named(m).label for m, verdict in verdicts.items() if verdict is True)
     unclear = [
-        f"{' and '.join(TITLES[m] for m, each in verdicts.items() if each == verdict)} {verdict}"
+        f"{' and '.join(metric_named(m).label for m, each in verdicts.items() if each == verdict)} {verdict}"
         for verdict in dict.fromkeys(verdicts.values())
         if isinstance(verdict, str)
     ]

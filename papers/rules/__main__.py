@@ -11,10 +11,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from clipwise import plots
+from clipwise.calibration import metric_named
 from clipwise.report import ArmResults, arms_of
 from papers.mnist.__main__ import STUDY as MNIST
 from papers.study import Study, Variant, main, runs_of
-from papers.tables import TITLES, against, bins_table, figure, findings_table, page, setting
+from papers.tables import against, bins_table, figure, findings_table, page, setting
 from papers.verdicts import Finding, seeds_of
 
 STUDY = Study(
@@ -56,7 +57,7 @@ def findings(by_name: Mapping[str, ArmResults]) -> list[Finding]:
         return []
     arms = by_name[GLOBAL], by_name[USUAL]
     ours, usual = (arm.estimates for arm in arms)
-    here = "; ".join(f"{TITLES[m]} {against(m, ours, usual)}" for m in ("accuracy", "nll", "ece"))
+    here = "; ".join(f"{metric_named(m).label} {against(m, ours, usual)}" for m in ("accuracy", "nll", "ece"))
     little = all(abs(ours[m].mean - usual[m].mean) < LITTLE for m in ("accuracy", "ece"))
     claim = "at R = 200 global and usual clipping differ little in accuracy and calibration"
     return [Finding(claim, here, little, seeds_of(*arms))]

@@ -8,6 +8,9 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+NUMBER = re.compile(r"\d+\.\d+")
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "calibration.md"
 
 
@@ -21,4 +24,16 @@ def test_the_examples_print_what_they_say() -> None:
             exec(compile(block, str(DOCUMENT), "exec"), namespace)
         # A comment at the end of a print, or on lines of their own after a loop.
         promised = re.findall(r"^\s*(?:print\(.*\)\s+)?# (.*)$", block, flags=re.MULTILINE)
-        assert printed.getvalue().splitlines() == promised
+        for line, promise in zip(printed.getvalue().splitlines(), promised, strict=True):
+            _check(line, promise)
+
+
+def _check(line: str, promise: str) -> None:
+    """Equal; or alike, where the promise is one example: the noise of a seed depends on how a processor rounds."""
+    example = promise.removeprefix("for example ")
+    if example == promise:
+        assert line == promise
+        return
+    assert NUMBER.sub("", line) == NUMBER.sub("", example)
+    found, expected = ([float(number) for number in NUMBER.findall(text)] for text in (line, example))
+    assert found == pytest.approx(expected, rel=0.4)

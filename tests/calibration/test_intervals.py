@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from clipwise.calibration import Bins, CalibrationResult, evaluate
+from clipwise.calibration import Bins, CalibrationResult, evaluate, metrics_of
 from clipwise.calibration.bins import summarise
 from clipwise.calibration.bootstrap import GROUPS, Groups, pivotal, weights
-from clipwise.calibration.values import METRICS
 from clipwise.errors import DataError
 from tests.calibration.reference import Known, draw_labels, samples, softmax
 
@@ -39,7 +38,8 @@ def test_intervals_hold_the_truth_of_a_model_that_is_too_sure() -> None:
 
 def test_a_calibrated_model_is_not_convicted() -> None:
     """At zero the ordinary bootstrap fails: here the intervals begin at 0 unless chance does not explain the error."""
-    calibration_errors = [name for name in METRICS if "ce" in name and name not in ("accuracy", "confidence")]
+    names = [metric.name for metric in metrics_of("classification")]
+    calibration_errors = [name for name in names if "ce" in name and name not in ("accuracy", "confidence")]
     runs = []
     for seed in range(40):
         random = np.random.default_rng(seed)

@@ -18,10 +18,10 @@ from torch.utils.data import TensorDataset
 import clipwise as cw
 from clipwise.accounting import PrivateCalibration
 from clipwise.calibration import PrivateTemperatureScaling, TemperatureScaling, evaluate
+from clipwise.calibration.private_scaling import QUERIES, statistic
 from clipwise.entropy import Entropy
 from clipwise.errors import ClipwiseError, DataError
 from clipwise.noise import DefaultNormals
-from clipwise.recalibration import QUERIES, statistic
 from tests.calibration.test_scaling import data
 
 ANY_LOGIT = st.one_of(

@@ -224,8 +224,8 @@ def test_a_step_that_cannot_be_charged_on_disk_is_not_released(tmp_path: Path) -
     optimizer = Recorder(model.parameters())
     private = cw.Private(plan(), model, optimizer, own_batches=True)
     private.save(path)
-    assert private._journal is not None
-    private._journal.close()
+    assert private._release._journal is not None
+    private._release._journal.close()
     with pytest.raises(OSError, match="Bad file descriptor"):
         private.step(losses_of(model, X, Y))
     assert not optimizer.seen and private.ledger.steps == 1 and all(p.grad is None for p in model.parameters())

@@ -70,7 +70,7 @@ def test_pieces_make_up_the_logical_batches(sampling: Any, size: int | None) -> 
         logical[-1] += i.tolist()
         if private.step(numbers_losses(model, i, a)):
             logical.append([])
-    draws = private._seeding.draws()
+    draws = private._position.draws()
     assert logical == [*(draws.batch(t).tolist() for t in range(6)), []]
     assert private.ledger.steps == 6
 
@@ -99,7 +99,7 @@ def test_empty_batches_are_noise_only_steps_that_the_user_never_sees() -> None:
     assert min(sizes) > 0 and empties == 60 - len(sizes) > 5
     assert private.ledger.steps == len(optimizer.seen) == 60
     # Leading and trailing empty batches too: the first and the last step of some seed are empty.
-    lengths = [len(private._seeding.draws().batch(t)) for t in range(60)]
+    lengths = [len(private._position.draws().batch(t)) for t in range(60)]
     assert lengths.count(0) == empties
 
 

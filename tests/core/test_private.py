@@ -289,7 +289,7 @@ def test_an_error_after_the_charge_leaves_the_step_charged(where: str, monkeypat
     before = weights(model)
     with monkeypatch.context() as patch:
         patch.setattr(
-            private._noise if where == "noise" else optimizer, "release" if where == "noise" else "step", fail
+            private._release._noise if where == "noise" else optimizer, "release" if where == "noise" else "step", fail
         )
         with pytest.raises(RuntimeError, match="out of memory"):
             private.step(losses_of(model, X, Y))

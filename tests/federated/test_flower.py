@@ -296,7 +296,7 @@ def test_simulation_of_flower_ends_by_itself_and_leaves_nothing_behind(tmp_path:
 
     plan = FederatedPlan(cw.Poisson(nodes, nodes // 2), rounds, AdaptiveClip(R=1.0), noise_multiplier=0.5)  # the app's
     torch.manual_seed(0)
-    entropy = Entropy(3).labelled(Server(plan, nn.Linear(1, 1), seed=3)._start)
+    entropy = Entropy(3).labelled(Server(plan, nn.Linear(1, 1), seed=3)._position.begin())
     coins = [len(select(range(nodes), 0.5, entropy, number)) for number in range(rounds)]
     assert [r["selected"] for r in result["rounds"]] == coins and len(set(coins)) > 1
     took_part = [len(list(tmp_path.glob(f"{number + 1}-*"))) for number in range(rounds)]

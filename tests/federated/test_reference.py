@@ -45,7 +45,7 @@ def plan_with(clip: cw.Abadi | cw.GlobalScaled) -> FederatedPlan:
 
 
 def selections(plan: FederatedPlan) -> list[list[int]]:
-    entropy = Entropy(SEED).labelled(Server(plan, make_model(), seed=SEED)._start)
+    entropy = Entropy(SEED).labelled(Server(plan, make_model(), seed=SEED)._position.begin())
     return [list(select(range(USERS), plan.rate, entropy, number)) for number in range(ROUNDS)]
 
 

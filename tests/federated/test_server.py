@@ -330,14 +330,14 @@ def test_saved_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     server.save(tmp_path / "second", model)
     with pytest.raises(cw.CheckpointError, match="replaced by a later"):
         Server(plan, model).resume(tmp_path / "first", model)
-    with pytest.raises(cw.CheckpointError, match="without a server's optimizer"):
+    with pytest.raises(cw.CheckpointError, match="without an optimizer"):
         Server(plan, model).resume(tmp_path / "second", model, torch.optim.SGD(model.parameters(), lr=1.0))
     with pytest.raises(cw.CheckpointError, match="does not fit this model"):
         Server(plan, model).resume(tmp_path / "second", nn.Linear(1, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     private = cw.Private(cw.Plan(cw.FullBatch(2), 1, cw.Abadi(1.0), 1.0), model, optimizer)
     private.save(tmp_path / "other")
-    with pytest.raises(cw.CheckpointError, match="does not hold a federated run"):
+    with pytest.raises(cw.CheckpointError, match="has no 'federated'"):
         Server(plan, model).resume(tmp_path / "other", model)
 
 

@@ -277,7 +277,7 @@ SEQ2SEQ = [
 
 def checkpointing(network: Any) -> nn.Module:
     """Non-reentrant activation checkpointing, which works in training mode only; dropout is set to zero."""
-    network.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    network.activation_checkpointing_enable({"use_reentrant": False})
     for module in network.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0

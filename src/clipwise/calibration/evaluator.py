@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -12,10 +11,11 @@ from numpy.typing import NDArray
 from clipwise.calibration.bins import equal_edges, summarise
 from clipwise.calibration.bootstrap import GROUPS, Groups, at_chance, pivotal, weights
 from clipwise.calibration.estimators import binned_errors, calibrated_moments, normal_gaps
-from clipwise.calibration.inputs import ArrayLike, Batch, check_resamples, check_share
+from clipwise.calibration.inputs import ArrayLike, Scores, check_resamples, check_share
+from clipwise.calibration.metrics import metrics_of
 from clipwise.calibration.smooth import smooth_errors
 from clipwise.calibration.sums import COLUMNS, ClassSums, Kept, TopSums
-from clipwise.calibration.values import METRICS, CalibrationResult
+from clipwise.calibration.values import CalibrationResult
 from clipwise.errors import DataError
 
 __all__ = ["Evaluator", "evaluate"]
@@ -23,7 +23,6 @@ __all__ = ["Evaluator", "evaluate"]
 Floats = NDArray[np.float64]
 
 KEEP = 2_000_000
-_LIMITS = {"nll": (0.0, math.inf), "brier": (0.0, 2.0)}
 _COLUMNS_AT_ONCE = 1 << 12
 
 
@@ -87,7 +86,7 @@ class Evaluator:
         logits: ArrayLike | None = None,
     ) -> None:
         """Add a batch; arguments as for `evaluate`."""
-        batch = Batch(probabilities, logits, labels)
+        batch = Scores(probabilities, logits, labels)
         if self._classes is None:
             self._class_count = batch.classes
             self._classes = ClassSums(batch.classes, self._bins, len(self._top.totals))
@@ -112,7 +111,7 @@ class Evaluator:
         return CalibrationResult(
             count=count,
             classes=self._class_count,
-            **{name: whole[name] for name in METRICS},
+            **{metric.name: whole[metric.name] for metric in metrics_of("classification") if metric.name in whole},
             bins=summarise(top.edges, moments[0], moments[1], moments[2], self._level),
             adaptive_bins=summarise(sums.adaptive_edges, adaptive[0], adaptive[1], adaptive[2], self._level),
             fine_bins=summarise(top.fine_edges, top.fine[:, 0], top.fine[:, 1], top.fine[:, 2], self._level),
@@ -132,8 +131,9 @@ class Evaluator:
         world = whole | {"debiased_ece": whole["ece"], "debiased_rmsce": whole["rmsce"]}
         world["smooth_ece"] = float(_coarse_smooth(sums, _ones(sums)[0])[0])
         found = {
-            name: pivotal(whole[name], world[name], replicates[name], self._level, _LIMITS.get(name, (0.0, 1.0)))
-            for name in METRICS
+            m.name: pivotal(whole[m.name], world[m.name], replicates[m.name], self._level, m.bounds)
+            for m in metrics_of("classification")
+            if m.name in whole
         }
         for name, errors in self._by_chance(sums).items():
             if name in found and at_chance(whole[name], errors, self._level):

@@ -15,7 +15,16 @@ from torch import Tensor
 from clipwise._validate import is_count, is_number
 from clipwise.errors import DataError
 
-__all__ = ["ArrayLike", "Batch", "Rows", "check_resamples", "check_share", "checked_labels", "matrix", "vector"]
+__all__ = [
+    "ArrayLike",
+    "SampleScores",
+    "Scores",
+    "check_resamples",
+    "check_share",
+    "checked_labels",
+    "matrix",
+    "vector",
+]
 
 ArrayLike: TypeAlias = Tensor | NDArray[Any] | Sequence[Any]
 """A torch tensor, a NumPy array or nested lists of numbers."""
@@ -24,7 +33,7 @@ _CHUNK_ELEMENTS = 1 << 20
 
 
 @dataclass(frozen=True)
-class Rows:
+class SampleScores:
     """Some samples in float64: the probabilities and what each sample adds to the metrics."""
 
     probabilities: Tensor
@@ -37,8 +46,8 @@ class Rows:
     """The probability of the true class."""
 
 
-class Batch:
-    """Checked scores with their labels; iterating gives `Rows`, at most about a million numbers at a time.
+class Scores:
+    """Checked scores with their labels; iterating gives `SampleScores`, at most about a million numbers at a time.
 
     Guarantees: nothing is guessed. Scores that are not what they are called, and labels that do not fit, are refused
     before anything is computed.
@@ -65,7 +74,7 @@ class Batch:
         """The number of columns."""
         return self.scores.shape[1]
 
-    def __iter__(self) -> Iterator[Rows]:
+    def __iter__(self) -> Iterator[SampleScores]:
         for first, chunk in self._chunks():
             yield self._rows(chunk, self.labels[first : first + len(chunk)])
 
@@ -97,7 +106,7 @@ class Batch:
                 f"{int(bad.sum())} such row(s) from row {first} on."
             )
 
-    def _rows(self, chunk: Tensor, label_B: Tensor) -> Rows:
+    def _rows(self, chunk: Tensor, label_B: Tensor) -> SampleScores:
         at_label = label_B[:, None]
         if self.are_logits:
             log_probability = torch.log_softmax(chunk, dim=1)
@@ -109,7 +118,7 @@ class Batch:
         true = probability.gather(1, at_label)[:, 0]
         confidence, predicted = probability.max(dim=1)
         brier = torch.linalg.vector_norm(probability, dim=1).square_() - 2 * true + 1
-        return Rows(probability, label_B, confidence, predicted == label_B, nll, brier, true)
+        return SampleScores(probability, label_B, confidence, predicted == label_B, nll, brier, true)
 
 
 def matrix(name: str, values: ArrayLike | None) -> Tensor:

@@ -11,15 +11,13 @@ from scipy import special
 
 from clipwise.calibration.bootstrap import GROUPS, Groups, pivotal, weights
 from clipwise.calibration.inputs import ArrayLike, check_resamples, check_share, vector
+from clipwise.calibration.metrics import metric_named
 from clipwise.calibration.values import RegressionResult
 from clipwise.errors import DataError
 
 __all__ = ["evaluate_regression"]
 
 Floats = NDArray[np.float64]
-
-_ANY = (-math.inf, math.inf)
-_LIMITS = {"mse": (0.0, math.inf), "rmse": (0.0, math.inf), "r2": (-math.inf, 1.0), "nll": _ANY}
 
 
 def evaluate_regression(
@@ -97,6 +95,6 @@ def _intervals(
     sums_GX = sums_GX[sums_GX[:, 0] > 0]
     replicates = _metrics(names, weights(len(sums_GX), resamples, seed) @ sums_GX)
     return {
-        name: pivotal(value, value, replicates[name], level, _LIMITS.get(name, (0.0, 1.0)))
+        name: pivotal(value, value, replicates[name], level, metric_named(name, "regression").bounds)
         for name, value in whole.items()
     }

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from clipwise.calibration import estimators as est
 from clipwise.calibration.bins import bin_of, equal_edges
-from clipwise.calibration.inputs import Rows
+from clipwise.calibration.inputs import SampleScores
 from clipwise.calibration.smooth import grid_shares
 
 __all__ = ["COLUMNS", "ClassSums", "Kept", "TopSums"]
@@ -42,7 +42,7 @@ class TopSums:
         self.group_cells = np.zeros((groups, COARSE_CELLS))
         self.chance_cells = np.zeros((1, COARSE_CELLS))
 
-    def add(self, rows: Rows, group: Integers) -> None:
+    def add(self, rows: SampleScores, group: Integers) -> None:
         confidence, correct = rows.confidence_B.numpy(), rows.correct_B.numpy().astype(np.float64)
         gap = confidence - correct
         one, *_, chance = moments = est.sample_moments(confidence, correct)
@@ -84,7 +84,7 @@ class ClassSums:
         self._chance = torch.zeros(1, classes, bins, dtype=torch.float64)
         self.counts = np.zeros(self.groups)
 
-    def add(self, rows: Rows, group: Integers) -> None:
+    def add(self, rows: SampleScores, group: Integers) -> None:
         fewer = group % self.groups
         _add(self.counts, fewer, np.ones(len(group)))
         group_B = torch.from_numpy(fewer)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, ClassVar, TypeAlias
 
 from clipwise.calibration.bins import Bins
+from clipwise.calibration.metrics import Task, numbers_of
 from clipwise.errors import DataError
 
-__all__ = ["METRICS", "CalibrationResult", "RegressionResult"]
+__all__ = ["CalibrationResult", "RegressionResult", "Result"]
 
 Interval = tuple[float, float]
 
@@ -24,6 +25,8 @@ class CalibrationResult:
     `fine_bins` are 60 bins: `fine_bins.merged(10)` are 10, and so for every divisor of 60. `notes` say what is
     approximate.
     """
+
+    task: ClassVar[Task] = "classification"
 
     count: int
     classes: int
@@ -50,7 +53,7 @@ class CalibrationResult:
     @property
     def metrics(self) -> dict[str, float]:
         """Every single number by its name, without the bins and the intervals."""
-        return {name: getattr(self, name) for name in METRICS}
+        return numbers_of(self)
 
     def to_dict(self) -> dict[str, Any]:
         """The result as a JSON object; an infinite number is written as a string."""
@@ -60,17 +63,10 @@ class CalibrationResult:
     def from_dict(cls, record: Mapping[str, Any]) -> CalibrationResult:
         """Read what `to_dict` wrote; unknown and missing fields are refused."""
         values = _checked(cls, record)
-        values |= {name: float(values[name]) for name in METRICS}
+        values |= _floats(cls, values)
         values |= {name: Bins.from_dict(values[name]) for name in ("bins", "adaptive_bins", "fine_bins")}
         values |= {name: tuple(values[name]) for name in ("true_class_histogram", "notes")}
         return cls(**{**values, "intervals": _read_intervals(values["intervals"])})
-
-
-METRICS = (
-    *("accuracy", "confidence", "nll", "ece", "mce", "brier", "classwise_ece", "adaptive_ece", "debiased_ece"),
-    *("debiased_rmsce", "smooth_ece"),
-)
-"""The names of the numbers of a `CalibrationResult`, in the order in which tables show them."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +78,8 @@ class RegressionResult:
     all targets are equal. `intervals` has "coverage 0.9" for the coverage at 0.9.
     """
 
+    task: ClassVar[Task] = "regression"
+
     count: int
     mse: float
     rmse: float
@@ -92,6 +90,11 @@ class RegressionResult:
     level: float = 0.95
     resamples: int = 0
 
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Every single number by its name, as far as it is defined; the coverage at 0.9 is "coverage 0.9"."""
+        return numbers_of(self)
+
     def to_dict(self) -> dict[str, Any]:
         """The result as a JSON object, the levels of `coverage` as text."""
         return {f.name: _plain(getattr(self, f.name)) for f in fields(self)}
@@ -100,9 +103,13 @@ class RegressionResult:
     def from_dict(cls, record: Mapping[str, Any]) -> RegressionResult:
         """Read what `to_dict` wrote; unknown and missing fields are refused."""
         values = _checked(cls, record)
-        values |= {name: float(values[name]) for name in ("mse", "rmse")}
+        values |= _floats(cls, values)
         values["coverage"] = {float(level): float(share) for level, share in values["coverage"].items()}
         return cls(**{**values, "intervals": _read_intervals(values["intervals"])})
+
+
+Result: TypeAlias = CalibrationResult | RegressionResult
+"""What an evaluation found, of either task."""
 
 
 def _plain(value: Any) -> Any:
@@ -124,6 +131,12 @@ def _checked(kind: type[Any], record: Mapping[str, Any]) -> dict[str, Any]:
         got = sorted(record) if isinstance(record, Mapping) else record
         raise DataError(f"A {kind.__name__} has the fields {sorted(names)}, got {got!r}.")
     return dict(record)
+
+
+def _floats(kind: type[Any], values: Mapping[str, Any]) -> dict[str, float]:
+    """The fields that are numbers, which `to_dict` wrote as text where they are infinite."""
+    names = [f.name for f in fields(kind) if f.type in ("float", "float | None")]
+    return {name: float(values[name]) for name in names if values[name] is not None}
 
 
 def _read_intervals(record: Mapping[str, Any] | None) -> dict[str, Interval] | None:

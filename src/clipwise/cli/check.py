@@ -14,7 +14,7 @@ from clipwise.errors import ClipwiseError, DataError, NotSeparable
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from clipwise.engine.check import Summary
+    from clipwise.engine import Summary
 
 NAME = "check"
 HELP = "say whether a model can be trained privately as it is, by which rules, and estimate the memory"

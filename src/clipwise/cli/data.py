@@ -10,7 +10,7 @@ from clipwise.cli.table import table
 from clipwise.errors import DataError
 
 if TYPE_CHECKING:
-    from clipwise.data.entries import Entry
+    from clipwise.data import Entry
 
 NAME = "data"
 HELP = "list, fetch and verify data sets and public weights; 1 when verify finds a file missing or damaged"
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _describe(entry: Entry) -> dict[str, Any]:
     """An entry and what is there of it, files not checked."""
-    from clipwise.data.store import find, folders
+    from clipwise.data import find, folders
 
     shipped = not entry.forms
     found = None if shipped else find(entry, check=False)
@@ -50,8 +50,7 @@ def _describe(entry: Entry) -> dict[str, Any]:
 
 
 def _print_list(rows: list[dict[str, Any]]) -> None:
-    from clipwise.data.progress import size_text
-    from clipwise.data.store import folders
+    from clipwise.data import folders, size_text
 
     def size(row: dict[str, Any]) -> str:
         if row["bytes"]:
@@ -70,8 +69,7 @@ def _print_list(rows: list[dict[str, Any]]) -> None:
 
 
 def _get(entries: list[Entry], as_json: bool) -> int:
-    from clipwise.data.progress import size_text
-    from clipwise.data.store import obtain
+    from clipwise.data import obtain, size_text
 
     rows = []
     for entry in entries:
@@ -88,7 +86,7 @@ def _get(entries: list[Entry], as_json: bool) -> int:
 
 def _verify(entries: list[Entry], named: bool, as_json: bool) -> int:
     """Check every file; an entry that is absent is a finding only when it was asked for by name."""
-    from clipwise.data.store import find, problems
+    from clipwise.data import find, problems
 
     rows: list[dict[str, Any]] = []
     for entry in entries:
@@ -109,7 +107,7 @@ def _verify(entries: list[Entry], named: bool, as_json: bool) -> int:
 
 def run(args: argparse.Namespace) -> int:
     """List, get or verify."""
-    from clipwise.data.catalog import CATALOG, entry
+    from clipwise.data import CATALOG, entry
 
     if args.action == "get" and not args.names:
         raise DataError(f"say what to get: {', '.join(CATALOG)}.")

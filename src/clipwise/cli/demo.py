@@ -212,8 +212,10 @@ def _experiment(name: str, args: argparse.Namespace) -> list[Run]:
 
 def _cell(arm: ArmResults, metric: str) -> str:
     """The mean over the seeds, and the interval around it."""
+    from clipwise.calibration import metric_named
+
     estimate = arm.estimates[metric]
-    scale, digits = (1.0, 3) if metric == "nll" else (100.0, 2)
+    scale, digits = (100.0, 2) if metric_named(metric).share else (1.0, 3)
     if estimate.low is None or estimate.high is None:
         return f"{scale * estimate.mean:.{digits}f}"
     mean, low, high = (f"{scale * value:.{digits}f}" for value in (estimate.mean, estimate.low, estimate.high))
@@ -222,12 +224,14 @@ def _cell(arm: ArmResults, metric: str) -> str:
 
 def _print(name: str, arms: Sequence[ArmResults], page: Path, seconds: float) -> None:
     from clipwise.accounting import neighbours
+    from clipwise.calibration import metric_named
     from clipwise.report.reading import read
 
     setting, first = SETTINGS[name], next(arm.first for arm in arms if arm.first.is_private)
     data, exact, gdp = first.provenance["data"], first.guarantees["exact"], first.guarantees["gdp"]
     seeds = len(arms[0].runs)
     basis = f"means and 95 % intervals over {seeds} seeds" if seeds > 1 else "one seed: no intervals"
+    header = [f"{m.label} %" if m.share else m.label for m in map(metric_named, SHOWN)]
     rows = [[arm.name, *(_cell(arm, metric) for metric in SHOWN)] for arm in arms]
     print(
         f"""\
@@ -236,7 +240,7 @@ def _print(name: str, arms: Sequence[ArmResults], page: Path, seconds: float) ->
 {setting.batch_size}, noise multiplier {setting.noise_multiplier:g};
 learning rate {setting.rate:g} / R in every arm (not private: {setting.rate / LARGE:g}, as for R = {LARGE:g}).
 
-{table(["", "accuracy %", "ECE %", "NLL"], rows)}
+{table(["", *header], rows)}
   {basis}; ECE: how far confidence is from accuracy, on average; NLL: log-loss
 
 {fill(read(arms).verdict, 110)}

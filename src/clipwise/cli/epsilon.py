@@ -142,7 +142,7 @@ def relation_asked(args: argparse.Namespace) -> Relation | None:
 
 def scheme_of(args: argparse.Namespace, batch_size: int) -> Sampling:
     """The sampling scheme that the options describe."""
-    from clipwise.sampling import FixedSize, FullBatch, Poisson, Shuffled
+    from clipwise.sampling import SAMPLINGS, FullBatch, Poisson
 
     name = args.sampling or "poisson"
     if name != "poisson":
@@ -158,7 +158,8 @@ def scheme_of(args: argparse.Namespace, batch_size: int) -> Sampling:
         return Poisson(batch_size=batch_size, max_batch_size=args.max_batch_size, rate=args.rate, largest=args.largest)
     if name == "poisson":
         return Poisson(args.sample_size, batch_size, args.max_batch_size, largest=args.largest)
-    return Shuffled(args.sample_size, batch_size) if name == "shuffled" else FixedSize(args.sample_size, batch_size)
+    kind: Callable[[int, int], Sampling] = SAMPLINGS[name.replace("-", "_")]
+    return kind(args.sample_size, batch_size)
 
 
 def needs(args: argparse.Namespace) -> dict[str, Callable[[str], Any]]:

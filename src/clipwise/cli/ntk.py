@@ -15,8 +15,7 @@ from clipwise.errors import DataError, InvalidPlan
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from clipwise.ntk import GradientFlow, NTKAnalysis
-    from clipwise.ntk.network import Inputs, LossFunction
+    from clipwise.ntk import GradientFlow, Inputs, LossFunction, NTKAnalysis
 
 NAME = "ntk"
 HELP = "show what clipping rules do to a network's tangent kernel and to its loss; save spectra and flows"
@@ -126,7 +125,7 @@ def _load(args: argparse.Namespace) -> _Task:
     """The task in float64, cut to the samples asked for."""
     from torch import Tensor
 
-    from clipwise.ntk.network import map_inputs
+    from clipwise.ntk import map_inputs
     from clipwise.training import split_target
 
     target = split_target(args.source)

@@ -19,7 +19,7 @@ REFRESH = 0.2
 LINES = 4
 """How often progress is reported when nobody watches."""
 
-_PERCENT = {"accuracy": "accuracy", "ece": "ECE"}
+_GLANCE = ("accuracy", "ece", "rmse")
 
 
 class Bar:
@@ -85,9 +85,10 @@ def measured(test: Mapping[str, float]) -> str:
     >>> measured({"accuracy": 0.934, "nll": 0.25, "ece": 0.031}), measured({"mse": 0.5, "rmse": 0.707, "r2": 0.4})
     ('accuracy 93.4 %  ECE 3.1 %', 'RMSE 0.707')
     """
-    if "rmse" in test:
-        return f"RMSE {test['rmse']:.4g}"
-    return "  ".join(f"{label} {100 * test[name]:.1f} %" for name, label in _PERCENT.items())
+    from clipwise.calibration import metric_named
+
+    shown = [(metric_named(name), test[name]) for name in _GLANCE if name in test]
+    return "  ".join(f"{m.label} {100 * value:.1f} %" if m.share else f"{m.label} {value:.4g}" for m, value in shown)
 
 
 def duration(seconds: float) -> str:

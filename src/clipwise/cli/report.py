@@ -83,15 +83,16 @@ def _place(args: argparse.Namespace) -> Path:
 
 
 def _rows(arms: Sequence[ArmResults]) -> tuple[list[str], list[list[str]]]:
+    from clipwise.calibration import metric_named
     from clipwise.report.content import headline
-    from clipwise.report.wording import LABELS, epsilon_text, value_text
+    from clipwise.report.wording import epsilon_text, value_text
 
     shown = headline(arms[0])
     rows = []
     for arm in arms:
         epsilon = epsilon_text(arm.dearest.guarantees) if arm.first.is_private else "not private"
         rows.append([arm.name, str(len(arm.runs)), epsilon, *(value_text(n, arm.estimates[n]) for n in shown)])
-    return ["model", "runs", "epsilon", *(LABELS.get(name, name) for name in shown)], rows
+    return ["model", "runs", "epsilon", *(metric_named(name).heading for name in shown)], rows
 
 
 def run(args: argparse.Namespace) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import shlex
 import sys
 from pathlib import Path
@@ -28,8 +29,6 @@ card.md. Paths in a configuration count from the current folder. docs/configurat
 
 exit code: 0 success, 2 bad usage or input, 130 interrupted (--resume continues)
 """
-
-_SHOWN = ("accuracy", "ece", "mce", "nll", "brier", "rmse", "r2")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -95,9 +94,10 @@ def _summary(run: Run) -> dict[str, Any]:
 
 
 def _print(run: Run, folder: Path) -> None:
+    from clipwise.calibration import metrics_of
     from clipwise.report import arms_of
     from clipwise.report.warnings import warnings_of
-    from clipwise.report.wording import LABELS, interval_text, value_text
+    from clipwise.report.wording import interval_text, value_text
     from clipwise.training import AVERAGE
 
     (arm,) = arms_of([run])
@@ -106,8 +106,9 @@ def _print(run: Run, folder: Path) -> None:
     print(
         f"{run.name}: {run.plan['steps']} steps on {records} of {data['name']}, measured on {data['held_out']:,} others"
     )
-    shown = [(name, arm.estimates[name]) for name in _SHOWN if name in arm.estimates]
-    rows = [[LABELS[name], value_text(name, value), interval_text(name, value)] for name, value in shown]
+    followed = sorted((m for m in metrics_of(run.task) if m.followed), key=lambda m: m.place or math.inf)
+    shown = [(m.name, m.heading, arm.estimates[m.name]) for m in followed if m.name in arm.estimates]
+    rows = [[heading, value_text(name, value), interval_text(name, value)] for name, heading, value in shown]
     print(table(["", "measured", "95 % interval"], rows))
     for method, result in run.recalibrated.items():
         what = method if method == AVERAGE else f"recalibrated ({method})"

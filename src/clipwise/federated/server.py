@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -18,18 +18,18 @@ from torch.utils.data import Dataset
 from clipwise.accounting import FederatedRounds, Ledger, Relation
 from clipwise.clipping import Style
 from clipwise.entropy import Entropy
-from clipwise.errors import BudgetSpent, DataError, InvalidPlan, InvalidSampling
-from clipwise.federated import saving
+from clipwise.errors import DataError, InvalidPlan, InvalidSampling
 from clipwise.federated.adaptive import AdaptiveClip
 from clipwise.federated.plan import FederatedPlan
+from clipwise.federated.state import ServerState
 from clipwise.federated.updates import Reply, admit, norms, shorten
 from clipwise.hashing import joined, whole
-from clipwise.noise import GaussianNoise, Normals
-from clipwise.private.checkpoint import Journal
-from clipwise.private.digests import Digests, Looked
-from clipwise.private.guard import check_one_process
+from clipwise.noise import Normals
+from clipwise.private.digests import Looked
 from clipwise.private.labels import of_values
-from clipwise.private.saving import written
+from clipwise.private.position import Position
+from clipwise.private.release import Release
+from clipwise.private.saving import read, save
 
 __all__ = ["Failure", "Round", "RoundReport", "Server", "apply", "select"]
 
@@ -128,22 +128,25 @@ class Server:
             raise InvalidPlan(f"plan must be a clipwise.federated.FederatedPlan, got {type(plan).__name__}.")
         if plan.noise_multiplier is None:
             raise InvalidPlan("the plan has no noise yet: plan.calibrate(epsilon=..., delta=...) gives it some.")
-        check_one_process()
-        self._plan, self._multiplier = plan, float(plan.noise_multiplier)
-        self._entropy = Entropy(seed)
-        self._start = b"" if seed is None else joined([b"federated", repr(plan).encode(), of_values(model)])
-        self._digests = Digests()
-        self._ledger, self._continues = (Ledger(), False) if ledger is None else (ledger, True)
-        self._event = FederatedRounds(plan.sampling, self._multiplier)
+        self._plan = plan
+        self._position = Position(plan.rounds, plan.sampling, seed, partial(_start, plan, model), unit="rounds")
+        self._position.begin()  # with the values that the model has now
         self._like = _sums_like(model)
         self._adaptive = plan.clip if isinstance(plan.clip, AdaptiveClip) else None
-        self._bound = None if self._adaptive is None else self._adaptive.R
-        released = [*self._like.values(), *([] if self._adaptive is None else [torch.zeros(1, dtype=torch.float64)])]
-        self._noise = GaussianNoise(released, self._entropy, noise)
-        self._done = 0
+        multiplier = float(plan.noise_multiplier)
+        event = FederatedRounds(plan.sampling, multiplier)
+        released, stds = list(self._like.values()), []
+        if self._adaptive is not None:
+            # One release: the count is one more number of the noisy vector.
+            multiplier, count_std = self._adaptive.split(multiplier)
+            released.append(torch.zeros(1, dtype=torch.float64))
+            stds.append(count_std)
+        self._release = Release(event, self._position, multiplier * plan.weight_cap, noise, ledger, first=1)
+        self._release.bind(self.parameters, released, stds)
+        bound = None if self._adaptive is None else self._adaptive.R
+        self._state = ServerState(plan, self._release, bound, continues=ledger is not None)
         self._opened: Round | None = None
         self._last: RoundReport | None = None
-        self._journal: Journal | None = None
 
     @property
     def plan(self) -> FederatedPlan:
@@ -153,17 +156,17 @@ class Server:
     @property
     def ledger(self) -> Ledger:
         """Everything that was released, as facts."""
-        return self._ledger
+        return self._release.ledger
 
     @property
     def rounds_done(self) -> int:
         """Rounds of the plan that are used up."""
-        return self._done
+        return self._position.done
 
     @property
     def bound(self) -> float | None:
         """Where an adaptive norm stands; covered by epsilon."""
-        return self._bound
+        return self._state.bound
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -178,30 +181,27 @@ class Server:
     @property
     def looked(self) -> Looked:
         """Whether the users' data of a seeded run stayed the same. Only `run`, with all users here, can see them."""
-        return self._digests.looked
+        return self._position.digests.looked
 
     def look_at(self, datasets: Sequence[Dataset[Any]]) -> None:
         """In a seeded run, refuse other data of the users than the run was begun with, if they lie in memory."""
-        found = [whole(dataset) for dataset in datasets] if self._entropy.seed is not None else [None]
+        found = [whole(dataset) for dataset in datasets] if self._position.seeded else [None]
         known = [digest for digest in found if digest is not None]
-        self._digests.look_at(joined(known) if len(known) == len(found) else None)
+        self._position.digests.look_at(joined(known) if len(known) == len(found) else None)
 
     def epsilon(self, delta: float, accountant: str = "exact", *, relation: Relation | None = None) -> float:
         """The epsilon spent so far at this `delta`, for everything of one user."""
-        return self._ledger.epsilon(delta, accountant, relation=relation)
+        return self._release.ledger.epsilon(delta, accountant, relation=relation)
 
     def open(self, users: Sequence[int]) -> Round:
         """Select among the users that are there, each by its own coin. A round that was not closed is forgotten."""
-        if self._done >= self._plan.rounds:
-            raise BudgetSpent(
-                f"all {self._plan.rounds} rounds of the plan are made. More would spend privacy that was not planned: "
-                "make a plan with more rounds before training."
-            )
+        self._position.check_left()
         if len(set(users)) != len(users):
             raise InvalidSampling("a user is listed twice: it would take part more often than the plan says.")
-        chosen = select(users, self._plan.rate, self._entropy.labelled(self._start), self._done)
-        style = self._plan.style(self._done, self._bound)
-        self._opened = Round(self._done, style, chosen, asks_within=self._bound is not None)
+        number, coins = self._position.done, self._position.entropy.labelled(self._position.begin())
+        chosen = select(users, self._plan.rate, coins, number)
+        style = self._plan.style(number, self.bound)
+        self._opened = Round(number, style, chosen, asks_within=self.bound is not None)
         return self._opened
 
     def close(self, replies: Iterable[tuple[int, Reply | Failure]]) -> dict[str, Tensor]:
@@ -216,21 +216,17 @@ class Server:
                 "accounted for."
             )
         gathered = self._gather(opened, replies)
-        self._ledger.record(self._event)
-        self._opened, self._done = None, self._done + 1
-        if self._journal is not None:
-            self._journal.charge(self._done)
-        if self._adaptive is None or self._bound is None:
-            mean = self._noised(opened.style, gathered.sums, self._multiplier, [])
+        self._opened = None
+        scale = 1.0 / self._plan.denominator
+        if self._adaptive is None or self.bound is None:
+            mean = self._release.mean(gathered.sums, opened.style, scale)
         else:
-            multiplier, count_std = self._adaptive.split(self._multiplier)
-            # One release: the count is one more number of the noisy vector.
-            *mean, count = self._noised(opened.style, [*gathered.sums, gathered.count], multiplier, [count_std])
+            *mean, count = self._release.mean([*gathered.sums, gathered.count], opened.style, scale)
             share = 0.5 + float(count) * self._plan.denominator / self._plan.expected
-            self._bound = self._adaptive.move(self._bound, share)
+            self._state.bound = self._adaptive.move(self.bound, share)
         problems = tuple(gathered.problems)
         self._last = RoundReport(
-            opened.number, len(opened.selected), gathered.used, gathered.shortened, problems, self._bound
+            opened.number, len(opened.selected), gathered.used, gathered.shortened, problems, self.bound
         )
         return dict(zip(self._like, mean, strict=True))
 
@@ -274,27 +270,9 @@ class Server:
                 return True
         return False
 
-    def _noised(self, style: Style, sums: list[Tensor], multiplier: float, stds: list[float]) -> list[Tensor]:
-        """(sums + noise) / (q W), on the grid; `stds` are the deviations of what comes after the parameters."""
-        scale = 1.0 / self._plan.denominator
-        if not multiplier:
-            return [total * scale for total in sums]
-        groups = style.groups(self._like)
-        scales = style.noise_scales(list(groups))
-        unit = multiplier * self._plan.weight_cap
-        std_of = {name: unit * scales[group] for group, names in groups.items() for name in names}
-        each = [*(std_of[name] for name in self._like), *stds]
-        return self._noise.release(sums, each, scale, self._done, self._start, self._charge_repetition)
-
-    def _charge_repetition(self, release: bytes) -> None:
-        """A resumed seeded run makes rounds again. With other updates that is one more release, and is charged."""
-        others = self._digests.others(self._done, release)
-        if others:
-            self._ledger.record(replace(self._event.repeated(others), reason="repeated"))
-
     def state_dict(self) -> dict[str, Any]:
         """Rounds made, ledger, adaptive norm and, for a seeded run only, the seed. Never a sum or a key of noise."""
-        return saving.capture(self)
+        return self._state.capture()
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Go on from `state_dict()`, in a server that has made no round yet, with the same plan and seed.
@@ -302,8 +280,8 @@ class Server:
         The saved ledger comes with it, so the server must not have been given one.
         Rounds made after `state_dict()` was called are not known here. `save` and `resume` count those too.
         """
-        saving.check(self, saved)
-        saving.restore(self, saved)
+        self._state.check(saved)
+        self._state.restore(saved)
 
     def save(
         self, path: str | os.PathLike[str], model: nn.Module, optimizer: Optimizer | None = None, extra: Any = None
@@ -312,9 +290,7 @@ class Server:
 
         From then on every round is counted in that file before its noise is drawn (unseeded runs).
         """
-        digests = None if self._entropy.seed is None else self._digests
-        write = partial(saving.write, path, self, model, optimizer, extra)
-        self._journal = written(path, digests, self._done, self._journal, write)
+        save(path, self._state, self._state.capture(), model, optimizer, extra)
 
     def resume(self, path: str | os.PathLike[str], model: nn.Module, optimizer: Optimizer | None = None) -> Any:
         """Go on from `save`, in a server that has made no round yet; model and optimizer are filled.
@@ -323,9 +299,14 @@ class Server:
         round for which other updates come gets other noise, and is charged again. An unseeded one draws fresh noise,
         and the rounds begun since stay charged. Returns `extra`.
         """
-        extra, journal = saving.read(path, self, model, optimizer)
-        self._journal = journal
-        return extra
+        saved = read(path, self._state.kind)
+        saved.continue_in(self._state, model, optimizer)
+        return saved.extra
+
+
+def _start(plan: FederatedPlan, model: nn.Module) -> bytes:
+    """What a seeded run is begun with: the plan and the initial values."""
+    return joined([b"federated", repr(plan).encode(), of_values(model)])
 
 
 @torch.no_grad()

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-__all__ = ["PIECE_ELEMENTS", "Part", "Piece", "cut"]
+__all__ = ["PIECE_ELEMENTS", "Piece", "Stretch", "cut"]
 
 PIECE_ELEMENTS = 1 << 16
 """A piece has at most this many numbers: half a megabyte, which stays in the processor's cache."""
 
 
 @dataclass(frozen=True)
-class Part:
+class Stretch:
     """The elements from `start` to `stop` of a tensor."""
 
     tensor: int
@@ -31,7 +31,7 @@ class Piece:
     """What one stream of noise serves."""
 
     number: int
-    parts: tuple[Part, ...]
+    parts: tuple[Stretch, ...]
 
     @cached_property
     def size(self) -> int:
@@ -46,11 +46,11 @@ def cut(sizes: Sequence[int], kinds: Sequence[object]) -> list[Piece]:
     >>> [[(part.tensor, part.start, part.stop) for part in piece.parts] for piece in found]
     [[(0, 0, 3)], [(2, 0, 65536)], [(2, 65536, 70000), (3, 0, 5)], [(4, 0, 2)]]
     """
-    pieces: list[list[Part]] = []
+    pieces: list[list[Stretch]] = []
     last, room = None, 0
     for tensor, (size, kind) in enumerate(zip(sizes, kinds, strict=True)):
         for start in range(0, size, PIECE_ELEMENTS):
-            part = Part(tensor, start, min(start + PIECE_ELEMENTS, size))
+            part = Stretch(tensor, start, min(start + PIECE_ELEMENTS, size))
             if part.size > room or kind != last:
                 pieces.append([])
                 last, room = kind, PIECE_ELEMENTS

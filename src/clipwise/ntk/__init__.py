@@ -18,6 +18,7 @@ from clipwise.ntk.flow import (
 )
 from clipwise.ntk.kernels import clipped_kernel, kernel, layer_kernels
 from clipwise.ntk.monitor import NOT_COVERED, NTKMonitor, NTKRecord
+from clipwise.ntk.network import Inputs, LossFunction, map_inputs
 from clipwise.ntk.properties import Properties, properties
 
 __all__ = [
@@ -28,6 +29,8 @@ __all__ = [
     "GdFlow",
     "GradientFlow",
     "HeavyBallFlow",
+    "Inputs",
+    "LossFunction",
     "NTKAnalysis",
     "NTKMonitor",
     "NTKRecord",
@@ -41,6 +44,7 @@ __all__ = [
     "kernel",
     "layer_kernels",
     "loss_rate",
+    "map_inputs",
     "measured_loss_rate",
     "properties",
 ]

@@ -18,7 +18,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from clipwise.engine.uses import Gathered, Outer, Use
+from clipwise.engine import Gathered, Outer, Use
 
 
 class Feature(ABC):
@@ -109,7 +109,7 @@ class Formed(Feature):
         return self._rows()
 
 
-class Table(Feature):
+class Picked(Feature):
     """Entries of a table picked by `index` (b, T), as in an embedding: `values` (b, K, T, n). Negative: nothing."""
 
     def __init__(self, index_bT: Tensor, values_bKTn: Tensor) -> None:
@@ -117,7 +117,7 @@ class Table(Feature):
 
     def products(self, other: Feature) -> Tensor:
         """Only entries of the table that both blocks pick count, so rows are formed over those alone."""
-        assert isinstance(other, Table)
+        assert isinstance(other, Picked)
         mine, theirs = self.index.unique(), other.index.unique()
         common = mine[torch.isin(mine, theirs) & (mine >= 0)]
         left = self._over(common)
@@ -150,7 +150,7 @@ def from_uses(uses: Sequence[Use | None], batch_size: int) -> Feature:
     if all(isinstance(use, Gathered) for use in known):
         tables = [use for use in known if isinstance(use, Gathered)]
         if all(torch.equal(use.index, tables[0].index) for use in tables):
-            return Table(tables[0].index, stacked([_right(use) for use in uses]))
+            return Picked(tables[0].index, stacked([_right(use) for use in uses]))
     return Formed(uses, batch_size)
 
 

@@ -11,10 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from clipwise.engine.cache import Engine, NothingFinite
-from clipwise.engine.parameters import Parameters
-from clipwise.engine.run import Backward
-from clipwise.engine.uses import Use
+from clipwise.engine import Backward, Engine, NothingFinite, Parameters, Use
 from clipwise.errors import DataError
 from clipwise.ntk.features import Feature, Rows, from_uses, stacked
 from clipwise.ntk.network import Inputs, flat_outputs, trainable

@@ -20,19 +20,15 @@ from torch.optim import Optimizer
 from clipwise._validate import is_count
 from clipwise.accounting import Event, ProjectedSteps, check_projected_sampling
 from clipwise.clipping import Flat, MixUp, Style
-from clipwise.engine import Clipped, Constants
-from clipwise.engine.norms import negligible_norm
-from clipwise.engine.origin import Evidence
+from clipwise.engine import Clipped, Constants, Evidence, negligible_norm
 from clipwise.entropy import Entropy
 from clipwise.errors import AccountingError, InvalidLosses, InvalidPlan
 from clipwise.noise import Normals
 from clipwise.optim.projections import Projections, Replay, demand_same, sums_by_backward
 from clipwise.optim.vacuous import refuse_vacuous
 from clipwise.plan import Plan
-from clipwise.private import Private, checkpoint
+from clipwise.private import Private, saving
 from clipwise.private.evidence.closure import LossFn, check_model, take
-from clipwise.private.evidence.records import Again
-from clipwise.private.state import section
 
 __all__ = ["ProjectedPlan", "ProjectedPrivate"]
 
@@ -163,7 +159,9 @@ class ProjectedPrivate(Private):
             raise InvalidPlan("ProjectedPrivate needs loss_fn=..., a function of (model, batch) to differentiate.")
         self._count, self._function, self._checked = plan.projections, loss_fn, False
         self._drawn: tuple[int, Entropy] | None = None
+        self._normals = noise
         super().__init__(plan, model, optimizer, seed=seed, noise=noise, constants=constants, own_batches=own_batches)
+        self._checks.watches = False  # twins would need more memory than a step may; loss_fn is checked instead
         if plan.noise_multiplier:
             refuse_vacuous(
                 plan.events(),
@@ -181,7 +179,7 @@ class ProjectedPrivate(Private):
                 "error. Use float32, or clipwise.Private."
             )
         named = dict(zip(fit.names, fit.tensors, strict=True))
-        self._projections = Projections(self._model, self._function, named, self._source)
+        self._projections = Projections(self._model, self._function, named, self._normals)
         self._clip = self._clipper = EstimatedClipper(named)
 
     def backward(self, batch: Any) -> None:
@@ -192,7 +190,8 @@ class ProjectedPrivate(Private):
             raise InvalidLosses(
                 "ProjectedPrivate takes the batch, not its losses: loss_fn is called on it several times."
             )
-        if self._offered is not None and not self._offered.size:
+        offered = self._batch.offered
+        if offered is not None and not offered.size:
             super().backward(torch.zeros(0, dtype=self._fit.tensors[0].dtype))
             return
         replay = Replay(self._model)
@@ -205,9 +204,6 @@ class ProjectedPrivate(Private):
         self._clipper.estimate = norms, bad
         super().backward(losses)
 
-    def _open_watch(self, batch: Any, size: int, again: Again | None) -> None:
-        """Not here: twins would need more memory than a step may. `loss_fn` is checked instead."""
-
     def step(self, batch: Any = None) -> bool:
         """`backward`, and at the end of the logical batch record, add noise, step the optimizer. True if it did so."""
         return super().step(batch)
@@ -218,10 +214,10 @@ class ProjectedPrivate(Private):
         All its physical batches do: with other directions for each, a record that moves to the next one, because
         another record was added before it, would contribute something else.
         """
-        if not self._batch.parts or self._drawn is None or self._drawn[0] != self._done:
-            labelled = self._seeding.entropy.labelled(self._seeding.label())
-            key = int.from_bytes(labelled.take(16, "projections", self._done), "little")
-            self._drawn = self._done, Entropy(key)
+        if not self._batch.parts or self._drawn is None or self._drawn[0] != self.steps_done:
+            labelled = self._position.entropy.labelled(self._position.label())
+            key = int.from_bytes(labelled.take(16, "projections", self.steps_done), "little")
+            self._drawn = self.steps_done, Entropy(key)
         return self._drawn[1]
 
     def _check_once(self, batch: Any, bad: Tensor) -> None:
@@ -230,7 +226,7 @@ class ProjectedPrivate(Private):
         if not self._checked and good.numel() >= _FEWEST_TO_CHECK:
             check_model(self._model, self._function, take(batch, good) if bool(bad.any()) else batch)
             self._checked = True
-            self._checks.note_clean(self._done)
+            self._checks.note_clean(self.steps_done)
 
     def _losses_without(self, bad: Tensor, batch: Any) -> Tensor:
         """The losses with their graph, where a finite sample stands in for each that is not, as 0 * NaN is NaN.
@@ -259,7 +255,7 @@ class ProjectedPrivate(Private):
     ) -> ProjectedPrivate:
         """Go on from `save`, as `Private.resume` does; `loss_fn` is needed here too."""
         if plan is None:
-            plan = ProjectedPlan.from_dict(section(section(checkpoint.read(path)[0], "run", path), "plan", path))
+            plan = ProjectedPlan.from_dict(saving.read(path, "run").state["plan"])
         resumed = super().resume(path, model, optimizer, plan=plan, loss_fn=loss_fn, noise=noise, constants=constants)
         assert isinstance(resumed, cls)
         return resumed

@@ -7,17 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from clipwise.calibration import metric_named
 from clipwise.errors import DataError
 from clipwise.plots.style import INK, NEUTRAL, arm_legend, figure, look, mark_arm, percent_axis, styled
-from clipwise.plots.training import TITLES
 
 if TYPE_CHECKING:
     from clipwise.report import Estimate, Point
 
 __all__ = ["accuracy_calibration", "heat_map"]
-
-_LOWER_IS_BETTER = {"ece", "mce", "nll", "brier", "mse", "rmse"}
-_SHARES = {"accuracy", "ece", "mce"}
 
 
 @styled
@@ -71,7 +68,7 @@ def _over_norm(axes: Any, points: Sequence[Point], metric: str) -> None:
         axes.set_xlim(norms[0] / 1.8, norms[-1] * 1.8)
         axes.set_xticks(norms, [f"{norm:g}" for norm in norms])
         axes.minorticks_off()
-    axes.set(title=TITLES[metric], xlabel="clipping norm R")
+    axes.set(title=metric_named(metric).title, xlabel="clipping norm R")
     axes.margins(y=0.2)
     percent_axis(axes.yaxis)
 
@@ -111,19 +108,19 @@ def heat_map(points: Sequence[Point], metrics: Sequence[str] = ("accuracy", "ece
         _map(axes, grid, metric)
         axes.set_xticks(range(len(norms)), [f"{norm:g}" for norm in norms])
         axes.set_yticks(range(len(rates)), [f"{rate:g}" for rate in rates])
-        axes.set(title=TITLES.get(metric, metric), xlabel="clipping norm R", ylabel="learning rate")
+        axes.set(title=metric_named(metric).title, xlabel="clipping norm R", ylabel="learning rate")
     return drawn
 
 
 def _map(axes: Any, grid: Any, metric: str) -> None:
-    colours = "cividis_r" if metric in _LOWER_IS_BETTER else "cividis"
+    colours = "cividis_r" if metric_named(metric).better == "smaller" else "cividis"
     image = axes.imshow(grid, cmap=colours, aspect="auto", origin="lower")
     axes.grid(visible=False)
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
     for (row, column), value in np.ndenumerate(grid):
         if np.isfinite(value):
-            text = f"{100 * value:.1f}" if metric in _SHARES else f"{value:.3g}"
+            text = f"{100 * value:.1f}" if metric_named(metric).share else f"{value:.3g}"
             red, green, blue, _ = image.cmap(image.norm(value))
             dark = 0.3 * red + 0.59 * green + 0.11 * blue < 0.5
             axes.text(column, row, text, ha="center", va="center", fontsize=8.5, color="white" if dark else INK)

@@ -7,22 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from clipwise.calibration import metric_named
 from clipwise.errors import DataError
 from clipwise.plots.style import arm_legend, figure, log_axis, look, mark_arm, percent_axis, styled, wrapped
 
 if TYPE_CHECKING:
     from clipwise.report import Curve
 
-__all__ = ["TITLES", "training_curves"]
+__all__ = ["training_curves"]
 
-TITLES = {
-    "accuracy": "Accuracy",
-    "nll": "Loss (NLL)",
-    "ece": "Calibration error (ECE)",
-    "mce": "Largest gap (MCE)",
-    "brier": "Brier score",
-    "mse": "Mean squared error",
-    "rmse": "Root mean squared error",
+_STATISTICS = {
     "epsilon": "Privacy spent (epsilon)",
     "loss": "Training loss",
     "fraction_clipped": "Fraction clipped",
@@ -30,7 +24,8 @@ TITLES = {
     "batch_size": "Realised batch size",
     "bad_samples": "Samples left out",
 }
-_SHARES = {"accuracy", "ece", "mce", "fraction_clipped"}
+"""What is recorded over the steps besides the metrics."""
+_SHARES = {"fraction_clipped"}
 _LOGARITHMIC = {"norm_median"}
 _COUNTS = {"bad_samples"}
 _PER_ROW = 3
@@ -54,10 +49,10 @@ def training_curves(curves: Mapping[str, Mapping[str, Curve]], metrics: Iterable
         for place, each in enumerate(curves.values()):
             if name in each:
                 _line(axes, place, each[name])
-        axes.set_title(wrapped(TITLES.get(name, name.replace("_", " "))), parse_math=False)
+        axes.set_title(wrapped(_STATISTICS.get(name) or metric_named(name).title), parse_math=False)
         axes.set_xlabel("step")
         axes.margins(x=0.02)
-        if name in _SHARES:
+        if name in _SHARES or metric_named(name).share:
             percent_axis(axes.yaxis)
         elif name in _LOGARITHMIC:
             axes.set_yscale("log")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,45 +11,101 @@ from torch import Tensor
 from clipwise.clipping import Style
 from clipwise.engine import Clipped
 from clipwise.errors import InvalidLosses, InvalidSampling
+from clipwise.private.fit import Fit
+from clipwise.private.loader import PhysicalBatch
 from clipwise.sampling import Sampling
 
 __all__ = ["Batch"]
 
 
 class Batch:
-    """The clipped sum so far, its style, and the statistics of every part."""
+    """The clipped sum so far, its style, the statistics of every part, and which part comes next.
 
-    def __init__(self) -> None:
+    `own`: the caller draws the batches and ends the logical one; else the loader does.
+
+    Guarantees: no batch of the loader is added twice, skipped or mixed with another step's.
+    """
+
+    def __init__(self, sampling: Sampling, own: bool) -> None:
+        self.own = own
+        self.offered: PhysicalBatch | None = None
+        """What the loader handed out and no losses were given of."""
+        self.last: tuple[int, list[Clipped[Any]]] | None = None
+        """The last logical batch that was taken: its step, and the parts without their gradients."""
+        self._sampling = sampling
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop what was gathered."""
         self.style: Style | None = None
         self.sums: list[Tensor] | None = None
         self.parts: list[Clipped[Any]] = []  # without their gradients
         self._given: list[weakref.ref[Tensor]] = []
+        self._ended = False
 
-    def check(self, losses: Tensor) -> None:
-        """Refuse losses that were given before."""
+    @property
+    def is_complete(self) -> bool:
+        """Whether the logical batch may be released."""
+        return self.own or self._ended
+
+    def check(self, losses: Tensor, step: int) -> None:
+        """Refuse losses that are not those of the batch that comes next in this step. Nothing is changed."""
+        if not isinstance(losses, Tensor) or losses.dim() != 1:
+            shape = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
+            raise InvalidLosses(f"losses must be a tensor of shape (B,), one per sample, got {shape}.")
+        if self.own:
+            self._check_size(losses.shape[0])
+        else:
+            self._check_offered(losses.shape[0], step)
         if any(given() is losses for given in self._given):
             raise InvalidLosses(
                 "these very losses were given already in this logical batch: a sample that counts twice has twice the "
                 "sensitivity. Give each batch once."
             )
 
-    def check_own(self, size: int, sampling: Sampling) -> None:
+    def _check_size(self, size: int) -> None:
         """Refuse more samples than the declared sampling can give."""
         gathered = size + sum(part.norms.numel() for part in self.parts)
-        most = sampling.largest_batch
+        most = self._sampling.largest_batch
         if most is not None and gathered > most:
             raise InvalidSampling(
-                f"a logical batch of {gathered} samples is more than {sampling!r} can give: the plan must tell the "
-                "truth about your loader."
+                f"a logical batch of {gathered} samples is more than {self._sampling!r} can give: the plan must tell "
+                "the truth about your loader."
             )
 
-    def add(self, losses: Tensor, clipped: Clipped[Any], names: Sequence[str], dtypes: Sequence[torch.dtype]) -> None:
-        """Add what a physical batch gave, in the order of `names`."""
-        gradients = [clipped.gradients[name] for name in names]
-        self._gather([g if g.dtype == dtype else g.to(dtype) for g, dtype in zip(gradients, dtypes, strict=True)])
+    def _check_offered(self, size: int, step: int) -> None:
+        """Refuse losses of any but the very batch that the loader has handed out."""
+        part = self.offered
+        if part is None:
+            raise InvalidSampling(
+                "these losses do not belong to a new batch of the loader: each batch is given once, since a sample "
+                "that counts twice has twice the sensitivity."
+            )
+        if (part.step, part.part) != (step, len(self.parts)):
+            raise InvalidSampling(
+                "batches of the loader were skipped, so this is not the sampling that is accounted for. Give every "
+                "batch to step, or start iterating again."
+            )
+        if size != part.size:
+            raise InvalidLosses(
+                f"the batch has {part.size} samples but there are {size} losses. Give one loss per sample: sum or "
+                "average the terms of a sample first."
+            )
+
+    def check_given(self) -> None:
+        """Refuse to end the logical batch while a part of it is missing."""
+        if self.offered is not None:
+            raise InvalidSampling("the batch from the loader was not given to backward(losses) or step(losses).")
+
+    def add(self, losses: Tensor, clipped: Clipped[Any], fit: Fit) -> None:
+        """Add what a physical batch gave."""
+        gradients = [clipped.gradients[name] for name in fit.names]
+        self._gather([g if g.dtype == dtype else g.to(dtype) for g, dtype in zip(gradients, fit.wide, strict=True)])
         self._given.append(weakref.ref(losses))
         self.parts.append(clipped.without_gradients())
         self.style = clipped.style
+        if self.offered is not None:
+            self._ended, self.offered = self.offered.last, None
 
     def _gather(self, gradients: list[Tensor]) -> None:
         if self.sums is not None:
@@ -61,3 +116,10 @@ class Batch:
         if len(memory) < len(gradients) or not all(g.is_contiguous() for g in gradients):
             gradients = [g.clone(memory_format=torch.contiguous_format) for g in gradients]
         self.sums = gradients
+
+    def take(self, step: int, fit: Fit) -> list[Tensor]:
+        """The sum, to be released as that of `step`; the next batch begins empty."""
+        sums = fit.zeros() if self.sums is None else self.sums
+        self.last = step, self.parts
+        self.forget()
+        return sums

@@ -14,6 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.optim import Optimizer
 
+from clipwise.engine import widened
 from clipwise.errors import InvalidPlan, NotSeparable, UnsupportedNode
 
 __all__ = ["Fit"]
@@ -39,6 +40,10 @@ class Fit:
     kinds: tuple[tuple[torch.dtype, torch.device, torch.Size], ...]
     tables: tuple[Mapping[str, object], ...]  # every module's own parameters and modules, which may be replaced
     entries: list[int]  # identities of what they held
+    places: dict[int, int]
+    """Identity of a private parameter -> its place among them."""
+    wide: tuple[torch.dtype, ...]
+    """What each one's gradients are summed in."""
 
     @classmethod
     def of(cls, model: nn.Module, optimizer: Optimizer) -> Fit:
@@ -81,7 +86,18 @@ class Fit:
             kinds=tuple((p.dtype, p.device, p.shape) for _, p in trainable),
             tables=tables,
             entries=_entries(tables),
+            places={id(p): place for place, (_, p) in enumerate(trainable)},
+            wide=tuple(widened(p.dtype) for _, p in trainable),
         )
+
+    @property
+    def named(self) -> dict[str, Tensor]:
+        """The private parameters by name."""
+        return dict(zip(self.names, self.tensors, strict=True))
+
+    def zeros(self) -> list[Tensor]:
+        """The sum over no sample."""
+        return [torch.zeros_like(p, dtype=dtype) for p, dtype in zip(self.tensors, self.wide, strict=True)]
 
     def holds(self, optimizer: Optimizer) -> bool:
         """Whether the same parameters are still the trainable ones, as they were (cheap: asked at every step)."""

@@ -37,7 +37,7 @@ class Guard:
     """Watches the gradients of a run's parameters, and the optimizers that hold them, until it is closed.
 
     Guarantees: while it is open, no `torch.optim.Optimizer` steps the parameters except inside `stepping` or once
-    after `expect_step`; and `look` finds every gradient that clipwise did not write.
+    after `write`; and `look` finds every gradient that clipwise did not write.
     """
 
     def __init__(self) -> None:
@@ -56,8 +56,6 @@ class Guard:
         self.seen: str | None = None
         """What was found that no epsilon covers."""
         self.is_open = True
-        _OPEN.add(self)
-        _watch_optimizers()
 
     def bind(self, names: Sequence[str], tensors: Sequence[Tensor], frozen: Sequence[Tensor] = ()) -> None:
         """Watch these parameters from here on; gradients that they have already are known.
@@ -67,6 +65,9 @@ class Guard:
         self._names, self._tensors = names, tensors
         self._identities = frozenset(map(id, (*tensors, *frozen)))
         self._accept(wrote=False)
+        if self.is_open:
+            _OPEN.add(self)
+            _watch_optimizers()
 
     def close(self) -> None:
         """From here on the parameters are the caller's own."""
@@ -131,8 +132,10 @@ class Guard:
             self.expect_none()
             raise
 
-    def expect_step(self) -> None:
-        """The gradient in `p.grad` was released: the caller may step once with it."""
+    def write(self, gradients: Sequence[Tensor]) -> None:
+        """Put a released gradient in `p.grad`: the caller may step once with it."""
+        for p, g in zip(self._tensors, gradients, strict=True):
+            p.grad = g.to(p.dtype)
         self._accept(wrote=True)
         self.is_due, self._stepping = True, None
 

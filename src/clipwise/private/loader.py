@@ -14,21 +14,21 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 
 from clipwise._validate import is_count
 from clipwise.entropy import Entropy
-from clipwise.errors import DataError, InvalidLosses, InvalidSampling
+from clipwise.errors import DataError, InvalidSampling
 from clipwise.hashing import digest_of
 from clipwise.private.digests import UNSTEADY, Digests
 from clipwise.private.evidence.collate import unchanged_generators
 from clipwise.private.evidence.records import Again, magnitude, scaled
 from clipwise.sampling import Draws, Sampling, split
 
-__all__ = ["Loader", "Part"]
+__all__ = ["Loader", "PhysicalBatch"]
 
 _OURS = ("batch_size", "batch_sampler", "drop_last", "sampler", "shuffle")
 _POOL = 32  # records among which the longest and the shortest are looked for
 
 
 @dataclass(frozen=True)
-class Part:
+class PhysicalBatch:
     """One physical batch: piece `part` of the logical batch of step `step`."""
 
     step: int
@@ -50,7 +50,7 @@ class Host(Protocol):
         """Begin an iteration: drop an unfinished logical batch, end older iterations."""
         ...
 
-    def offer(self, iteration: int, part: Part, batch: Any, again: Again) -> None:
+    def offer(self, iteration: int, part: PhysicalBatch, batch: Any, again: Again) -> None:
         """The next losses belong to this part. `again` makes its batch once more, of other records."""
         ...
 
@@ -62,7 +62,7 @@ class Host(Protocol):
         """The loop was left, at its end, by a break or an error."""
         ...
 
-    def empty_step(self, iteration: int, part: Part) -> None:
+    def empty_step(self, iteration: int, part: PhysicalBatch) -> None:
         """Make the noise-only step of an empty logical batch."""
         ...
 
@@ -83,9 +83,9 @@ class _Feed:
         self.seen: set[int] | None = None
         """Records that need not be looked at any more; None: none is."""
         self._start = 0
-        self.pending: deque[Part] = deque()
+        self.pending: deque[PhysicalBatch] = deque()
 
-    def restart(self, step: int) -> deque[Part]:
+    def restart(self, step: int) -> deque[PhysicalBatch]:
         self._start, self.pending = step, deque()
         return self.pending
 
@@ -94,10 +94,10 @@ class _Feed:
         for step in range(self._start, self._steps):
             pieces = split(self._draws.batch(step, self._records), self._size)
             if not pieces:
-                pending.append(Part(step, 0, 0, last=True))
+                pending.append(PhysicalBatch(step, 0, 0, last=True))
             for k, piece in enumerate(pieces):
                 indices = _PartIndices(piece.tolist())
-                pending.append(Part(step, k, len(piece), k == len(pieces) - 1, tuple(indices)))
+                pending.append(PhysicalBatch(step, k, len(piece), k == len(pieces) - 1, tuple(indices)))
                 indices.step, indices.part = step, k
                 indices.new = () if self.seen is None else tuple(i for i in indices if i not in self.seen)
                 yield indices
@@ -160,7 +160,9 @@ class _LookedCollate:
 class _Again:
     """The batch of a part once more, of other records."""
 
-    def __init__(self, dataset: Dataset[Any], source: Dataset[Any], collate: Callable[[Any], Any], part: Part) -> None:
+    def __init__(
+        self, dataset: Dataset[Any], source: Dataset[Any], collate: Callable[[Any], Any], part: PhysicalBatch
+    ) -> None:
         self._dataset, self._source, self._collate, self._part = dataset, source, collate, part
 
     def _items(self) -> list[Any]:
@@ -237,7 +239,7 @@ class Loader:
         finally:
             self._host.leave(iteration)
 
-    def _empties(self, iteration: int, pending: deque[Part]) -> Iterator[Any]:
+    def _empties(self, iteration: int, pending: deque[PhysicalBatch]) -> Iterator[Any]:
         while pending and pending[0].size == 0:
             part = pending.popleft()
             if self._yield_empty:
@@ -254,7 +256,7 @@ class Loader:
         self._feed.seen.update(digests)
         return content
 
-    def _hand_out(self, iteration: int, part: Part, batch: Any) -> Any:
+    def _hand_out(self, iteration: int, part: PhysicalBatch, batch: Any) -> Any:
         self._host.offer(iteration, part, batch, _Again(self._dataset, self._source, self._collate, part))
         self._entropy.seed_globals("model", part.step, part.part)
         return batch
@@ -287,25 +289,6 @@ def check_dataset(dataset: Dataset[Any], sampling: Sampling) -> int:
             f"sample_size={length}, or with a public rate: Poisson(rate=..., batch_size=...)."
         )
     return length
-
-
-def check_part(part: Part | None, position: tuple[int, int], size: int) -> None:
-    """Refuse losses that are not those of the batch that comes next: step and part of `position`."""
-    if part is None:
-        raise InvalidSampling(
-            "these losses do not belong to a new batch of the loader: each batch is given once, since a sample "
-            "that counts twice has twice the sensitivity."
-        )
-    if (part.step, part.part) != position:
-        raise InvalidSampling(
-            "batches of the loader were skipped, so this is not the sampling that is accounted for. Give every "
-            "batch to step, or start iterating again."
-        )
-    if size != part.size:
-        raise InvalidLosses(
-            f"the batch has {part.size} samples but there are {size} losses. Give one loss per sample: sum or "
-            "average the terms of a sample first."
-        )
 
 
 def not_declared(sampling: Sampling) -> InvalidSampling:

@@ -1,102 +1,154 @@
-"""A run in one file: written such that a crash leaves the old file or the new one, and continued from it."""
+"""A run of `Private` or of a federated server in one file, and what a resumed one is charged.
+
+The file has the run's own state, the model, the optimizer and whatever the caller adds. A crash leaves the old file or
+the new one. From the first save on, an unseeded run counts every step in it before its noise is drawn; a seeded one
+makes the steps after the last save again, which is the same release, and keeps digests of them beside the file.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol
 
 from torch import nn
 from torch.optim import Optimizer
 
+from clipwise.accounting import Ledger
 from clipwise.errors import CheckpointError
-from clipwise.plan import Plan
-from clipwise.private import checkpoint, state
-from clipwise.private.digests import Digests, file_of
+from clipwise.private import checkpoint
+from clipwise.private.digests import file_of
+from clipwise.private.release import Release
 
-if TYPE_CHECKING:
-    from clipwise.private.train import Private
-
-Run = TypeVar("Run", bound="Private")
+__all__ = ["Saved", "Stateful", "check_form", "read", "restored_ledger", "save"]
 
 
-def save(private: Private, path: str | os.PathLike[str], extra: Any) -> None:
-    """Write model, optimizer and run; an unseeded run counts every step in that file from then on."""
+class Stateful(Protocol):
+    """What is saved of a run besides its model and optimizer."""
+
+    @property
+    def kind(self) -> str:
+        """The name under which it stands in the file."""
+        ...
+
+    @property
+    def release(self) -> Release:
+        """Ledger, journal and position of the run."""
+        ...
+
+    def check(self, saved: Mapping[str, Any]) -> None:
+        """Refuse a state that is not of this run. Nothing is changed."""
+        ...
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Go on from a state that was checked."""
+        ...
+
+
+def save(
+    path: str | os.PathLike[str],
+    run: Stateful,
+    state: Mapping[str, Any],
+    model: nn.Module,
+    optimizer: Optimizer | None,
+    extra: Any,
+) -> None:
+    """Write everything; an unseeded run counts every step in that file from then on."""
     record = {
-        "run": state.capture(private, with_weights=False),
-        "model": dict(private._model.state_dict()),
-        "optimizer": {"class": type(private._optimizer).__name__, "state": private._optimizer.state_dict()},
+        run.kind: state,
+        "model": dict(model.state_dict()),
+        "optimizer": optimizer and {"class": type(optimizer).__name__, "state": optimizer.state_dict()},
         "extra": extra,
     }
-    digests = private._seeding.digests if private._seeding.seeded else None
-
-    def write() -> checkpoint.Journal:
-        return checkpoint.write(path, record, private._done)
-
-    private._journal = written(path, digests, private._done, private._journal, write)
-
-
-def written(
-    path: str | os.PathLike[str],
-    digests: Digests | None,
-    done: int,
-    counting: checkpoint.Journal | None,
-    write: Callable[[], checkpoint.Journal],
-) -> checkpoint.Journal | None:
-    """Write a checkpoint after `done` steps or rounds, and give the journal that counts from then on.
-
-    `digests` are those of a seeded run, whose replay after a crash is the same release, charged once: nothing counts.
-    """
-    if digests is not None:  # first: the checkpoint must not be there without what it is compared with
-        digests.save(path)
-        write().close()
-        digests.saved(done)
-        return counting
-    journal = write()
+    position = run.release.position
+    if position.seeded:  # digests first: the checkpoint must not be there without what it is compared with
+        position.digests.save(path)
+        checkpoint.write(path, record, position.done).close()
+        position.digests.saved(position.done)
+        return
+    journal = checkpoint.write(path, record, position.done)
     file_of(path).unlink(missing_ok=True)  # of a seeded run that lay here before
-    if counting is not None and counting.path != journal.path:
-        counting.retire(done)
-    elif counting is not None:
-        counting.close()
-    return journal
+    run.release.count_in(journal)
 
 
-def resume(
-    kind: type[Run],
-    path: str | os.PathLike[str],
-    model: nn.Module,
-    optimizer: Optimizer,
-    plan: Plan | None,
-    options: Mapping[str, Any],
-) -> Run:
-    """A run of the given kind from a file; model and optimizer are filled."""
+@dataclass(frozen=True)
+class Saved:
+    """What was read from a file."""
+
+    path: Path
+    state: dict[str, Any]
+    model: dict[str, Any]
+    optimizer: dict[str, Any] | None
+    extra: Any
+
+    def continue_in(self, run: Stateful, model: nn.Module, optimizer: Optimizer | None) -> None:
+        """Fill a new run, model and optimizer, and charge what was begun since; nothing is changed by a refusal."""
+        run.check(self.state)
+        self._check_model(model)
+        self._check_optimizer(optimizer)
+        seeded = self.state["seed"] is not None
+        journal = None if seeded else checkpoint.Journal(self.path)  # locked: no other process counts on
+        model.load_state_dict(self.model)
+        if optimizer is not None and self.optimizer is not None:
+            optimizer.load_state_dict(self.optimizer["state"])
+        run.restore(self.state)
+        if journal is None:
+            run.release.position.digests.load(self.path)
+        else:
+            run.release.continue_in(journal)
+
+    def _check_model(self, model: nn.Module) -> None:
+        mine = model.state_dict()
+        for name in [*mine, *self.model]:
+            shapes = [getattr(state.get(name), "shape", None) for state in (mine, self.model)]
+            if name not in mine or name not in self.model or shapes[0] != shapes[1]:
+                raise CheckpointError(
+                    f"{self.path} does not fit this model, which differs from the saved one at {name!r}: {shapes[0]}, "
+                    f"saved {shapes[1]}."
+                )
+
+    def _check_optimizer(self, optimizer: Optimizer | None) -> None:
+        saved = self.optimizer
+        if optimizer is None or saved is None:
+            if optimizer is not None or saved is not None:
+                raise CheckpointError(f"{self.path} was saved with{'out' if saved is None else ''} an optimizer.")
+            return
+        if saved["class"] != type(optimizer).__name__:
+            raise CheckpointError(f"the saved optimizer is {saved['class']}, got {type(optimizer).__name__}.")
+        sizes = [len(group["params"]) for group in optimizer.param_groups]
+        if [len(group["params"]) for group in saved["state"]["param_groups"]] != sizes:
+            raise CheckpointError(f"the optimizer's groups have sizes {sizes}, the saved ones differ.")
+
+
+def read(path: str | os.PathLike[str], kind: str) -> Saved:
+    """A saved run of this kind; refused when it continued in another file."""
     record, _, live = checkpoint.read(path)
-    run = state.section(record, "run", path)
-    seed = run.get("seed")
-    if seed is None and not live:
+    state, model, optimizer = (record.get(name) for name in (kind, "model", "optimizer"))
+    if not isinstance(state, dict) or not isinstance(model, dict) or not isinstance(optimizer, (dict, type(None))):
+        raise CheckpointError(f"{Path(path)} has no {kind!r}: such a run did not write it.")
+    if state.get("seed") is None and not live:
         raise CheckpointError(
-            f"{Path(path)} was replaced by a later checkpoint elsewhere, and the steps made since are counted "
-            "there. Resume from the latest one."
+            f"{Path(path)} was replaced by a later checkpoint elsewhere, and what was made since is counted there. "
+            "Resume from the latest one."
         )
-    own = run.get("own_batches") is True
-    private = kind(plan or state.saved_plan(run), model, optimizer, seed=seed, own_batches=own, **options)
-    state.check(private, run)
-    state.load_model_and_optimizer(record, path, model, optimizer)
-    state.restore(private, run)
-    if seed is not None:
-        private._seeding.digests.load(path)
-    private.extra = record.get("extra")
-    if seed is None:
-        private._journal = checkpoint.Journal(Path(path))
-        _charge_interrupted(private, private._journal.begun())
-    return private
+    return Saved(Path(path), state, model, optimizer, record.get("extra"))
 
 
-def _charge_interrupted(private: Private, begun: int) -> None:
-    lost = begun - private._done
-    if lost > 0:
-        private._ledger.record(replace(private._event.repeated(lost), reason="interrupted"))
-        private._done = begun
-        private._close_if_done()
+def check_form(saved: Mapping[str, Any], keys: AbstractSet[str], version: int) -> None:
+    """Refuse a state of another version, or with other fields."""
+    if isinstance(saved, Mapping) and saved.get("version", version) != version:
+        raise CheckpointError(f"the saved run has version {saved['version']!r}, this clipwise reads {version}.")
+    if not isinstance(saved, Mapping) or set(saved) != keys:
+        found = sorted(map(str, saved)) if isinstance(saved, Mapping) else type(saved).__name__
+        raise CheckpointError(f"a saved run has the keys {sorted(keys)}, got {found}.")
+
+
+def restored_ledger(saved: Mapping[str, Any]) -> Ledger:
+    """The ledger of a saved state, which has at least the steps that were made."""
+    ledger = Ledger.from_json(saved["ledger"])
+    if ledger.steps < saved["steps"]:
+        raise CheckpointError(f"the ledger has {ledger.steps} steps, but {saved['steps']} were made: it was edited.")
+    return ledger

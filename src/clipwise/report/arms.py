@@ -12,7 +12,7 @@ import numpy as np
 from scipy import stats
 
 from clipwise._validate import is_number
-from clipwise.calibration import CalibrationResult, RegressionResult
+from clipwise.calibration import CalibrationResult, Result, metric_named
 from clipwise.errors import DataError
 from clipwise.report.describe import clip_norm
 from clipwise.report.likeness import differing
@@ -191,29 +191,15 @@ def _check_seeds(arm: ArmResults) -> None:
             )
 
 
-def estimates_of(results: Sequence[CalibrationResult | RegressionResult]) -> dict[str, Estimate]:
+def estimates_of(results: Sequence[Result]) -> dict[str, Estimate]:
     """Every metric over the seeds, or of one run with its bootstrap intervals."""
-    numbers = [_numbers(result) for result in results]
+    numbers, task = [result.metrics for result in results], results[0].task
     names = [name for name in numbers[0] if all(name in each for each in numbers)]
     if len(results) > 1:
-        return {name: Estimate.over_seeds([each[name] for each in numbers], _bounds(name)) for name in names}
+        ranges = {name: metric_named(name, task).range for name in names}
+        return {name: Estimate.over_seeds([each[name] for each in numbers], ranges[name]) for name in names}
     intervals = results[0].intervals or {}
     return {name: Estimate(numbers[0][name], None, *intervals.get(name, (None, None))) for name in names}
-
-
-def _numbers(result: CalibrationResult | RegressionResult) -> dict[str, float]:
-    if isinstance(result, CalibrationResult):
-        return result.metrics
-    named = {"mse": result.mse, "rmse": result.rmse, "r2": result.r2, "nll": result.nll}
-    named.update({f"coverage {level:g}": share for level, share in result.coverage.items()})
-    return {name: value for name, value in named.items() if value is not None}
-
-
-def _bounds(metric: str) -> tuple[float, float]:
-    """Where a metric can lie at all."""
-    if metric.startswith(("debiased_", "r2")):
-        return -math.inf, math.inf
-    return 0.0, math.inf if metric in ("nll", "brier", "mse", "rmse") else 1.0
 
 
 def _epsilon(run: Run) -> float | None:

@@ -7,12 +7,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import clipwise
+from clipwise.calibration import metric_named
 from clipwise.report.arms import ArmResults, arms_of
 from clipwise.report.content import headline
 from clipwise.report.describe import plan_rows
 from clipwise.report.run import Run
 from clipwise.report.warnings import HELD_OUT, without_noise
-from clipwise.report.wording import LABELS, interval_text, value_text
+from clipwise.report.wording import interval_text, value_text
 
 __all__ = ["card"]
 
@@ -55,7 +56,7 @@ def _quality(arm: ArmResults) -> list[str]:
     for name in headline(arm):
         estimate = arm.estimates[name]
         interval = interval_text(name, estimate) or "–"
-        rows.append(f"| {LABELS.get(name, name)} | {value_text(name, estimate)} | {interval} |")
+        rows.append(f"| {metric_named(name).heading} | {value_text(name, estimate)} | {interval} |")
     return rows
 
 

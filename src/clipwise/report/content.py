@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from clipwise.calibration import metric_named
 from clipwise.plots.style import look
 from clipwise.report.arms import ArmResults, Estimate, estimates_of
 from clipwise.report.describe import event_row, plan_rows
@@ -12,11 +13,10 @@ from clipwise.report.joint import Joint
 from clipwise.report.reading import read
 from clipwise.report.run import COMPARISON, Run
 from clipwise.report.warnings import warnings_of
-from clipwise.report.wording import LABELS, deviation_text, epsilon_text, interval_text, value_text
+from clipwise.report.wording import deviation_text, epsilon_text, interval_text, value_text
 
 __all__ = ["arm_row", "content", "headline", "result"]
 
-_HEADLINE = ("accuracy", "confidence", "ece", "mce", "nll")
 _READING = {
     "numerically exact": "the tight value, rounded up",
     "upper bound": "never below the true value",
@@ -61,9 +61,10 @@ def content(arms: Sequence[ArmResults], joint: Joint | None) -> dict[str, Any]:
 
 
 def headline(arm: ArmResults) -> list[str]:
-    """The metrics that come first: the paper's for classes, all for regression."""
-    classes = arm.first.task == "classification"
-    return [name for name in (_HEADLINE if classes else arm.estimates) if name in arm.estimates]
+    """The metrics that come first."""
+    places = {name: metric_named(name, arm.first.task).place for name in arm.estimates}
+    first = {name: place for name, place in places.items() if place is not None}
+    return sorted(first, key=lambda name: first[name])
 
 
 def _seeds(arms: Sequence[ArmResults]) -> str:
@@ -99,19 +100,13 @@ def _cell(metric: str, estimate: Estimate | None) -> dict[str, str]:
     return {"value": value_text(metric, estimate), "deviation": spread, "interval": interval_text(metric, estimate)}
 
 
-def _label(metric: str) -> str:
-    if metric.startswith("coverage "):
-        return f"Coverage of {100 * float(metric.split()[1]):g} %"
-    return LABELS.get(metric, metric)
-
-
 def _table(arms: Sequence[ArmResults], metrics: Sequence[str]) -> dict[str, Any]:
     rows = []
     for place, arm in enumerate(arms):
         cells = [_cell(metric, arm.estimates.get(metric)) for metric in metrics]
         epsilon = epsilon_text(arm.dearest.guarantees) if arm.first.is_private else "not private"
         rows.append({**arm_row(place, arm), "epsilon": epsilon, "cells": cells})
-    return {"columns": [_label(metric) for metric in metrics], "rows": rows}
+    return {"columns": [metric_named(metric).heading for metric in metrics], "rows": rows}
 
 
 def _interval_note(arms: Sequence[ArmResults]) -> str:
@@ -124,7 +119,7 @@ def _interval_note(arms: Sequence[ArmResults]) -> str:
 
 def _recalibrated(arms: Sequence[ArmResults]) -> dict[str, Any] | None:
     """Metrics before and after recalibration, for the arms that have it."""
-    metrics = ("accuracy", "ece", "mce", "nll")
+    metrics = [name for name in headline(arms[0]) if metric_named(name).better]
     rows = []
     for place, arm in enumerate(arms):
         methods = [name for name in arm.first.recalibrated if all(name in run.recalibrated for run in arm.runs)]
@@ -133,7 +128,7 @@ def _recalibrated(arms: Sequence[ArmResults]) -> dict[str, Any] | None:
         for method in methods:
             after = estimates_of([run.recalibrated[method] for run in arm.runs])
             rows.append({**arm_row(place, arm), "method": method, "cells": _cells(after, metrics)})
-    return {"columns": [_label(metric) for metric in metrics], "rows": rows} if rows else None
+    return {"columns": [metric_named(metric).heading for metric in metrics], "rows": rows} if rows else None
 
 
 def _cells(estimates: Mapping[str, Estimate], metrics: Sequence[str]) -> list[dict[str, str]]:

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from clipwise.calibration import Bins, CalibrationResult
-from clipwise.calibration.bins import summarise
+from clipwise.calibration import Bins, CalibrationResult, summarise
 
 __all__ = ["BIN_CHOICES", "pooled", "rebinned"]
 

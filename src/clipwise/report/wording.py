@@ -6,27 +6,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from clipwise.calibration import metric_named
 from clipwise.report.arms import Estimate
 
-__all__ = ["LABELS", "deviation_text", "epsilon_text", "interval_text", "number", "percent", "points", "value_text"]
-
-LABELS = {
-    "accuracy": "Accuracy",
-    "confidence": "Confidence",
-    "nll": "NLL",
-    "ece": "ECE",
-    "mce": "MCE",
-    "brier": "Brier",
-    "classwise_ece": "Classwise ECE",
-    "adaptive_ece": "Adaptive ECE",
-    "debiased_ece": "Debiased ECE",
-    "debiased_rmsce": "Debiased RMSCE",
-    "smooth_ece": "Smooth ECE",
-    "mse": "MSE",
-    "rmse": "RMSE",
-    "r2": "R²",
-}
-_NOT_SHARES = {"nll", "brier", "mse", "rmse", "r2"}
+__all__ = ["deviation_text", "epsilon_text", "interval_text", "number", "percent", "points", "value_text"]
 
 
 def number(value: float) -> str:
@@ -63,7 +46,7 @@ def points(share: float) -> str:
 
 def value_text(metric: str, estimate: Estimate) -> str:
     """The mean as it is printed, in per cent where the metric is a share."""
-    return number(estimate.mean) if metric in _NOT_SHARES else percent(estimate.mean, 2)
+    return percent(estimate.mean, 2) if metric_named(metric).share else number(estimate.mean)
 
 
 def deviation_text(metric: str, estimate: Estimate) -> str:
@@ -75,7 +58,7 @@ def deviation_text(metric: str, estimate: Estimate) -> str:
     spread = estimate.deviation
     if spread is None:
         return ""
-    if metric not in _NOT_SHARES:
+    if metric_named(metric).share:
         return f"{100 * spread:.2f}"
     return f"{spread:.4f}" if spread < 0.0005 else number(spread) if spread >= 0.001 else "0.001"
 
@@ -88,9 +71,8 @@ def interval_text(metric: str, estimate: Estimate) -> str:
     """
     if estimate.low is None or estimate.high is None:
         return ""
-    scale = 1 if metric in _NOT_SHARES else 100
-    ends = (scale * estimate.low, scale * estimate.high)
-    return " – ".join(number(end) if metric in _NOT_SHARES else f"{end:.2f}" for end in ends).replace("-", "−")
+    ends, share = (estimate.low, estimate.high), metric_named(metric).share
+    return " – ".join(f"{100 * end:.2f}" if share else number(end) for end in ends).replace("-", "−")
 
 
 def epsilon_text(guarantees: Mapping[str, Mapping[str, Any]]) -> str:

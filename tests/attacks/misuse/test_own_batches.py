@@ -108,7 +108,7 @@ def test_a_resumed_run_keeps_the_declaration(tmp_path: Path) -> None:
     s.private.save(tmp_path / "run.ckpt")
     saved = s.private.state_dict()
     s.private.step(s.losses(s.x[:9], s.y[:9]))  # after the save: charged as interrupted
-    s.private._journal.close()  # type: ignore[union-attr]
+    s.private._release._journal.close()  # type: ignore[union-attr]
     again = cw.Private.resume(tmp_path / "run.ckpt", s.model, s.optimizer)
     (event,) = again.ledger.events
     assert event.reason == "interrupted" and event.own_batches  # type: ignore[union-attr]

@@ -108,7 +108,7 @@ def test_any_record_that_was_drawn_and_changed_is_noticed_when_it_is_drawn_again
 ) -> None:
     options: dict[str, Any] = {"physical_batch_size": 40, "num_workers": workers}
     whole_run, _ = begun(tmp_path / "run", Files(noise=noise), rate=N - 5, **options)
-    drawn = set(whole_run._seeding.digests._records)
+    drawn = set(whole_run._position.digests._records)
     assert len(drawn) > N - 20 and whole_run.looked.unsteady == 0
     private, model = resumed(tmp_path / "run")
     with pytest.raises(cw.CheckpointError, match="the data changed"):

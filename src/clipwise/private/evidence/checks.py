@@ -10,11 +10,10 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from clipwise.engine.graph import Graph, walk
-from clipwise.engine.node import LEAF
-from clipwise.engine.origin import Origin, memory_of
+from clipwise.engine import LEAF, Graph, Origin, memory_of, walk
 from clipwise.entropy import Entropy
 from clipwise.errors import NotSeparable
+from clipwise.private.evidence.closure import LossFn, check_losses
 from clipwise.private.evidence.collate import PADDED, Collate, check_collate
 from clipwise.private.evidence.memory import Memory
 from clipwise.private.evidence.modes import none_watching
@@ -27,6 +26,7 @@ from clipwise.private.evidence.verdict import Findings, judge
 from clipwise.private.evidence.watch import Watch
 
 _EARLY = 3  # the first steps are all watched
+_SAMPLES_TO_CHECK, _SAMPLES_TO_WATCH = 3, 2
 _GAPS = (64, 512)  # then about so many steps apart, at random; the last one on and on
 
 
@@ -69,13 +69,22 @@ class Seen:
 class Checks:
     """Watches forward passes: at the first steps, now and then, and whenever something new was met.
 
-    `counted`: the number of samples is private too, as under Poisson sampling.
+    `counted`: the number of samples is private too, as under Poisson sampling. `loss_fn`, where there is one, is called
+    once with other records, on the first batch that has enough of them.
     """
 
     def __init__(
-        self, model: nn.Module, constants: Iterable[Tensor | nn.Module], counted: bool, entropy: Entropy
+        self,
+        model: nn.Module,
+        constants: Iterable[Tensor | nn.Module],
+        counted: bool,
+        entropy: Entropy,
+        loss_fn: LossFn | None = None,
     ) -> None:
+        self.watches = True
+        """Whether the loop's own forward passes are watched at all."""
         self.memory = Memory(model, constants)
+        self._model, self._loss_fn = model, loss_fn
         self._counted, self._entropy = counted, entropy
         self._watch: Watch | None = None
         self._again = False
@@ -115,8 +124,12 @@ class Checks:
         """Note why something was not checked."""
         self._unclear[why] = None
 
-    def losses_checked(self, unclear: str) -> None:
-        """The loss function was called with longer and shorter records, or could not be."""
+    def look_at_losses(self, batch: Any, size: int, again: Again) -> None:
+        """Call the loss function with longer, shorter and fewer records, once; losses that mix are refused."""
+        if self._loss_fn is None or size < _SAMPLES_TO_CHECK:
+            return
+        unclear = check_losses(self._model, self._loss_fn, batch, size, again)
+        self._loss_fn = None
         if unclear:
             self.not_checked(unclear)
         else:
@@ -133,6 +146,11 @@ class Checks:
         """Whether the forward pass of this step is watched."""
         wary = self._again or self._blocked or self._wary > 0
         return wary or not self._number or step < _EARLY or step >= self._next
+
+    def open_if_due(self, batch: Any, size: int, drawn_for: int, step: int, again: Again) -> None:
+        """Watch the forward pass on a batch of the loader, where the turn of the step it was drawn for has come."""
+        if self.watches and size >= _SAMPLES_TO_WATCH and self.is_due(drawn_for):
+            self.open(batch, size, step, again)
 
     def _draw(self, purpose: str) -> int:
         return int.from_bytes(self._entropy.take(8, purpose, self._number), "little") >> 1

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from clipwise.engine.graph import walk
+from clipwise.engine import walk
 from clipwise.errors import InvalidLosses, NotSeparable
 from clipwise.private.evidence.memory import Memory
 from clipwise.private.evidence.records import Again, Records, unreadable

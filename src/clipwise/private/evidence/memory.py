@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.data import Dataset
 
-from clipwise.engine.origin import backing, constant_tensors, memory_of
+from clipwise.engine import backing, constant_tensors, memory_of
 from clipwise.errors import NotSeparable
 from clipwise.private.evidence.traffic import BATCH, tensors_in
 from clipwise.private.evidence.watch import Watch

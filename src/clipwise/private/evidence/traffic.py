@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from clipwise.engine.origin import memory_of
+from clipwise.engine import memory_of
 from clipwise.private.evidence.records import Records, same
 from clipwise.private.evidence.twin import Twin
 

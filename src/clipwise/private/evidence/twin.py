@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from clipwise.engine.origin import memory_of
+from clipwise.engine import memory_of
 from clipwise.private.evidence.records import Change
 
 

@@ -12,10 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from clipwise.engine.graph import Graph, differentiate
-from clipwise.engine.origin import memory_of
-from clipwise.engine.precision import HALF
-from clipwise.engine.verify import dense
+from clipwise.engine import HALF, Graph, dense, differentiate, memory_of
 from clipwise.errors import NotSeparable
 from clipwise.private.evidence.records import some
 from clipwise.private.evidence.traffic import CARRIED

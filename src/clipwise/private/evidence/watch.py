@@ -18,10 +18,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import _disable_current_modes
 
-from clipwise.engine.graph import Graph
-from clipwise.engine.node import IN_PLACE_WRITE
-from clipwise.engine.ops import op_of
-from clipwise.engine.origin import Origin, backing, memory_of
+from clipwise.engine import IN_PLACE_WRITE, Graph, Origin, backing, memory_of, op_of
 from clipwise.private.evidence.modes import Modes
 from clipwise.private.evidence.places import is_row_by_row, meets_places, operands_of
 from clipwise.private.evidence.records import Records, same

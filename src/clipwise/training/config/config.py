@@ -13,8 +13,7 @@ from pathlib import Path
 
 import torch
 
-from clipwise.calibration.bins import equal_edges
-from clipwise.calibration.inputs import check_resamples
+from clipwise.calibration import check_resamples, equal_edges
 from clipwise.clipping import Clip, Flat, NoClip
 from clipwise.errors import DataError, InvalidSampling
 from clipwise.sampling import FixedSize, FullBatch, Poisson, Sampling, Shuffled

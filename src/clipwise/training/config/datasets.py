@@ -13,9 +13,7 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset, default_collate
 
 from clipwise import data
-from clipwise.data import DataSet
-from clipwise.data.catalog import entry
-from clipwise.data.readers import read_table
+from clipwise.data import DataSet, entry, read_table
 from clipwise.errors import DataError, InvalidConfig, MissingExtra
 from clipwise.training.config.functions import guarded, imported, split_target
 from clipwise.training.config.toml import Table

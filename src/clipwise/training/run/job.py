@@ -11,14 +11,13 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from clipwise.accounting import Ledger, noise_scale
-from clipwise.calibration import CalibrationResult
+from clipwise.calibration import CalibrationResult, PrivateTemperatureScaling
 from clipwise.data import DataSet
 from clipwise.entropy import arm_seed
 from clipwise.errors import InvalidConfig
 from clipwise.optim import ProjectedPlan
 from clipwise.plan import Plan
 from clipwise.private import Checked, Looked
-from clipwise.recalibration import PrivateTemperatureScaling
 from clipwise.training.config import Config, OptimizerChoice, Records, default_delta, freeze, guarded
 
 __all__ = ["Job", "Trained", "prepare", "private_scaling"]

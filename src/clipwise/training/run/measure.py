@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from clipwise import calibration
-from clipwise.calibration import CalibrationResult, RegressionResult
+from clipwise.calibration import Result, metrics_of
 from clipwise.errors import DataError
 from clipwise.private import Private, StepStatistics
 from clipwise.training.run.job import Job
@@ -19,13 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["evaluate", "headline", "measured_row", "spent", "step_statistics"]
 
-HEADLINE = {
-    "classification": ("accuracy", "nll", "ece", "mce", "brier"),
-    "regression": ("mse", "rmse", "r2"),
-}
 
-
-def evaluate(job: Job, resamples: int = 0) -> CalibrationResult | RegressionResult:
+def evaluate(job: Job, resamples: int = 0) -> Result:
     """Measure the network on the held-out records, with bootstrap intervals when `resamples` are given."""
     outputs, targets = job.predict(job.test), job.test.tensors[-1]
     if not bool(torch.isfinite(outputs).all()):
@@ -37,10 +32,10 @@ def evaluate(job: Job, resamples: int = 0) -> CalibrationResult | RegressionResu
     return calibration.evaluate_regression(outputs, targets, std=job.config.evaluation.std, resamples=resamples)
 
 
-def headline(job: Job, result: CalibrationResult | RegressionResult) -> dict[str, float]:
+def headline(result: Result) -> dict[str, float]:
     """The few numbers that are followed over training."""
-    found = {name: getattr(result, name) for name in HEADLINE[job.data.task]}
-    return {name: float(value) for name, value in found.items() if value is not None}
+    read = [metric.read(result) for metric in metrics_of(result.task) if metric.followed]
+    return {name: float(value) for numbers in read for name, value in numbers.items()}
 
 
 def spent(job: Job, run: Private | Server) -> float | None:
@@ -56,7 +51,7 @@ def measured_row(
         "step": step,
         "epoch": epoch,
         "epsilon": spent(job, run),
-        "test": headline(job, evaluate(job)),
+        "test": headline(evaluate(job)),
         "private": private,
     }
 

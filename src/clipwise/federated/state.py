@@ -1,0 +1,66 @@
+"""What of a federated run is saved, and what must agree before it continues."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from clipwise.errors import CheckpointError
+from clipwise.federated.plan import FederatedPlan
+from clipwise.private.release import Release
+from clipwise.private.saving import check_form, restored_ledger
+
+__all__ = ["ServerState"]
+
+VERSION = 3
+"""3: steps for rounds, and the class of the server's optimizer."""
+_KEYS = {"version", "plan", "bound", "ledger", "steps", "seed", "label"}
+
+
+@dataclass
+class ServerState:
+    """The state of a federated run."""
+
+    plan: FederatedPlan
+    release: Release
+    bound: float | None
+    """Where an adaptive norm stands."""
+    continues: bool
+    """Whether the ledger was given by the caller."""
+
+    kind: ClassVar[str] = "federated"
+
+    def capture(self) -> dict[str, Any]:
+        """The state. Only that of a seeded run holds anything that its randomness could be rebuilt from."""
+        return {
+            "version": VERSION,
+            "plan": repr(self.plan),
+            "bound": self.bound,
+            "ledger": self.release.ledger.to_json(),
+            **self.release.position.capture(),
+        }
+
+    def check(self, saved: Mapping[str, Any]) -> None:
+        """Refuse a state that is not that of a new server's plan and seed. Nothing is changed."""
+        check_form(saved, _KEYS, VERSION)
+        position = self.release.position
+        if position.done:
+            raise CheckpointError(f"this server has made {position.done} rounds already; continue in a new one.")
+        if self.continues:
+            raise CheckpointError(
+                "a saved run has its own ledger, which contains what it was begun with. Resume in a server without "
+                "ledger=..., and record on server.ledger what else was released since."
+            )
+        mine = (repr(self.plan), position.entropy.seed)
+        if mine != (saved["plan"], saved["seed"]):
+            what = "plan" if mine[0] != saved["plan"] else "seed"
+            raise CheckpointError(
+                f"the run was begun with another {what}: expected {mine[0]}, saved is {saved['plan']}."
+            )
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Go on from a state that was checked."""
+        self.release.ledger = restored_ledger(saved)
+        self.release.position.restore(saved)
+        self.bound = saved["bound"]
