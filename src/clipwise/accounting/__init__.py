@@ -1,8 +1,8 @@
 """Accounting: what was released -> epsilon. The ledger stores facts, accountants are functions of it."""
 
-from clipwise.accounting.account import account, account_delta, delta, epsilon, privacy_panel
 from clipwise.accounting.accountants import ACCOUNTANTS, Accountant
 from clipwise.accounting.accountants.edgeworth import saddle_interval
+from clipwise.accounting.accounts import account, account_delta, delta, epsilon, privacy_panel
 from clipwise.accounting.curves import PrivacyCurve, privacy_curve, tight_mu
 from clipwise.accounting.events import (
     Event,

@@ -11,8 +11,8 @@ import numpy as np
 from clipwise.accounting._numerics.gaussian import gaussian_mu
 from clipwise.accounting._numerics.lattice import Floats
 from clipwise.accounting._problem import check_delta, pose
-from clipwise.accounting.account import account, account_delta
 from clipwise.accounting.accountants.gdp import clt_mu
+from clipwise.accounting.accounts import account, account_delta
 from clipwise.accounting.events import Event
 from clipwise.accounting.guarantee import Kind
 from clipwise.accounting.relation import Relation

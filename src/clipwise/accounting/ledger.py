@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from clipwise._validate import is_count
-from clipwise.accounting.account import account, account_delta
+from clipwise.accounting.accounts import account, account_delta
 from clipwise.accounting.events import MOST, Event, decode, encode, is_event
 from clipwise.accounting.guarantee import Guarantee
 from clipwise.accounting.relation import Relation, relation_of

@@ -10,9 +10,9 @@ from dataclasses import replace
 from clipwise._validate import is_positive
 from clipwise.accounting._numerics.saddle import quick_epsilon
 from clipwise.accounting._problem import LEAST_NOISE, check_delta, pose
-from clipwise.accounting.account import account
-from clipwise.accounting.account import epsilon as epsilon_of
 from clipwise.accounting.accountants import accountant_named
+from clipwise.accounting.accounts import account
+from clipwise.accounting.accounts import epsilon as epsilon_of
 from clipwise.accounting.events import Event, GaussianSteps
 from clipwise.accounting.relation import Relation
 from clipwise.errors import AccountingError
