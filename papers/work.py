@@ -20,18 +20,16 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 from zipfile import BadZipFile
 
-from clipwise.cli.progress import duration, redraw
 from clipwise.data import folders
 from clipwise.errors import ClipwiseError, DataError
 from clipwise.files import file_sha256 as file_sha256
 from clipwise.files import locked, replacing
 from clipwise.hashing import digest as digest
+from clipwise.progress import Bar, duration
 from clipwise.report.run import write_text as write_text
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-WIDTH = 30
-LINES = 10
 
 
 @contextmanager
@@ -43,33 +41,6 @@ def told() -> Iterator[None]:
         raise SystemExit(f"clipwise: error: {error}") from error
     except KeyboardInterrupt:
         raise SystemExit("stopped; --resume continues.") from None
-
-
-class Bar:
-    """How much of `total` pieces is done, on standard error."""
-
-    def __init__(self, what: str, total: int) -> None:
-        self._what, self._total, self._begun, self._told = what, total, time.monotonic(), 0
-        self._live = sys.stderr.isatty()
-
-    def show(self, done: float) -> None:
-        """Draw the bar; in a log, add a line for every tenth of the work."""
-        done = min(done + 1e-6, self._total)  # the shares of a piece add up to 1 but for rounding
-        share = done / self._total
-        text = f"{self._what}: {int(done)} of {self._total}"
-        if share > 1e-4:
-            text += f", {duration((time.monotonic() - self._begun) * (1 / share - 1))} left"
-        if self._live:
-            full = int(WIDTH * share)
-            redraw(sys.stderr, f"[{'#' * full}{'.' * (WIDTH - full)}] {text}")
-        elif int(LINES * share) > self._told:
-            self._told = int(LINES * share)
-            print(text, file=sys.stderr, flush=True)
-
-    def clear(self) -> None:
-        """Leave the terminal's line to others."""
-        if self._live:
-            redraw(sys.stderr, "")
 
 
 _pipe: Connection | None = None  # in a worker: the way to its parent
@@ -148,7 +119,7 @@ def side_by_side(
 
     Raises: SystemExit when all are done, if any failed.
     """
-    context, bar = get_context("spawn"), Bar(what, len(items))
+    context, bar = get_context("spawn"), Bar(what, what)
     waiting, busy, ended = deque(items), list[_Worker](), 0
     failed: list[str] = []
     try:
@@ -168,17 +139,17 @@ def side_by_side(
                     busy.remove(worker)
                     worker.end()
                 result, problem = answer
-                bar.clear()
+                bar.close()
                 if problem is None:
                     yield item, result
                 else:
                     failed.append(f"{item}: {problem}")
                     print(f"failed, {failed[-1]}", file=sys.stderr, flush=True)
-            bar.show(ended + sum(worker.share for worker in busy))
+            bar.show(ended + sum(worker.share for worker in busy), len(items))
     finally:
         for worker in busy:
             worker.end()
-        bar.clear()
+        bar.close()
     if failed:
         raise SystemExit(f"{len(failed)} of {len(items)} {what} failed. The first: {failed[0]}")
 
@@ -224,10 +195,10 @@ def _fill(what: str, paths: Sequence[Path], make: Callable[[int, BinaryIO], None
     missing = [k for k, path in enumerate(paths) if not path.is_file()]
     if not missing:
         return
-    bar, begun = Bar(what, len(missing)), time.monotonic()
+    bar, begun = Bar(what, "shards"), time.monotonic()
     for done, k in enumerate(missing, start=1):
         with replacing(paths[k], DataError) as file:
             make(k, file)
-        bar.show(done)
-    bar.clear()
+        bar.show(done, len(missing))
+    bar.close()
     print(f"{what}: {len(missing)} in {duration(time.monotonic() - begun)}", file=sys.stderr, flush=True)

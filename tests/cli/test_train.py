@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from clipwise.cli.main import main
-from clipwise.cli.progress import Bar
+from clipwise.cli.train import LINES, watching
+from clipwise.progress import Bar, Console
 from clipwise.training import Progress
 from clipwise.training.run import train as train_module
+from tests.terminal import Terminal
 from tests.training.common import TINY, exact_panel
 
 
@@ -78,12 +80,12 @@ def test_an_unknown_key_is_named_with_its_line(tiny: str, capsys: pytest.Capture
 def test_ctrl_c_says_how_to_go_on(
     tiny: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def interrupt(self: Bar, progress: Progress) -> None:
-        if progress.step == 6:
+    def interrupt(self: Bar, done: float, *others: object) -> None:
+        if done == 6:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(Bar, "__call__", interrupt)
+        patched.setattr(Bar, "show", interrupt)
         assert main(["train", tiny]) == 130
     assert "--resume continues" in capsys.readouterr().err
     assert main(["train", tiny]) == 2
@@ -91,25 +93,25 @@ def test_ctrl_c_says_how_to_go_on(
     assert json.loads(capsys.readouterr().out)["guarantees"]["exact"]["epsilon"] > 0
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
 def progress(step: int, steps: int = 100, epsilon: float | None = 1.2341) -> Progress:
     test = {"accuracy": 0.9, "nll": 0.3, "ece": 0.031} if step % 10 == 0 else None
     return Progress(step, steps, 0, lambda: epsilon, test)
 
 
-def test_the_bar_of_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def bar_on(stream: io.StringIO) -> Bar:
+    return Bar("run", "steps", lines=LINES, console=Console(stream))
+
+
+def test_the_bar_of_a_run_has_speed_time_left_and_epsilon(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr("clipwise.cli.progress.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("clipwise.progress.time.monotonic", lambda: now[0])
     monkeypatch.setenv("COLUMNS", "160")
     terminal = Terminal()
-    bar = Bar("run", terminal)
+    bar = bar_on(terminal)
+    watch = watching(bar)
     for step in (1, 10, 50):
         now[0] = float(step)
-        bar(progress(step))
+        watch(progress(step))
     last = terminal.getvalue().split("\r")[-1]
     assert "run [##########..........]  50/100  1 steps/s  0:50 left  " in last
     assert "epsilon 1.235" in last and last.endswith("accuracy 90.0 %  ECE 3.1 %")  # rounded up
@@ -117,21 +119,20 @@ def test_the_bar_of_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     assert terminal.getvalue().endswith("\r\033[K")
 
 
-def test_the_bar_fits_a_narrow_terminal_and_knows_runs_without_privacy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "40")
-    terminal = Terminal()
-    Bar("run", terminal)(progress(50, epsilon=None))
-    (line,) = terminal.getvalue().split("\r\033[K")[1:]
-    assert len(line) < 40
+def test_the_bar_knows_runs_without_privacy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "160")
-    Bar("run", terminal)(progress(50, epsilon=None))
+    terminal = Terminal()
+    watching(bar_on(terminal))(progress(50, epsilon=None))
     assert "not private" in terminal.getvalue()
 
 
 def test_a_file_gets_a_few_lines() -> None:
     stream = io.StringIO()
-    bar = Bar("run", stream)
+    bar = bar_on(stream)
+    watch = watching(bar)
     for step in range(1, 1001):
-        bar(progress(step, 1000))
+        watch(progress(step, 1000))
     bar.close()
-    assert len(stream.getvalue().splitlines()) == 4 and "\r" not in stream.getvalue()
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == 4 and "\r" not in stream.getvalue()
+    assert all("epsilon 1.235" in line and "ECE 3.1 %" in line for line in lines)

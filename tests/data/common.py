@@ -15,6 +15,7 @@ import pytest
 from clipwise.data import origins
 from clipwise.data.entries import Entry, File, Form, Supply
 from clipwise.data.origins import Address, PyPI
+from clipwise.progress import Console
 
 FIRST, SECOND = b"first " * 400, b"second " * 300
 BASE = "https://example.org/small"
@@ -51,17 +52,16 @@ def entry(*sources: Supply, name: str = "small") -> Entry:
     return Entry(name, "Small", "data", "CC0", (Form(FILES, sources or (AT_ADDRESS, IN_PACKAGE), "In small."),))
 
 
-class Quiet:
-    """Progress that remembers what it was told."""
+class Quiet(Console):
+    """A console that remembers what it was told."""
 
     def __init__(self) -> None:
-        self.lines: list[str] = []
+        self.told = io.StringIO()
+        super().__init__(self.told)
 
-    def say(self, text: str) -> None:
-        self.lines.append(text)
-
-    def advance(self, done: int, total: int) -> None:
-        pass
+    @property
+    def lines(self) -> list[str]:
+        return self.told.getvalue().splitlines()
 
 
 class Web:
@@ -90,7 +90,7 @@ class Clients:
         self.commands: list[list[str]] = []
         self.act: Callable[[Path], None] | None = None
 
-    def run(self, command: Sequence[str], folder: Path, progress: object) -> None:
+    def run(self, command: Sequence[str], folder: Path, console: object) -> None:
         self.commands.append(list(command))
         if self.act is None:
             raise origins.Unavailable("the registry was not reached")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 
@@ -10,7 +9,6 @@ import pytest
 
 from clipwise.cli.main import main
 from clipwise.data import catalog
-from clipwise.data.progress import Terminal
 from tests.data.common import FIRST, Clients, Web, entry
 
 
@@ -72,20 +70,3 @@ def test_verify_finds_damage(web: Web, cache: Path, capsys: pytest.CaptureFixtur
     assert row["state"] == "damaged" and not row["usable"]
     assert main(["data", "verify"]) == 1
     assert f"{cache / 'first'} is damaged" in capsys.readouterr().out
-
-
-class Screen(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def test_a_terminal_counts_and_a_file_does_not() -> None:
-    for stream, counts in ((Screen(), True), (io.StringIO(), False)):
-        told = Terminal(stream)
-        told.say("fetching")
-        told.advance(500_000, 2_000_000)
-        told.advance(2_000_000, 2_000_000)
-        told.say("done")
-        text = stream.getvalue()
-        assert ("25% of 2.0 MB" in text) is counts and ("100% of 2.0 MB" in text) is counts
-        assert text.startswith("fetching\n") and text.endswith("done\n")

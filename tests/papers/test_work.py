@@ -12,14 +12,9 @@ from pathlib import Path
 
 import pytest
 from papers import work
-from papers.work import Bar, advance, cache_folder, fill, side_by_side
+from papers.work import advance, cache_folder, fill, side_by_side
 
 from clipwise.errors import DataError
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 def half(number: int) -> float:
@@ -36,7 +31,7 @@ def test_an_item_that_fails_is_told_and_stops_no_other(capfd: pytest.CaptureFixt
         found.extend(side_by_side("numbers", half, [3, 1, 2, 4], 2))
     assert sorted(found) == [(1, 0.5), (2, 1.0), (4, 2.0)]
     said = capfd.readouterr().err
-    assert "failed, 3: three cannot be halved" in said and "numbers: 4 of 4" in said
+    assert "failed, 3: three cannot be halved" in said and "numbers  4/4" in said
 
 
 def killed(number: int) -> int:
@@ -110,29 +105,6 @@ def told_of(path: Path) -> None:
 def test_nothing_to_do_starts_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(work, "_Worker", lambda *a, **k: pytest.fail("a worker for nothing"))
     assert list(side_by_side("numbers", half, [], 2)) == []
-
-
-def test_a_terminal_sees_a_bar_and_a_log_a_line_for_every_tenth(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = Terminal()
-    monkeypatch.setattr("sys.stderr", terminal)
-    monkeypatch.setenv("COLUMNS", "80")
-    bar = Bar("runs", 4)
-    bar.show(0)
-    bar.show(1.5)
-    bar.clear()
-    assert "[" + "#" * 11 + "." * 19 + "] runs: 1 of 4, 0:00 left" in terminal.getvalue()
-    assert terminal.getvalue().endswith("\r\033[K")
-    monkeypatch.setenv("COLUMNS", "20")
-    bar.show(3)
-    assert len(terminal.getvalue().split("\r\033[K")[-1]) == 19, "the line would break"
-    log = io.StringIO()
-    monkeypatch.setattr("sys.stderr", log)
-    bar = Bar("shards", 1000)
-    for done in range(1001):
-        bar.show(done)
-    assert [line.split(",")[0] for line in log.getvalue().splitlines()] == [
-        f"shards: {100 * k} of 1000" for k in range(1, 11)
-    ]
 
 
 def slow_shard(folder: Path) -> None:

@@ -50,7 +50,8 @@ def _describe(entry: Entry) -> dict[str, Any]:
 
 
 def _print_list(rows: list[dict[str, Any]]) -> None:
-    from clipwise.data import folders, size_text
+    from clipwise.data import folders
+    from clipwise.progress import size_text
 
     def size(row: dict[str, Any]) -> str:
         if row["bytes"]:
@@ -69,7 +70,8 @@ def _print_list(rows: list[dict[str, Any]]) -> None:
 
 
 def _get(entries: list[Entry], as_json: bool) -> int:
-    from clipwise.data import obtain, size_text
+    from clipwise.data import obtain
+    from clipwise.progress import size_text
 
     rows = []
     for entry in entries:

@@ -22,10 +22,10 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from clipwise.cli.arguments import count
-from clipwise.cli.progress import duration
 from clipwise.cli.table import table
 from clipwise.cli.train import command_line
 from clipwise.errors import DataError
+from clipwise.progress import duration
 
 if TYPE_CHECKING:
     from clipwise.data import DataSet

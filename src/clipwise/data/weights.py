@@ -12,9 +12,9 @@ from torch import nn
 
 from clipwise.data.catalog import CATALOG, entry
 from clipwise.data.catalog_weights import EFFICIENTNET_FILE
-from clipwise.data.progress import FetchProgress
 from clipwise.data.store import obtain
 from clipwise.errors import DataError, MissingExtra
+from clipwise.progress import Console
 
 __all__ = ["Weights", "efficientnet_lite0", "load_weights"]
 
@@ -33,7 +33,7 @@ class Weights:
     note: str = ""
 
 
-def load_weights(name: str | os.PathLike[str], progress: FetchProgress | None = None) -> Weights:
+def load_weights(name: str | os.PathLike[str], console: Console | None = None) -> Weights:
     """Weights by name (minilm, efficientnet_lite0, bert_base, vit_base), or those in a folder.
 
     Those with a name are taken from the cache folder, else from the model hub, else from a package, and are always
@@ -49,7 +49,7 @@ def load_weights(name: str | os.PathLike[str], progress: FetchProgress | None = 
     if str(name) not in CATALOG and folder.is_dir():
         return _local(folder)
     wanted = entry(str(name), "weights")
-    found = obtain(wanted, progress)
+    found = obtain(wanted, console)
     packed = [path.name for path in found.paths.values() if path.suffix == ".gz"]
     if packed:
         raise DataError(f"{', '.join(packed)} in {found.folder} cannot be read by model libraries; unpack with gunzip.")
@@ -64,7 +64,7 @@ def _local(folder: Path) -> Weights:
     return Weights(folder.resolve().name, folder, "a local folder", note="Weights of the user's own; not checked.")
 
 
-def efficientnet_lite0(progress: FetchProgress | None = None) -> nn.Module:
+def efficientnet_lite0(console: Console | None = None) -> nn.Module:
     """EfficientNet-Lite0 with its ImageNet weights (4.65 million, 1,000 classes), in evaluation mode.
 
     Keep it there: in training mode its batch norms would mix samples, and `Private` refuses them. It was trained on
@@ -75,7 +75,7 @@ def efficientnet_lite0(progress: FetchProgress | None = None) -> nn.Module:
         from efficientnet_lite_pytorch import EfficientNet
     except ImportError:
         raise MissingExtra("EfficientNet-Lite0 needs its network: pip install 'clipwise[vision]'.") from None
-    weights = load_weights("efficientnet_lite0", progress)
+    weights = load_weights("efficientnet_lite0", console)
     model = cast(nn.Module, EfficientNet.from_name("efficientnet-lite0"))
     # The file is in torch's old format; weights_only reads tensors and nothing that could run.
     model.load_state_dict(torch.load(weights.folder / EFFICIENTNET_FILE, map_location="cpu", weights_only=True))
