@@ -235,6 +235,7 @@ def test_panel_has_all_with_their_kinds() -> None:
     pytest.importorskip("dp_accounting")
 
     class PlanLike:
+        @property
         def events(self) -> tuple[GaussianSteps, ...]:
             return MNIST
 

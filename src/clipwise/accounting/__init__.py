@@ -1,5 +1,6 @@
 """Accounting: what was released -> epsilon. The ledger stores facts, accountants are functions of it."""
 
+from clipwise.accounting._vacuous import refuse_vacuous
 from clipwise.accounting.accountants import ACCOUNTANTS, Accountant
 from clipwise.accounting.accountants.edgeworth import saddle_interval
 from clipwise.accounting.accounts import account, account_delta, delta, epsilon, privacy_panel
@@ -42,6 +43,7 @@ __all__ = [
     "noise_scale",
     "privacy_curve",
     "privacy_panel",
+    "refuse_vacuous",
     "restated",
     "round_up",
     "saddle_interval",

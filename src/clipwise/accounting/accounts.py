@@ -126,10 +126,10 @@ def account_delta(
 
 
 class HasEvents(Protocol):
-    """A ledger (`events` is a tuple) or a plan (`events()` returns one)."""
+    """A ledger or a plan."""
 
     @property
-    def events(self) -> tuple[Event, ...] | Callable[[], tuple[Event, ...]]:
+    def events(self) -> tuple[Event, ...]:
         """What is or would be released."""
 
 
@@ -146,8 +146,7 @@ def privacy_panel(
     >>> {name: g.printed for name, g in privacy_panel(ledger, delta=1e-5).items() if name in ("exact", "rdp")}
     {'exact': '4.378', 'rdp': '4.729'}
     """
-    found = source if isinstance(source, Iterable) else source.events
-    events = tuple(found() if callable(found) else found)
+    events = tuple(source if isinstance(source, Iterable) else source.events)
     panel = {"exact": account(events, delta, relation=relation, group=group)}  # a question it refuses is a bad one
     for name in list(ACCOUNTANTS)[1:]:
         try:

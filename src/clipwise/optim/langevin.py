@@ -21,14 +21,13 @@ from torch import nn
 from torch.optim import Optimizer
 
 from clipwise._validate import is_count, is_number, is_positive
-from clipwise.accounting import Relation
+from clipwise.accounting import Relation, refuse_vacuous
 from clipwise.accounting import noise_multiplier as noise_for
 from clipwise.clipping import Clip, Flat, Groupwise, Layerwise, Rule, Style, as_clip, is_private
 from clipwise.errors import InvalidPlan
 from clipwise.optim.posterior import Posterior
 from clipwise.optim.priors import FlatPrior, Prior
 from clipwise.optim.sgld import SGHMC, posterior_learning_rate, to_dp_heavy_ball
-from clipwise.optim.vacuous import refuse_vacuous
 from clipwise.plan import Plan
 from clipwise.sampling import Sampling
 
@@ -177,7 +176,7 @@ class Langevin:
         plan = Plan(self.sampling, self.steps, self.clip, noise)
         if not accept_vacuous:
             refuse_vacuous(
-                plan.events(),
+                plan.events,
                 f"the chain's own noise has multiplier {noise:.3g} (learning rate {self.learning_rate:.3g}, "
                 f"temperature {self.temperature:.3g}, R {self.sensitivity(model):.3g})",
                 "Lower the learning rate, R or the number of steps, or raise the temperature; chain.calibrate(epsilon="

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 from scipy import special
 
-from clipwise.accounting import Event, GaussianSteps, account
+from clipwise.accounting.accounts import account
+from clipwise.accounting.events import Event, GaussianSteps
 from clipwise.errors import InvalidPlan
 from clipwise.sampling import public_size
 
