@@ -169,7 +169,23 @@ class FullBatch:
 
 
 @dataclass(frozen=True)
-class Shuffled:
+class _KnownSizes:
+    """Batches of a size that is known before they are drawn."""
+
+    sample_size: int
+    batch_size: int
+
+    def __post_init__(self) -> None:
+        _check_sizes(self.sample_size, self.batch_size)
+
+    @property
+    def largest_batch(self) -> int:
+        """No batch can have more samples."""
+        return self.batch_size
+
+
+@dataclass(frozen=True)
+class Shuffled(_KnownSizes):
     """Each epoch is a random order cut into batches, each sample once per epoch. Accounted without amplification.
 
     The last batch of an epoch may be short; the gradient is still divided by `batch_size`.
@@ -177,12 +193,6 @@ class Shuffled:
     >>> Shuffled(sample_size=10, batch_size=4).batches_per_epoch
     3
     """
-
-    sample_size: int
-    batch_size: int
-
-    def __post_init__(self) -> None:
-        _check_sizes(self.sample_size, self.batch_size)
 
     def draw(self, draws: Draws, step: int, records: int | None) -> Indices:
         """The batch of a step, in the order of its epoch."""
@@ -195,34 +205,18 @@ class Shuffled:
         """Batches that together hold each sample once."""
         return -(-self.sample_size // self.batch_size)
 
-    @property
-    def largest_batch(self) -> int:
-        """No batch can have more samples."""
-        return self.batch_size
-
 
 @dataclass(frozen=True)
-class FixedSize:
+class FixedSize(_KnownSizes):
     """Each batch is a fresh uniform subset of exactly `batch_size` samples. Never accounted as Poisson.
 
     >>> FixedSize(sample_size=10, batch_size=4)
     FixedSize(sample_size=10, batch_size=4)
     """
 
-    sample_size: int
-    batch_size: int
-
-    def __post_init__(self) -> None:
-        _check_sizes(self.sample_size, self.batch_size)
-
     def draw(self, draws: Draws, step: int, records: int | None) -> Indices:
         """The batch of a step: a fresh subset."""
         return draws.subset(step, lambda _: self.batch_size, self.sample_size)
-
-    @property
-    def largest_batch(self) -> int:
-        """No batch can have more samples."""
-        return self.batch_size
 
 
 Sampling: TypeAlias = Poisson | FullBatch | Shuffled | FixedSize
