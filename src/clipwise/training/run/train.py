@@ -16,7 +16,7 @@ from torch import nn
 
 import clipwise
 from clipwise import report
-from clipwise.accounting import Event, panel_of
+from clipwise.accounting import Event, privacy_panel
 from clipwise.data import DataSet
 from clipwise.errors import MissingExtra
 from clipwise.noise import DESCRIPTION
@@ -113,7 +113,7 @@ def _unchecked(trained: Trained) -> tuple[str, ...]:
 @lru_cache(maxsize=16)
 def _guarantees(events: tuple[Event, ...], delta: float) -> dict[str, dict[str, Any]]:
     """What every accountant says; the seeds of an experiment share it."""
-    return {name: guarantee.as_dict() for name, guarantee in panel_of(events, delta).items()}
+    return {name: guarantee.to_dict() for name, guarantee in privacy_panel(events, delta).items()}
 
 
 def _choices(job: Job) -> dict[str, Any]:
