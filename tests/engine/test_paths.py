@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from clipwise.clipping import Abadi, Flat, Layerwise, Normalize
-from clipwise.engine import clipped_gradients, per_sample_gradients, per_sample_norms
+from clipwise.engine import check, clipped_gradients, per_sample_gradients, per_sample_norms
 from clipwise.engine.grams import Gram
 from clipwise.engine.rules.conv import Geometry, gram_of_patches
+from clipwise.engine.uses import Outer
 from tests.zoo import BY_NAME, named
 
 from .reference import clipped_loop, flat, flat_sum, loop_gradients, norms_of, relative_errors, tolerance, untouched
@@ -199,3 +200,23 @@ def test_powers_of_a_parameter_to_exponents_of_the_batch() -> None:
     expected = [[0.0, 3.0, 0.0, 1.0], [1.0, 0.0, 12.0, 0.5 * 0.5**-0.5], [0.0, 1.0, 1.0, 1.0]]
     found = per_sample_gradients((p**e).sum(1), {"p": p})["p"]
     assert torch.allclose(found, torch.tensor(expected, dtype=torch.float64), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("turned", ["left", "right", "both", "neither"])
+def test_the_two_sides_of_a_product_may_lie_differently_in_memory(turned: str) -> None:
+    torch.manual_seed(0)
+    left, right, factors = torch.randn(4, 7, 40), torch.randn(4, 7, 30), torch.rand(4)
+    expected = torch.einsum("b,btm,btn->mn", factors, left, right)
+    if turned in ("left", "both"):
+        left = left.transpose(0, 1).contiguous().transpose(0, 1)
+    if turned in ("right", "both"):
+        right = right.transpose(0, 1).contiguous().transpose(0, 1)
+    torch.testing.assert_close(Outer(left, right, (40, 30)).weighted(factors), expected)
+    torch.testing.assert_close(Outer(right, left, (30, 40)).weighted(factors), expected.T)
+
+
+def test_the_memory_that_check_tells_is_that_of_the_sums_and_of_what_is_held() -> None:
+    model = nn.Linear(6, 3)
+    found = check(model(torch.randn(4, 6)).square().sum(1), named(model)).bytes
+    assert found["second_backward"] == 4 * (18 + 3)
+    assert found["bookkeeping"] > found["second_backward"]

@@ -205,7 +205,7 @@ class Outer(Use):
             left = left * factors
         else:
             right = right * factors
-        product = _product(left, right) if left.dim() == 2 else _rows(left).mT @ _rows(right)
+        product = _product(left, right) if left.dim() == 2 else _rows_product(left, right)
         return product if product.shape == self.shape else product.reshape(self.shape)
 
     def without(self, bad_B: Tensor) -> Use:
@@ -273,14 +273,13 @@ def _product(left: Tensor, right: Tensor) -> Tensor:
     return left.t() @ right
 
 
-def _rows(tensor: Tensor) -> Tensor:
-    """(B, *E, T, m) -> (*E, B*T, m), without a copy where the memory allows it."""
-    extra = tensor.dim() - 3
-    if extra:
-        return tensor.movedim(0, -3).flatten(-3, -2)
-    if tensor.stride(0) < tensor.stride(1):  # batch-minor memory: positions outermost
-        tensor = tensor.transpose(0, 1)
-    return tensor.flatten(0, 1)
+def _rows_product(left: Tensor, right: Tensor) -> Tensor:
+    """sum over samples and positions of l^T r: (B, *E, T, m) and (B, *E, T, n) -> (*E, m, n)."""
+    if left.dim() > 3:
+        left, right = left.movedim(0, -3), right.movedim(0, -3)
+    elif left.stride(0) < left.stride(1):  # positions outermost in memory: no copy, if in that of both
+        left, right = left.transpose(0, 1), right.transpose(0, 1)
+    return left.flatten(-3, -2).mT @ right.flatten(-3, -2)
 
 
 def _zeroed(tensor_B: Tensor, bad_B: Tensor) -> Tensor:
