@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,7 +14,13 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import clipwise as cw
-from clipwise.private.evidence import Checks
+from clipwise.entropy import Entropy
+from clipwise.private.evidence import Checked, Checks, LossFn
+from clipwise.private.evidence.collate import check_collate
+from clipwise.private.evidence.memory import Memory
+from clipwise.private.evidence.records import Records, scaled
+from clipwise.private.evidence.sizes import refuse_sizes
+from clipwise.private.evidence.watch import Watch
 
 N = 40
 
@@ -147,3 +156,154 @@ def test_constants_are_tensors_and_modules() -> None:
     model = mlp()
     with pytest.raises(cw.InvalidLosses, match="constants="):
         cw.per_sample_norms(losses_of(model, *points().tensors), model.parameters(), constants=["table"])  # type: ignore[list-item]
+
+
+def checked(model: nn.Module, losses: LossFn, x: Tensor, counted: bool = False) -> Checked:
+    """What one watched pass over a batch shows."""
+    checks = Checks(model, (), counted, Entropy(0))
+    with checks.watching(x, len(x), 0):
+        found = losses(model, x)
+    params = list(model.parameters())
+    checks.close(found, {id(p): k for k, p in enumerate(params)}, params)
+    checks.accept(0)
+    return checks.found
+
+
+def a_batch(size: int = 6) -> Tensor:
+    return torch.randn(size, 6, generator=torch.Generator().manual_seed(0))
+
+
+def per_row(out: Tensor) -> Tensor:
+    return out.flatten(1).square().sum(1)
+
+
+def test_other_shapes_and_attributes_may_be_read_beside_a_value_whose_shape_follows_the_records() -> None:
+    """Else the twins would tell nothing more, and samples that mix would pass for unclear."""
+
+    def losses(model: nn.Module, x: Tensor, share: float = 0.0) -> Tensor:
+        positive = x[x > 0]  # as many as there are
+        out = model(x.view(x.shape))
+        assert positive.dtype == out.dtype and out.size(1) == 3
+        return per_row(out - share * x.mean())
+
+    found = checked(nn.Linear(6, 3), losses, a_batch())
+    assert found.unclear == ("gradients cannot be computed with other records",)
+    with pytest.raises(cw.NotSeparable, match="the loss of sample"):
+        checked(nn.Linear(6, 3), lambda model, x: losses(model, x, 1.0), a_batch())
+
+
+def test_a_shape_that_follows_the_records_is_unclear_when_it_is_read() -> None:
+    def losses(model: nn.Module, x: Tensor) -> Tensor:
+        return per_row(model(x)) * x[x > 0].shape[0]
+
+    assert "a shape that follows the records is read" in checked(nn.Linear(6, 3), losses, a_batch()).unclear
+
+
+def test_a_copy_of_the_batch_is_the_batch() -> None:
+    model = nn.Linear(6, 3)
+    assert checked(model, lambda model, x: per_row(model(copy.deepcopy(x))), a_batch()).steps == (0,)
+    with pytest.raises(cw.NotSeparable, match="statistic of the batch"):
+        checked(model, lambda model, x: per_row(model(x) - copy.deepcopy(x).mean()), a_batch())
+
+
+def test_what_was_written_into_memory_stays_known_when_more_is_written() -> None:
+    def losses(model: nn.Module, x: Tensor) -> Tensor:
+        h = torch.zeros(len(x), 6)
+        h[:, 0] = x.mean()
+        h[:, 1] = x[:, 1]
+        return per_row(model(h))
+
+    with pytest.raises(cw.NotSeparable, match="samples mix"):
+        checked(nn.Linear(6, 3), losses, a_batch())
+
+
+@pytest.mark.parametrize("scale", [1e-4, 1.0, 1e4])
+def test_small_losses_are_compared_as_closely_as_large_ones(scale: float) -> None:
+    """A term of one part in a thousand that has no gradient: only the losses themselves show it."""
+    model = nn.Linear(6, 3)
+
+    def losses(model: nn.Module, x: Tensor, share: float = 0.0) -> Tensor:
+        own = 1 + per_row(model(x))
+        return scale * (own + share * x.mean())
+
+    assert checked(model, losses, a_batch()).steps == (0,)
+    with pytest.raises(cw.NotSeparable, match="the loss of sample"):
+        checked(model, lambda model, x: losses(model, x, 1e-3), a_batch())
+
+
+def test_a_public_number_may_equal_the_number_of_samples() -> None:
+    """It is refused just after the size was read, and not at any time after."""
+    x = a_batch(20)
+    assert checked(nn.Linear(6, 3), lambda model, x: per_row(model(x).tanh()) / 20, x, counted=True).steps == (0,)
+    with pytest.raises(cw.NotSeparable, match="number of samples"):
+        checked(nn.Linear(6, 3), lambda model, x: per_row(model(x)) / len(x), x, counted=True)
+
+
+def test_numbers_that_were_zero_or_change_their_sign_do_not_follow_the_size() -> None:
+    place = (0, "mul.Tensor", "other")
+    for before, value in ((0.0, 0.5), (-7.0, 8.0), (7.0, math.inf)):
+        refuse_sizes((8, {place: value}, frozenset()), [(7, {place: before}, frozenset())])
+    with pytest.raises(cw.NotSeparable, match="number of samples"):
+        refuse_sizes((8, {place: 8.0}, frozenset()), [(7, {place: 7.0}, frozenset())])
+
+
+def test_watched_steps_lie_about_as_far_apart_as_promised() -> None:
+    """Three at first; the next one half to one and a half times 64 steps later."""
+    gaps = set()
+    for seed in range(600):
+        checks = Checks(nn.Linear(1, 1), (), False, Entropy(seed))
+        checks._number = 3
+        checks._schedule(0)
+        gaps.add(next(step for step in range(1000) if step >= 3 and checks.is_due(step)))
+    assert min(gaps) == 32 and max(gaps) == 95
+
+
+def test_memory_that_changed_between_watched_passes_is_known_again_afterwards() -> None:
+    """A table of the program, changed by nobody knows whom while nobody watched, is looked at twice and then kept."""
+    table = torch.ones(5)
+    memory = Memory(nn.Linear(1, 1), ())
+    memory.begin(0, consecutive=True)
+    assert memory.familiar(table)
+    memory.end(Watch(Records.of(a_batch(), 6), [], memory.familiar))
+    table += 1
+    memory.begin(64, consecutive=False)
+    assert memory.familiar(table) and memory.look_again
+    memory.begin(65, consecutive=True)
+    assert memory.familiar(table) and not memory.look_again
+    table += 1
+    memory.begin(66, consecutive=True)
+    assert not memory.familiar(table)
+
+
+def test_a_collate_function_whose_structure_follows_the_records_is_not_checked() -> None:
+    def collate(records: list[Any]) -> tuple[Tensor, ...]:
+        x = torch.stack([record[0] for record in records])
+        return (x, x.square()) if bool((x > 2).any()) else (x,)
+
+    x = torch.zeros(9, 2)
+    x[7] = 3.0  # the record that takes the others' places
+    assert "another structure" in check_collate(collate, TensorDataset(x))
+
+
+class Plain:
+    def __init__(self, x: Tensor) -> None:
+        self.x = x
+
+
+class Slotted:
+    __slots__ = ("x",)
+
+    def __init__(self, x: Tensor) -> None:
+        self.x = x
+
+
+@pytest.mark.parametrize("kind", [Plain, Slotted])
+def test_the_tensors_of_an_object_are_found(kind: Callable[[Tensor], object]) -> None:
+    x = a_batch()
+    records = Records.of([kind(x)], 6)
+    assert len(records.tensors) == 1 and records.tensors[0] is x and not records.hidden
+
+
+def test_a_record_is_scaled_also_where_its_values_share_memory() -> None:
+    record = torch.ones(1).expand(3)
+    assert torch.equal(scaled(record, 4.0), torch.full((3,), 4.0)) and torch.equal(record, torch.ones(3))

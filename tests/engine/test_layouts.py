@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from clipwise.clipping import Abadi, Flat, Layerwise, Normalize
 from clipwise.engine import clipped_gradients, per_sample_gradients, per_sample_norms
@@ -307,3 +307,26 @@ def test_a_layer_whose_gradient_is_rounding_contributes_nothing(batch: int) -> N
     clipped = clipped_gradients(losses, dict(model.named_parameters()), Layerwise(Normalize(1.0)))
     assert isinstance(clipped.factors, dict)
     assert clipped.factors["out"].all() and not clipped.factors["shift"].any()
+
+
+def test_a_hidden_layer_may_have_its_rows_in_another_order_than_the_data() -> None:
+    """Batch first, then sequence first, before an operation that is probed at every step."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 5)).double()
+    for _ in range(2):
+        hidden = model[1](model[0](torch.randn(4, 3, 4, dtype=torch.float64)).tanh().transpose(0, 1))
+        losses = torch.special.i0e(hidden).sum((0, 2))
+        loop = loop_gradients(losses, named(model))
+        found = per_sample_gradients(losses, named(model))
+        assert relative_errors(flat(found), flat(loop), norms_of(loop), torch.float64).max() <= 1e-10
+
+
+def test_a_projected_table_of_positions_is_shared() -> None:
+    """Its length is a multiple of the batch size, but nothing brings its rows together."""
+    torch.manual_seed(0)
+    weight = nn.Parameter(torch.randn(3, 5, dtype=torch.float64))
+    table = torch.sin(torch.arange(24.0, dtype=torch.float64)).view(8, 3)
+    losses = (2 * (table @ weight).tanh() + torch.randn(4, 8, 5, dtype=torch.float64)).square().sum((1, 2))
+    loop = loop_gradients(losses, {"w": weight})
+    found = per_sample_gradients(losses, {"w": weight})
+    assert relative_errors(flat(found), flat(loop), norms_of(loop), torch.float64).max() <= 1e-10

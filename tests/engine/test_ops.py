@@ -41,6 +41,11 @@ def written(w: Tensor, x: Tensor) -> Tensor:
     return out
 
 
+def twice(x: Tensor) -> Tensor:
+    """(B, 3) -> (2 B, 3), two rows for every sample."""
+    return pairs(x).transpose(0, 1).reshape(-1, 3)
+
+
 def one_by_one(join: Callable[[list[Tensor]], Tensor]) -> Program:
     """A loop over samples, as in code that was written for one."""
     return lambda w, x: torch.cat([join([row, w]).square().sum().view(1) for row in x]).unsqueeze(1)
@@ -107,6 +112,11 @@ EXAMPLES: dict[str, tuple[tuple[int, ...], Program]] = {
     "CdistBackward0": ((4, 3), lambda w, x: torch.cdist(x, w)),
     "TrilinearBackward0": ((2, 3, 3), lambda w, x: F.bilinear(x, x, w)),
 }  # fmt: skip
+FURTHER: dict[str, tuple[str, tuple[int, ...], Program]] = {
+    "two rows of a sample": ("MvBackward0", (3,), lambda w, x: torch.mv(twice(x), w).view(len(x), 2)),
+    "roots of zeros": ("PowBackward1", (3,), lambda w, x: (x * torch.tensor([1.0, 0.0, 0.0])) ** (w / 2)),
+    "two axes repeated": ("RepeatBackward0", (2, 3), lambda w, x: w.repeat(len(x), 2, 2) * x.repeat(1, 2).unsqueeze(1)),
+}
 WITHOUT_EXAMPLE = {
     "GroupedMmBackward0": "experts, in the zoo",
     "LinearBackward0": "made on other devices than the CPU",
@@ -114,10 +124,10 @@ WITHOUT_EXAMPLE = {
 }
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_an_operation_agrees_with_the_loop(name: str) -> None:
+@pytest.mark.parametrize("example", [*EXAMPLES, *FURTHER])
+def test_an_operation_agrees_with_the_loop(example: str) -> None:
     """The first batch makes the plan, the others use it."""
-    shape, program = EXAMPLES[name]
+    name, shape, program = FURTHER[example] if example in FURTHER else (example, *EXAMPLES[example])
     torch.manual_seed(0)
     w = nn.Parameter(torch.rand(shape, dtype=torch.float64) + 0.5)
     for step in range(3):

@@ -429,6 +429,16 @@ if hasattr(F, "grouped_mm"):  # not in every torch
     )
 
 
+@pytest.mark.skipif(not hasattr(F, "grouped_mm"), reason="not in every torch")
+def test_rows_that_meet_matrices_of_the_batch_in_a_grouped_product_are_refused() -> None:
+    """A row for every two places of the batch, and a matrix for every sample."""
+    rows = nn.Parameter(torch.randn(2 * BATCH, 8))
+    ends = torch.arange(2, 2 * BATCH + 1, 2, dtype=torch.int32)
+    out = F.grouped_mm(rows, torch.randn(BATCH, 8, 8), offs=ends)
+    with pytest.raises(NotSeparable, match="the rows of a grouped product"):
+        per_sample_norms(per_row(out.view(BATCH, 16)), {"rows": rows})
+
+
 @pytest.mark.parametrize(("shape", "losses"), OF_SHAPE_OF_THE_BATCH.values(), ids=OF_SHAPE_OF_THE_BATCH)
 def test_a_parameter_with_an_entry_for_each_place_in_the_batch_is_refused(
     shape: tuple[int, ...], losses: Callable[[Tensor], Tensor]
@@ -597,3 +607,28 @@ def test_check_model_takes_a_named_tuple() -> None:
         y: Tensor
 
     check_model(mlp(), lambda model, pair: plain(model, pair.x + pair.y), Pair(torch.randn(4, 6), torch.randn(4, 6)))
+
+
+def test_check_model_needs_three_samples() -> None:
+    with pytest.raises(InvalidLosses, match="at least three samples, got 2"):
+        check_model(mlp(), loss_fn, torch.randn(2, 6))
+
+
+class Remembers(nn.Module):
+    """Writes a statistic of the batch where it is saved with the model, and does not read it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+        self.register_buffer("seen", torch.zeros(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.copy_(x.mean(0))  # type: ignore[operator, union-attr]
+        out: Tensor = self.layer(x)
+        return out
+
+
+def test_check_model_sees_what_is_written_into_a_buffer() -> None:
+    model, batch = Remembers(), torch.randn(5, 6)
+    with untouched(model), pytest.raises(NotSeparable, match="into 'seen'"):
+        check_model(model, loss_fn, batch)

@@ -11,8 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clipwise.clipping import Abadi
-from clipwise.engine import Clipper, per_sample_gradients
-from clipwise.errors import CheckFailed, ClipwiseError
+from clipwise.engine import Clipper, cache, per_sample_gradients, routes
+from clipwise.engine.graph import walk
+from clipwise.engine.layout import Layout
+from clipwise.engine.parameters import Parameters
+from clipwise.engine.verify import verify_against_autograd
+from clipwise.errors import CheckFailed, ClipwiseError, NotSeparable
 from tests.zoo import named
 
 from .reference import flat, loop_gradients, norms_of, relative_errors
@@ -185,3 +189,82 @@ def test_the_function_of_a_user_is_not_trusted_for_its_name(monkeypatch: pytest.
         loop = loop_gradients(losses, params)
         found = per_sample_gradients(losses, params)
         assert relative_errors(flat(found), flat(loop), norms_of(loop), torch.float64).max() <= 1e-10
+
+
+def test_the_probability_of_dropout_is_a_scale_and_the_power_of_a_distance_is_structure() -> None:
+    def plans(losses: Callable[[Tensor, float], Tensor], *values: float) -> int:
+        model = mlp()
+        clipper = Clipper(named(model))
+        for value in values:
+            clipper(losses(model(torch.randn(4, 4)), value), Abadi(1.0))
+        return clipper.planning.plans
+
+    torch.manual_seed(0)
+    centres = torch.randn(5, 3)
+    assert plans(lambda out, p: torch.native_dropout(out, p, True)[0].square().sum(1), 0.1, 0.2, 0.3) == 1
+    assert plans(lambda out, p: torch.cdist(out, centres, p).sum(1), 3.0, 1.5, 3.0) == 2
+
+
+def test_a_plan_in_use_is_compared_with_autograd_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[int] = []
+    done: list[object] = []
+
+    def counted(*args: Any) -> bool:
+        compared.append(len(done))
+        return verify_against_autograd(*args)
+
+    monkeypatch.setattr(cache, "verify_against_autograd", counted)
+    monkeypatch.setattr(cache, "_VERIFY_EVERY", 3)
+    model = mlp()
+    clipper = Clipper(named(model))
+    while len(done) < 8:
+        done.append(clipper(model(torch.randn(4, 4)).square().sum(1), Abadi(1.0)))
+    assert clipper.planning.plans == 1 and compared == [0, 3, 6]
+
+
+def test_no_plan_is_made_of_losses_that_are_all_undefined() -> None:
+    """Such a batch shows nothing of where samples go; its sum is zero, and the next batch is planned and refused."""
+    model = mlp()
+    clipper = Clipper(named(model))
+    x = torch.full((4, 4), torch.nan)
+    for mixed in (False, True):
+        out = model(x)
+        nothing = clipper((out - mixed * out.mean(0)).square().sum(1), Abadi(1.0))
+        assert nothing.bad.all() and not any(gradient.any() for gradient in nothing.gradients.values())
+        assert clipper.planning.plans == 0
+    out = model(torch.randn(4, 4))
+    with pytest.raises(NotSeparable):
+        clipper((out - out.mean(0)).square().sum(1), Abadi(1.0))
+
+
+def constant_written(h: Tensor) -> Tensor:
+    return h.index_put((torch.arange(len(h)), torch.tensor(0)), torch.tensor(2.0)).scatter(1, PLACES, 1.0)
+
+
+PLACES = torch.zeros(4, 1, dtype=torch.long)
+KEEPING: dict[str, Callable[[Tensor], Tensor]] = {
+    "layer_norm": lambda h: F.layer_norm(h, (3,)),
+    "softmax": lambda h: h.softmax(1),
+    "batch_norm_with_fixed_statistics": lambda h: F.batch_norm(h, torch.zeros(3), torch.ones(3)),
+    "a constant is written": constant_written,
+}
+
+
+@pytest.mark.parametrize("keeps", KEEPING.values(), ids=KEEPING)
+def test_what_keeps_samples_apart_by_its_axes_is_not_probed_at_every_step(keeps: Callable[[Tensor], Tensor]) -> None:
+    model = mlp()
+    losses = keeps(model(torch.randn(4, 4))).square().sum(1)
+    with torch.no_grad():
+        backward = cache.Engine().backward(losses, Parameters(named(model)), keep=False)
+    assert not backward.plan.routed
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("training", [True, False])
+def test_a_batch_norm_is_trusted_with_fixed_statistics_only(training: bool, axis: int) -> None:
+    layer = nn.BatchNorm1d(3).train(training)
+    graph = walk(layer(nn.Linear(4, 3)(torch.randn(4, 4))), {}, [])
+    place = next(k for k, name in enumerate(graph.names) if "BatchNorm" in name)
+    site = routes.Site(graph, place, lambda k: Layout(axis), lambda k: True)
+    expected = routes.Routing.NEVER if axis == 0 and not training else routes.Routing.MAYBE
+    assert routes.batch_norm(site) is expected
