@@ -19,7 +19,7 @@ from torch.utils.data import Dataset
 
 from clipwise.engine import backing, constant_tensors, memory_of
 from clipwise.errors import NotSeparable
-from clipwise.private.evidence.traffic import BATCH, tensors_in
+from clipwise.private.evidence.traffic import BATCH, CARRIED, tensors_in
 from clipwise.private.evidence.watch import Watch
 
 _DEEPEST = 3
@@ -147,7 +147,10 @@ class Memory:
             before = self._before.get(name)
             if now == before:
                 continue
-            if watch.held_marks(memory) & BATCH:
+            marks = watch.held_marks(memory)
+            if marks & (BATCH | CARRIED):
+                if saved and marks & CARRIED:
+                    raise NotSeparable(_CARRIED_OVER.format(name=name))
                 if saved:
                     _demand_same(name, tensor, watch)
                 continue  # an attribute that holds the batch is unknown memory to the next pass
@@ -166,6 +169,13 @@ class Memory:
 _UNSEEN = (
     "{name!r} was changed during the forward pass by something other than torch (numpy, ctypes): it may hold values of "
     "the private batch, without noise. Update it with torch operations that do not read the batch, or outside training."
+)
+
+_CARRIED_OVER = (
+    "the forward pass writes memory of unknown origin into {name!r}: it may hold values of earlier batches, which are "
+    "saved with the model and used by later steps, without clipping and noise. Typical causes: a statistic of a batch "
+    "that is kept until the next step, a queue. If it holds no data of records (a schedule, an average of released "
+    "weights), declare it: Private(..., constants=[...])."
 )
 
 
