@@ -20,6 +20,7 @@ from clipwise.private.evidence.collate import check_collate
 from clipwise.private.evidence.memory import Memory
 from clipwise.private.evidence.records import Records, scaled
 from clipwise.private.evidence.sizes import refuse_sizes
+from clipwise.private.evidence.traffic import BATCH
 from clipwise.private.evidence.watch import Watch
 
 N = 40
@@ -204,6 +205,9 @@ def test_a_copy_of_the_batch_is_the_batch() -> None:
     assert checked(model, lambda model, x: per_row(model(copy.deepcopy(x))), a_batch()).steps == (0,)
     with pytest.raises(cw.NotSeparable, match="statistic of the batch"):
         checked(model, lambda model, x: per_row(model(x) - copy.deepcopy(x).mean()), a_batch())
+    x = a_batch()
+    watch = Watch(Records.of(x, 6), [], lambda tensor: True)
+    assert watch.marks_of(watch.traffic.call(Tensor.__deepcopy__, (x, {}), {})) == BATCH  # whatever kernels are seen
 
 
 def test_what_was_written_into_memory_stays_known_when_more_is_written() -> None:
@@ -307,3 +311,51 @@ def test_the_tensors_of_an_object_are_found(kind: Callable[[Tensor], object]) ->
 def test_a_record_is_scaled_also_where_its_values_share_memory() -> None:
     record = torch.ones(1).expand(3)
     assert torch.equal(scaled(record, 4.0), torch.full((3,), 4.0)) and torch.equal(record, torch.ones(3))
+
+
+class Centred(nn.Module):
+    """Subtracts what is kept with the model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+        self.register_buffer("centre", torch.zeros(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layer(x - self.centre)
+        return out
+
+
+@pytest.mark.parametrize("how", ["a statistic of the last batch", "a number of the last batch"])
+def test_what_earlier_batches_left_is_not_written_into_the_model(how: str) -> None:
+    """Kept for a step outside the model, then written into a buffer after the losses: the next ones would read it."""
+    model = Centred()
+    private = private_of(model)
+    kept: Any = None
+
+    def train() -> None:
+        nonlocal kept
+        for x, _ in private.loader(points()):
+            losses = per_row(model(x))
+            with torch.no_grad():
+                if isinstance(kept, Tensor):
+                    model.centre.lerp_(kept, 0.1)  # type: ignore[operator, union-attr]
+                elif kept is not None:
+                    model.centre.fill_(kept)  # type: ignore[operator, union-attr]
+                kept = x.mean(0) if "statistic" in how else float(x.mean())
+            private.step(losses)
+
+    with pytest.raises(cw.NotSeparable, match="unknown origin into 'centre'"):
+        train()
+    assert private.ledger.steps == 1
+
+
+def test_a_declared_schedule_may_be_written_into_the_model() -> None:
+    model, schedule = Centred(), torch.zeros(6)
+    private = private_of(model, constants=schedule)
+    for x, _ in private.loader(points()):
+        losses = per_row(model(x))
+        model.centre.copy_(schedule)  # type: ignore[operator, union-attr]
+        private.step(losses)
+        schedule += 0.1
+    assert private.ledger.steps == 4

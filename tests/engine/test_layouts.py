@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from clipwise.clipping import Abadi, Flat, Layerwise, Normalize
-from clipwise.engine import clipped_gradients, per_sample_gradients, per_sample_norms
+from clipwise.engine import check, clipped_gradients, per_sample_gradients, per_sample_norms
 from clipwise.engine.layout import Probe, colours_of, owners_by_digits
 from clipwise.errors import NotSeparable, UnsupportedNode
 from tests.zoo import BY_NAME, named
@@ -330,3 +330,25 @@ def test_a_projected_table_of_positions_is_shared() -> None:
     loop = loop_gradients(losses, {"w": weight})
     found = per_sample_gradients(losses, {"w": weight})
     assert relative_errors(flat(found), flat(loop), norms_of(loop), torch.float64).max() <= 1e-10
+
+
+def test_a_table_of_positions_is_shared_also_where_a_bad_sample_fills_its_gradient() -> None:
+    """Else nobody's gradient would reach the table in the first batch."""
+
+    def clipped(x: Tensor) -> Tensor:
+        torch.manual_seed(0)
+        model = nn.ModuleDict({"positions": nn.Embedding(3, 4), "layer": nn.Linear(4, 2)})
+        out = model["layer"]((x + model["positions"](torch.arange(3))).tanh())
+        return flat_sum(clipped_gradients(out.square().sum((1, 2)), named(model), Abadi(1.0)).gradients)
+
+    x = torch.randn(4, 3, 4, generator=torch.Generator().manual_seed(0))
+    spoilt = x.clone()
+    spoilt[1] = torch.nan
+    torch.testing.assert_close(clipped(spoilt), clipped(x[[0, 2, 3]]))
+
+
+def test_a_layout_is_seen_behind_a_closed_gate_by_a_part_of_each_sample() -> None:
+    layer, gate = nn.Linear(4, 5), nn.Parameter(torch.zeros(()))
+    losses = (gate * layer(torch.randn(4, 3, 4))[:, 0, :2]).sum(1)
+    found = check(losses, {"gate": gate, **named(layer)})
+    assert "no gradient in this batch" not in {node.layout for node in found.nodes}

@@ -630,5 +630,5 @@ class Remembers(nn.Module):
 
 def test_check_model_sees_what_is_written_into_a_buffer() -> None:
     model, batch = Remembers(), torch.randn(5, 6)
-    with untouched(model), pytest.raises(NotSeparable, match="into 'seen'"):
+    with untouched(model), pytest.raises(NotSeparable, match="computed from the batch into 'seen'"):
         check_model(model, loss_fn, batch)
