@@ -63,7 +63,7 @@ def test_imports_go_downwards_only() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-WITHOUT_DOOR = {"accounting", "cli", "private", "report"}
+WITHOUT_DOOR = {"cli", "private", "report"}
 
 
 def contracts(kind: str) -> list[dict[str, Any]]:
