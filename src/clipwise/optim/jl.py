@@ -115,7 +115,7 @@ class ProjectedPrivate(Private):
         if plan.noise_multiplier:
             refuse_vacuous(
                 plan.events,
-                f"{plan.mechanism.projections} projections at noise multiplier {plan.noise_multiplier:.3g}",
+                f"{plan.mechanism.projections} projections at noise multiplier {plan.noise_multiplier}",
                 "Use more projections, more noise, or clipwise.Private with exact norms.",
             )
 
