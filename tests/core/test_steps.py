@@ -341,13 +341,14 @@ def test_estimated_norms_draw_what_they_charge() -> None:
     p = plan(noise_multiplier=cw.Steps({0: 60.0, 2: 30.0}), steps=4, mechanism=ProjectedNorms(200))
     model = mlp()
     recorder = Recorder(model.parameters())
-    private = cw.optim.ProjectedPrivate(
-        p, model, recorder, loss_fn=lambda m, b: losses_of(m, *b) * 0, seed=0, noise=Constant(1.0)
-    )
+    private = cw.Private(p, model, recorder, loss_fn=lambda m, b: losses_of(m, *b) * 0, seed=0, noise=Constant(1.0))
     for batch in private.loader(data()):
-        private.step(batch)
+        private.step(private.losses(batch))
     assert drawn(private, recorder) == pytest.approx([60.0, 60.0, 30.0, 30.0], rel=GRID)
     assert private.ledger.events == p.events
+    vacuous = replace(p, noise_multiplier=cw.Steps({0: 60.0, 2: 0.02}))
+    with pytest.raises(cw.InvalidPlan, match=r"Steps\(\{0: 60.0, 2: 0.02\}\): epsilon is"):
+        cw.Private(vacuous, model, recorder, loss_fn=lambda m, b: losses_of(m, *b))
 
 
 @pytest.mark.parametrize("clip", [cw.Abadi(1.0), cw.AdaptiveClip(1.0)], ids=["fixed", "adaptive"])

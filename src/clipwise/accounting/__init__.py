@@ -17,6 +17,7 @@ from clipwise.accounting.ledger import Ledger
 from clipwise.accounting.panel import panel_of, privacy_panel
 from clipwise.accounting.relation import Relation, restated
 from clipwise.accounting.solve import free_cap, max_batch_size, max_steps, noise_multiplier, noise_scale
+from clipwise.accounting.vacuous import refuse_vacuous
 
 __all__ = [
     "Accountant",
@@ -43,6 +44,7 @@ __all__ = [
     "panel_of",
     "privacy_curve",
     "privacy_panel",
+    "refuse_vacuous",
     "restated",
     "round_up",
     "saddle_interval",

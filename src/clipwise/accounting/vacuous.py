@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 from scipy import special
 
-from clipwise.accounting import Event, GaussianSteps, PrivateCalibration, account
+from clipwise.accounting.account import account
+from clipwise.accounting.events import Event, GaussianSteps, PrivateCalibration
 from clipwise.errors import InvalidPlan
 from clipwise.sampling import public_size
 
