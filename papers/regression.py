@@ -11,8 +11,8 @@ from matplotlib.ticker import LogLocator, NullFormatter
 
 from clipwise import plots
 from clipwise.accounting.published import Published
-from clipwise.calibration import RegressionResult
-from clipwise.report import ArmResults, Estimate, Run, arms_of
+from clipwise.calibration import Estimate, RegressionResult
+from clipwise.report import ArmResults, Run, arms_of
 from papers.tables import epsilon, estimate, figure, findings_table, page, setting
 from papers.verdicts import Finding, seeds_of
 

@@ -12,8 +12,8 @@ from typing import Any
 import matplotlib as mpl
 
 from clipwise.accounting import round_up
-from clipwise.calibration import metric_named
-from clipwise.report import ArmResults, Estimate, Run
+from clipwise.calibration import Estimate, metric_named
+from clipwise.report import ArmResults, Run
 from papers.packed import CURVES, RESULTS, noise
 from papers.verdicts import BINS, Claim, Finding, mce
 from papers.work import write_text

@@ -7,8 +7,8 @@ from math import log10
 
 from scipy import stats
 
-from clipwise.calibration import CalibrationResult, metric_named
-from clipwise.report import ArmResults, Estimate, Run
+from clipwise.calibration import CalibrationResult, Estimate, metric_named
+from clipwise.report import ArmResults, Run
 
 BINS = (10, 15, 20)
 """Numbers of bins of MCE: the paper does not state its own."""

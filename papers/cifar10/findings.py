@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from clipwise.calibration import metric_named
-from clipwise.report import ArmResults, Estimate, Point
+from clipwise.calibration import Estimate, metric_named
+from clipwise.plots import Point
+from clipwise.report import ArmResults
 from papers.cifar10.grid import accuracies, best, whole
 from papers.cifar10.study import LARGE, NOISE_RATES, SIGMAS, SMALL, TUNED, TUNED_LARGE, TUNED_SMALL, arm, noise_arm
 from papers.tables import against, estimate

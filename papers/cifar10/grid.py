@@ -16,9 +16,10 @@ from math import isnan, nan, sqrt
 from pathlib import Path
 from typing import Any
 
+from clipwise.calibration import Estimate
 from clipwise.data import DataSet
 from clipwise.errors import DataError
-from clipwise.report import Estimate, Point
+from clipwise.plots import Point
 from papers.verdicts import BINS, calibration_of
 from papers.work import side_by_side, write_text
 

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from clipwise import plots
-from clipwise.report import ArmResults, Curve
+from clipwise.plots import Curve
+from clipwise.report import ArmResults
 from papers.study import Study, Variant, main
 from papers.tables import figure, page
 

@@ -12,7 +12,8 @@ from itertools import pairwise
 from pathlib import Path
 
 from clipwise import plots
-from clipwise.report import ArmResults, Curve
+from clipwise.plots import Curve
+from clipwise.report import ArmResults
 from papers.study import Study, Variant, main
 from papers.tables import against, bins_table, figure, findings_table, number, page, setting
 from papers.verdicts import Claim, Finding, seeds_of, smaller, smaller_mce

@@ -17,7 +17,8 @@ from clipwise.entropy import arm_seed
 from clipwise.errors import InvalidConfig, InvalidPlan
 from clipwise.report import Run
 from clipwise.report.describe import event_row
-from clipwise.training import AVERAGE, Config, Progress, train
+from clipwise.training import Config, Progress, train
+from clipwise.training.algorithms.dp_sgld import AVERAGE
 from clipwise.training.run import train as train_module
 from tests.training.common import exact_panel
 

@@ -18,8 +18,8 @@ from papers.study import complete, parser_of
 from papers.tables import findings_table, results_table, setting
 from papers.verdicts import BINS, Claim, Finding, smaller, smaller_mce
 
-from clipwise.calibration import CalibrationResult
-from clipwise.report import ArmResults, Estimate, Run
+from clipwise.calibration import CalibrationResult, Estimate
+from clipwise.report import ArmResults, Run
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -11,7 +11,8 @@ from papers.study import Study, Variant, main, place, runs_of
 from papers.tables import page
 from papers.verdicts import Claim
 
-from clipwise.report import ArmResults, Estimate
+from clipwise.calibration import Estimate
+from clipwise.report import ArmResults
 
 CONFIG = """
 batch_size = 64

@@ -13,8 +13,9 @@ import pytest
 from clipwise import plots
 from clipwise.accounting import privacy_curve
 from clipwise.errors import DataError, MissingExtra
+from clipwise.plots import Curve
 from clipwise.plots.style import look, svg
-from clipwise.report import Curve, arms_of
+from clipwise.report import arms_of
 from tests.report.samples import comparison, judged, ledger, made_run
 
 RESULTS = {"not private": judged(0, 1.2), "R = 1": judged(1, 2.0), "R = 10": judged(2, 1.0)}

@@ -12,8 +12,9 @@ from scipy import stats
 
 from clipwise import report
 from clipwise.accounting import GaussianSteps, Ledger
+from clipwise.calibration import Estimate
 from clipwise.errors import DataError
-from clipwise.report import Estimate, arms_of
+from clipwise.report import arms_of
 from clipwise.report.pooling import BIN_CHOICES, pooled, rebinned
 from tests.report.samples import DELTA, SAMPLING, comparison, judged, ledger, made_run, plan, regression_run
 

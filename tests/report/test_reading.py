@@ -9,9 +9,10 @@ import pytest
 from scipy import stats
 
 from clipwise.accounting import GaussianSteps, Ledger
-from clipwise.report import Estimate, Run, arms_of
+from clipwise.calibration import Estimate, difference
+from clipwise.report import Run, arms_of
 from clipwise.report.joint import joint_of
-from clipwise.report.reading import difference, read
+from clipwise.report.reading import read
 from clipwise.report.warnings import warnings_of
 from clipwise.sampling import FullBatch
 from tests.report.samples import DELTA, comparison, ledger, made_run, plan, regression_run

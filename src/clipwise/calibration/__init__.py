@@ -1,6 +1,7 @@
 """Probabilities and labels in, calibration out: metrics with intervals, and recalibration on public or private data."""
 
 from clipwise.calibration.bins import Bins, equal_edges, summarise
+from clipwise.calibration.estimate import Difference, Estimate, difference, estimates_of
 from clipwise.calibration.evaluator import Evaluator, evaluate
 from clipwise.calibration.inputs import check_resamples
 from clipwise.calibration.metrics import METRICS, Metric, Task, metric_named, metrics_of
@@ -20,6 +21,8 @@ __all__ = [
     "METRICS",
     "Bins",
     "CalibrationResult",
+    "Difference",
+    "Estimate",
     "Evaluator",
     "Isotonic",
     "IsotonicScaling",
@@ -34,7 +37,9 @@ __all__ = [
     "Vector",
     "VectorScaling",
     "check_resamples",
+    "difference",
     "equal_edges",
+    "estimates_of",
     "evaluate",
     "evaluate_regression",
     "metric_named",

@@ -7,7 +7,7 @@ import json
 import math
 import shlex
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(plain({"folder": str(folder), **_summary(made)}), indent=1, allow_nan=False))
     else:
-        _print(made, folder)
+        _print(made, folder, config.recalibration.methods)
     return 0
 
 
@@ -133,12 +133,11 @@ def _summary(run: Run) -> dict[str, Any]:
     }
 
 
-def _print(run: Run, folder: Path) -> None:
+def _print(run: Run, folder: Path, methods: Collection[str]) -> None:
     from clipwise.calibration import metrics_of
     from clipwise.report import arms_of
     from clipwise.report.warnings import warnings_of
     from clipwise.report.wording import interval_text, value_text
-    from clipwise.training import AVERAGE
 
     (arm,) = arms_of([run])
     data = run.provenance["data"]
@@ -151,7 +150,7 @@ def _print(run: Run, folder: Path) -> None:
     rows = [[heading, value_text(name, value), interval_text(name, value)] for name, heading, value in shown]
     print(table(["", "measured", "95 % interval"], rows))
     for method, result in run.recalibrated.items():
-        what = method if method == AVERAGE else f"recalibrated ({method})"
+        what = f"recalibrated ({method})" if method in methods else method
         print(f"  {what}: ECE {100 * result.ece:.2f} %, NLL {result.nll:.3f}")
     print()
     if run.guarantees:

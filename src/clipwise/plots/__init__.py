@@ -10,8 +10,11 @@ from clipwise.plots.privacy import privacy_curves
 from clipwise.plots.sweep import accuracy_calibration, heat_map
 from clipwise.plots.tangent import loss_flows, ntk_monitor, spectra
 from clipwise.plots.training import training_curves
+from clipwise.plots.values import Curve, Point
 
 __all__ = [
+    "Curve",
+    "Point",
     "accuracy_calibration",
     "confidence_histogram",
     "coverage_diagram",

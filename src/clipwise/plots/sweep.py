@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from clipwise.calibration import metric_named
+from clipwise.calibration import Estimate, metric_named
 from clipwise.errors import DataError
 from clipwise.plots.style import INK, NEUTRAL, arm_legend, figure, look, mark_arm, percent_axis, styled
-
-if TYPE_CHECKING:
-    from clipwise.report import Estimate, Point
+from clipwise.plots.values import Point
 
 __all__ = ["accuracy_calibration", "heat_map"]
 

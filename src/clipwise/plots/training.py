@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from clipwise.calibration import metric_named
 from clipwise.errors import DataError
 from clipwise.plots.style import arm_legend, figure, log_axis, look, mark_arm, percent_axis, styled, wrapped
-
-if TYPE_CHECKING:
-    from clipwise.report import Curve
+from clipwise.plots.values import Curve
 
 __all__ = ["training_curves"]
 

@@ -9,80 +9,16 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from scipy import stats
 
 from clipwise._validate import is_number
-from clipwise.calibration import CalibrationResult, Result, metric_named
+from clipwise.calibration import CalibrationResult, Estimate, estimates_of
 from clipwise.errors import DataError
+from clipwise.plots import Curve, Point
 from clipwise.report.describe import clip_norm
 from clipwise.report.likeness import differing
 from clipwise.report.run import Run
 
-__all__ = ["ArmResults", "Curve", "Estimate", "Point", "arms_of", "estimates_of"]
-
-LEVEL = 0.95
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A metric of an arm: its mean over the seeds with their deviation, and an interval where there is one.
-
-    `low` to `high` is a 95 % interval: Student's over the seeds when there are several, which is about training again
-    and judging on the same held-out data; else the bootstrap's of the one run, which is about other held-out data.
-    """
-
-    mean: float
-    deviation: float | None = None
-    low: float | None = None
-    high: float | None = None
-    seeds: int = 1
-
-    @classmethod
-    def over_seeds(cls, values: Sequence[float], bounds: tuple[float, float] = (-math.inf, math.inf)) -> Estimate:
-        """The mean with Student's interval, as far as it lies within the metric's `bounds`.
-
-        >>> Estimate.over_seeds([0.90, 0.92, 0.94]).deviation
-        0.02
-        """
-        mean, count = math.fsum(values) / len(values), len(values)
-        if count == 1 or not math.isfinite(mean):
-            return cls(mean, seeds=count)
-        deviation = float(np.std(values, ddof=1))
-        half = float(stats.t.ppf(0.5 + LEVEL / 2, count - 1)) * deviation / math.sqrt(count)
-        return cls(mean, round(deviation, 15), max(bounds[0], mean - half), min(bounds[1], mean + half), count)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The estimate as a JSON object."""
-        return {name: getattr(self, name) for name in ("mean", "deviation", "low", "high", "seeds")}
-
-
-@dataclass(frozen=True)
-class Curve:
-    """A quantity over the steps of training: mean over the seeds, and one deviation to both sides when several."""
-
-    step: tuple[float, ...]
-    mean: tuple[float | None, ...]
-    low: tuple[float | None, ...] = ()
-    high: tuple[float | None, ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """The curve as a JSON object."""
-        return {name: list(getattr(self, name)) for name in ("step", "mean", "low", "high")}
-
-
-@dataclass(frozen=True)
-class Point:
-    """Where an arm lies among others: what was chosen, and what came out."""
-
-    name: str
-    clip_norm: float | None
-    learning_rate: float | None
-    metrics: Mapping[str, Estimate]
-
-    def to_dict(self) -> dict[str, Any]:
-        """The point as a JSON object."""
-        chosen = {"name": self.name, "clip_norm": self.clip_norm, "learning_rate": self.learning_rate}
-        return {**chosen, "metrics": {name: value.to_dict() for name, value in self.metrics.items()}}
+__all__ = ["ArmResults", "arms_of"]
 
 
 @dataclass(frozen=True)
@@ -189,17 +125,6 @@ def _check_seeds(arm: ArmResults) -> None:
                 f"two runs are named {arm.name!r} but differ in their {' and '.join(others)}, so they are not seeds of "
                 "one arm. Give them different names."
             )
-
-
-def estimates_of(results: Sequence[Result]) -> dict[str, Estimate]:
-    """Every metric over the seeds, or of one run with its bootstrap intervals."""
-    numbers, task = [result.metrics for result in results], results[0].task
-    names = [name for name in numbers[0] if all(name in each for each in numbers)]
-    if len(results) > 1:
-        ranges = {name: metric_named(name, task).range for name in names}
-        return {name: Estimate.over_seeds([each[name] for each in numbers], ranges[name]) for name in names}
-    intervals = results[0].intervals or {}
-    return {name: Estimate(numbers[0][name], None, *intervals.get(name, (None, None))) for name in names}
 
 
 def _epsilon(run: Run) -> float | None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from clipwise.calibration import metric_named
+from clipwise.calibration import Estimate, estimates_of, metric_named
 from clipwise.plots.style import look
-from clipwise.report.arms import ArmResults, Estimate, estimates_of
+from clipwise.report.arms import ArmResults
 from clipwise.report.describe import event_row, plan_rows
 from clipwise.report.joint import Joint
 from clipwise.report.reading import read

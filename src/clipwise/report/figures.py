@@ -10,8 +10,9 @@ from clipwise import plots
 from clipwise.accounting import Event, privacy_curve
 from clipwise.calibration import CalibrationResult
 from clipwise.errors import AccountingError
+from clipwise.plots import Curve
 from clipwise.plots.style import svg
-from clipwise.report.arms import ArmResults, Curve
+from clipwise.report.arms import ArmResults
 from clipwise.report.captions import CAPTIONS, kind_of
 from clipwise.report.likeness import same_data
 from clipwise.report.pooling import BIN_CHOICES, pooled, rebinned

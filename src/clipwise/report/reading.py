@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scipy import stats
-
-from clipwise.report.arms import LEVEL, ArmResults, Estimate
+from clipwise.calibration import Difference, Estimate, difference
+from clipwise.report.arms import ArmResults
 from clipwise.report.likeness import differing
 from clipwise.report.wording import epsilon_text, percent, points
 
-__all__ = ["Difference", "Reading", "difference", "read"]
+__all__ = ["Reading", "read"]
 
 _EQUAL = 0.005  # relative difference of epsilons up to which two arms have the same privacy
 
@@ -25,45 +23,6 @@ FREE_CHOICE = (
     "proportion to R is added, so the privacy does not depend on R. R is free to choose; this page shows what it does "
     "to the probabilities."
 )
-
-
-@dataclass(frozen=True)
-class Difference:
-    """How much a metric changes from one arm to another, and within which interval; `basis` says what that covers."""
-
-    change: float
-    low: float | None
-    high: float | None
-    basis: str
-
-    @property
-    def is_clear(self) -> bool:
-        """Whether the interval leaves out zero."""
-        return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
-
-
-def difference(before: Estimate, after: Estimate) -> Difference:
-    """`after` minus `before`: Welch's interval over the seeds, else from both bootstrap intervals.
-
-    >>> difference(Estimate.over_seeds([0.030, 0.031]), Estimate.over_seeds([0.010, 0.012])).is_clear
-    True
-    """
-    change = after.mean - before.mean
-    if before.deviation is not None and after.deviation is not None:
-        first, second = (e.deviation**2 / e.seeds for e in (before, after) if e.deviation is not None)
-        error = math.sqrt(first + second)
-        if error == 0:
-            return Difference(change, change, change, "over the seeds")
-        freedom = (first + second) ** 2 / (first**2 / (before.seeds - 1) + second**2 / (after.seeds - 1))
-        half = float(stats.t.ppf(0.5 + LEVEL / 2, freedom)) * error
-        return Difference(change, change - half, change + half, "over the seeds")
-    ends = (before.low, before.high, after.low, after.high)
-    if None in ends:
-        return Difference(change, None, None, "")
-    low, high = (float(e) for e in (before.low, before.high) if e is not None)
-    other_low, other_high = (float(e) for e in (after.low, after.high) if e is not None)
-    half = math.hypot((high - low) / 2, (other_high - other_low) / 2)
-    return Difference(change, change - half, change + half, "over the held-out samples, from one run each")
 
 
 @dataclass(frozen=True)

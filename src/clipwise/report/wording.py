@@ -6,8 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from clipwise.calibration import metric_named
-from clipwise.report.arms import Estimate
+from clipwise.calibration import Estimate, metric_named
 
 __all__ = ["deviation_text", "epsilon_text", "interval_text", "number", "percent", "points", "value_text"]
 

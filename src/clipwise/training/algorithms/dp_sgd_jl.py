@@ -1,35 +1,64 @@
-"""`algorithm = "dp-sgd-jl"`: the loop of DP-SGD with norms that are estimated from random projections."""
+"""`algorithm = "dp-sgd-jl"`: the loop of DP-SGD with norms that are estimated from random projections.
+
+```toml
+algorithm = "dp-sgd-jl"
+projections = 256     # random directions for the norms of a step
+```
+"""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from clipwise.optim import ProjectedPrivate
-from clipwise.training.algorithms.dp_sgd import begin, carry_on
-from clipwise.training.run.folder import Folder
-from clipwise.training.run.job import Job, Trained
-from clipwise.training.run.watch import Watch
+from clipwise.optim import ProjectedPlan, ProjectedPrivate
+from clipwise.plan import Plan
+from clipwise.training.algorithms._loop import begin, carry_on
+from clipwise.training.algorithms.base import Algorithm
+from clipwise.training.config import OptimizerChoice, TomlTable, read_optimizer
+from clipwise.training.run import Folder, Job, Trained, Watch
 
-__all__ = ["train"]
+__all__ = ["ProjectedSGD"]
 
 
-def train(job: Job, folder: Folder, watch: Watch, resume: bool) -> Trained:
-    """Train `job.model` to the end of the plan, from the folder's checkpoint when asked to resume.
+@dataclass(frozen=True)
+class ProjectedSGD(Algorithm):
+    """DP-SGD that clips by estimated norms."""
 
-    Guarantees: as for dp-sgd, except for norms that were estimated too small, which are on the ledger as such.
-    """
-    optimizer = job.optimizer.build(job.parameters.values())
-    last = math.nan
+    name: ClassVar[str] = "dp-sgd-jl"
+    about: ClassVar[str] = "norms estimated from random projections"
+    keys: ClassVar[tuple[str, ...]] = ("optimizer", "projections")
 
-    def losses(model: nn.Module, batch: Any) -> Tensor:
-        nonlocal last
-        found = job.losses(model, [tensor.to(job.config.device) for tensor in batch])
-        last = float(found.detach().mean())
-        return found
+    optimizer: OptimizerChoice
+    projections: int
 
-    private = begin(ProjectedPrivate, job, optimizer, folder, resume, losses)
-    carry_on(job, folder, watch, resume, private, optimizer, lambda batch: (private.step(batch), last))
-    return Trained(private.ledger, private.checked, private.looked)
+    @classmethod
+    def read(cls, root: TomlTable) -> ProjectedSGD:
+        return cls(read_optimizer(root.table("optimizer")), root.integer("projections"))
+
+    def plan(self, plan: Plan) -> Plan:
+        return ProjectedPlan(plan.sampling, plan.steps, plan.clip, plan.noise_multiplier, projections=self.projections)
+
+    def moves(self, plan: Plan, model: nn.Module) -> OptimizerChoice:
+        return self.optimizer
+
+    def train(self, job: Job, folder: Folder, watch: Watch, resume: bool) -> Trained:
+        """Train `job.model` to the end of the plan, from the folder's checkpoint when asked to resume.
+
+        Guarantees: as for dp-sgd, except for norms that were estimated too small, which are on the ledger as such.
+        """
+        optimizer = job.optimizer.build(job.parameters.values())
+        last = math.nan
+
+        def losses(model: nn.Module, batch: Any) -> Tensor:
+            nonlocal last
+            found = job.losses(model, [tensor.to(job.config.device) for tensor in batch])
+            last = float(found.detach().mean())
+            return found
+
+        private = begin(ProjectedPrivate, job, optimizer, folder, resume, losses)
+        carry_on(job, folder, watch, resume, private, optimizer, lambda batch: (private.step(batch), last))
+        return Trained(private.ledger, private.checked, private.looked)

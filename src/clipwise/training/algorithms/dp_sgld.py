@@ -1,41 +1,116 @@
-"""`algorithm = "dp-sgld"`: the loop of DP-SGD with a sampler as its optimizer; its samples predict together."""
+"""`algorithm = "dp-sgld"`: the loop of DP-SGD with a sampler as its optimizer; its samples predict together.
+
+```toml
+algorithm = "dp-sgld"
+[sgld]                # in place of [optimizer]: noise and temperature decide the learning rate
+temperature = 1.0     # 1 is the posterior
+momentum = 0.9        # Hamiltonian (SGHMC); left out, 0
+prior_std = 1.0       # of every weight; left out, the prior is flat
+burn_in = 300         # steps before samples are kept; left out, half of them
+thin = 10             # steps from one sample to the next; left out, for about thirty
+```
+"""
 
 from __future__ import annotations
 
-from clipwise.errors import InvalidConfig
-from clipwise.optim import LangevinOptimizer
-from clipwise.private import Private
-from clipwise.training.algorithms.dp_sgd import begin, by_losses, carry_on
-from clipwise.training.run.folder import Folder
-from clipwise.training.run.job import Job, Trained
-from clipwise.training.run.watch import Watch
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
 
-__all__ = ["AVERAGE", "train"]
+from torch import nn
+
+from clipwise.errors import InvalidConfig
+from clipwise.optim import FlatPrior, GaussianPrior, Langevin, LangevinOptimizer
+from clipwise.optim.sgld import posterior_learning_rate
+from clipwise.plan import Plan
+from clipwise.private import Private
+from clipwise.training.algorithms._loop import begin, by_losses, carry_on
+from clipwise.training.algorithms.base import Algorithm
+from clipwise.training.config import LearningRate, OptimizerChoice, TomlTable
+from clipwise.training.run import Folder, Job, Trained, Watch
+
+if TYPE_CHECKING:
+    from clipwise.training.config import Config
+
+__all__ = ["AVERAGE", "PrivateSGLD"]
 
 AVERAGE = "posterior average"
 
 
-def train(job: Job, folder: Folder, watch: Watch, resume: bool) -> Trained:
-    """Run the chain to its end; the model keeps the last weights, and the average of all samples is measured.
+@dataclass(frozen=True)
+class PrivateSGLD(Algorithm):
+    """Langevin dynamics whose own noise is the plan's: the weights of many steps are samples of a posterior."""
 
-    Guarantees: as for dp-sgd, whose mechanism it is. Settings whose privacy is vacuous are refused.
-    """
-    if job.data.task != "classification":
-        raise InvalidConfig("dp-sgld averages class probabilities; for a regression use clipwise.optim in a loop.")
-    assert job.config.sampler is not None  # the configuration has one for this algorithm
-    chain = job.config.sampler.chain(job.plan, job.model)
-    chain.plan(job.model)
-    optimizer = LangevinOptimizer(job.model, chain)
-    private = begin(Private, job, optimizer, folder, resume)
-    carry_on(job, folder, watch, resume, private, optimizer, by_losses(job, private))
-    settings, (*inputs, labels) = job.config.evaluation, job.test.tensors
-    found = optimizer.posterior.evaluate(
-        job.model,
-        inputs,
-        labels,
-        bins=settings.bins,
-        resamples=settings.resamples,
-        forward=lambda model, *x: job.outputs(model, [each.to(job.config.device) for each in x]).cpu(),
-        batch_size=settings.batch_size,
-    )
-    return Trained(private.ledger, private.checked, private.looked, {AVERAGE: found.average})
+    name: ClassVar[str] = "dp-sgld"
+    about: ClassVar[str] = "samples from a posterior, in place of an optimizer"
+    keys: ClassVar[tuple[str, ...]] = ("sgld",)
+
+    temperature: float
+    momentum: float
+    prior_std: float | None
+    burn_in: int | None
+    thin: int | None
+
+    @classmethod
+    def read(cls, root: TomlTable) -> PrivateSGLD:
+        if "optimizer" in root:
+            root.fail(
+                "optimizer",
+                f"is not for {cls.name}: noise and temperature decide the learning rate; momentum is in [sgld].",
+            )
+        table = root.table("sgld")
+        made = cls(
+            temperature=table.number("temperature", 1.0),
+            momentum=table.number("momentum", 0.0, below=1.0),
+            prior_std=table.number("prior_std", None),
+            burn_in=table.integer("burn_in", None, least=0),
+            thin=table.integer("thin", None),
+        )
+        table.close()
+        return made
+
+    def check(self, config: Config, root: TomlTable) -> None:
+        if config.batches.rate is not None:
+            root.fail("rate", f"is not for {self.name}: the posterior depends on the number of records.")
+
+    def chain(self, plan: Plan, model: nn.Module) -> Langevin:
+        """The chain whose own noise is the plan's, which decides the learning rate."""
+        if not plan.noise_multiplier:
+            raise InvalidConfig("dp-sgld samples with its noise: it needs privacy.epsilon or privacy.noise_multiplier.")
+        prior = FlatPrior() if self.prior_std is None else GaussianPrior(self.prior_std)
+        chain = Langevin(
+            plan.sampling, plan.steps, plan.clip, None, self.temperature, self.momentum, prior, self.burn_in, self.thin
+        )
+        at_one = posterior_learning_rate(
+            plan.noise_multiplier, chain.sensitivity(model), plan.batch_size, chain.records, self.momentum
+        )
+        return replace(chain, learning_rate=self.temperature * at_one)
+
+    def moves(self, plan: Plan, model: nn.Module) -> OptimizerChoice:
+        rate = self.chain(plan, model).learning_rate
+        assert rate is not None  # `chain` decides it
+        chosen = {name: value for name, value in asdict(self).items() if value is not None}
+        return OptimizerChoice("Langevin", LearningRate(rate), chosen)
+
+    def train(self, job: Job, folder: Folder, watch: Watch, resume: bool) -> Trained:
+        """Run the chain to its end; the model keeps the last weights, and the average of all samples is measured.
+
+        Guarantees: as for dp-sgd, whose mechanism it is. Settings whose privacy is vacuous are refused.
+        """
+        if job.data.task != "classification":
+            raise InvalidConfig("dp-sgld averages class probabilities; for a regression use clipwise.optim in a loop.")
+        chain = self.chain(job.plan, job.model)
+        chain.plan(job.model)
+        optimizer = LangevinOptimizer(job.model, chain)
+        private = begin(Private, job, optimizer, folder, resume)
+        carry_on(job, folder, watch, resume, private, optimizer, by_losses(job, private))
+        settings, (*inputs, labels) = job.config.evaluation, job.test.tensors
+        found = optimizer.posterior.evaluate(
+            job.model,
+            inputs,
+            labels,
+            bins=settings.bins,
+            resamples=settings.resamples,
+            forward=lambda model, *x: job.outputs(model, [each.to(job.config.device) for each in x]).cpu(),
+            batch_size=settings.batch_size,
+        )
+        return Trained(private.ledger, private.checked, private.looked, {AVERAGE: found.average})

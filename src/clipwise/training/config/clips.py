@@ -34,7 +34,7 @@ from typing import Any
 from clipwise import clipping
 from clipwise.clipping import Clip, Flat, Groupwise, Layerwise, MixUp, Rule, Style
 from clipwise.errors import InvalidConfig, InvalidPlan
-from clipwise.training.config.toml import Table
+from clipwise.training.config.toml import TomlTable
 
 __all__ = ["read_clip"]
 
@@ -54,11 +54,11 @@ STYLES = ("Flat", "Groupwise", "Layerwise")
 SCHEDULES = ("MixUp",)
 
 
-def read_clip(table: Table) -> Clip:
+def read_clip(table: TomlTable) -> Clip:
     """The clipping of a table.
 
-    >>> from clipwise.training.config.toml import Source
-    >>> read_clip(Source.parse('rule = "Automatic"').root())
+    >>> from clipwise.training.config.toml import TomlText
+    >>> read_clip(TomlText.parse('rule = "Automatic"').root())
     Flat(rule=Automatic(R=1.0, gamma=0.01))
     """
     try:
@@ -76,14 +76,14 @@ def read_clip(table: Table) -> Clip:
         table.fail(None, str(error))
 
 
-def _needed(table: Table, name: str) -> Table:
+def _needed(table: TomlTable, name: str) -> TomlTable:
     inner = table.table(name)
     if not inner.values:
         table.fail(None, f"{name!r} is missing; it is a table with a rule.")
     return inner
 
 
-def _style(table: Table) -> Style:
+def _style(table: TomlTable) -> Style:
     name = table.text("style", "Flat", STYLES)
     if name == "Flat":
         return Flat(_rule(table))
@@ -99,11 +99,11 @@ def _style(table: Table) -> Style:
     return Layerwise(layers, noise)
 
 
-def _rules(table: Table) -> Mapping[str, Rule]:
+def _rules(table: TomlTable) -> Mapping[str, Rule]:
     return {name: _rule(inner) for name, inner in table.tables().items()}
 
 
-def _rule(table: Table) -> Rule:
+def _rule(table: TomlTable) -> Rule:
     """A rule and its numbers; nothing else may be in the table."""
     kind = RULES[table.text("rule", choices=RULES)]
     numbers = {

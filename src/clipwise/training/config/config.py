@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -17,17 +18,16 @@ from clipwise.calibration import check_resamples, equal_edges
 from clipwise.clipping import Clip, Flat, NoClip
 from clipwise.errors import DataError, InvalidSampling
 from clipwise.sampling import FixedSize, FullBatch, Poisson, Sampling, Shuffled
-from clipwise.training.algorithms.federation import FEDERATED, Federation, check, read_federation
-from clipwise.training.algorithms.variants import JL, SGLD, Sampler, read_projections, read_steps
 from clipwise.training.config.clips import read_clip
 from clipwise.training.config.datasets import DataChoice, read_data
 from clipwise.training.config.models import Architecture, read_model
-from clipwise.training.config.optimizers import OptimizerChoice
-from clipwise.training.config.toml import Source, Table, nearest
+from clipwise.training.config.toml import TomlTable, TomlText, nearest
+
+if TYPE_CHECKING:
+    from clipwise.training.algorithms import Algorithm
 
 __all__ = ["Batches", "Config", "Evaluation", "Privacy", "Recalibration", "default_delta"]
 
-ALGORITHMS = ("dp-sgd", JL, SGLD, *FEDERATED)
 SAMPLINGS = ("fixed-size", "full-batch", "poisson", "shuffled")
 PUBLIC_METHODS = ("isotonic", "temperature", "vector")
 PRIVATE_METHODS = ("private-temperature",)
@@ -48,7 +48,7 @@ class Privacy:
         return self.noise_multiplier != 0.0
 
     @classmethod
-    def read(cls, table: Table) -> Privacy:
+    def read(cls, table: TomlTable) -> Privacy:
         """Read the table: exactly one of epsilon, noise_multiplier and private = false."""
         private = table.flag("private", True)
         epsilon, noise = table.number("epsilon", None), table.number("noise_multiplier", None)
@@ -78,7 +78,7 @@ class Batches:
     epochs: float | None
 
     @classmethod
-    def read(cls, table: Table) -> Batches:
+    def read(cls, table: TomlTable) -> Batches:
         """Read the keys of the configuration's top level."""
         sampling = table.text("sampling", "poisson", SAMPLINGS)
         size, cap = table.integer("batch_size", None), table.integer("max_batch_size", None)
@@ -139,7 +139,7 @@ class Evaluation:
     """Of a regression: the standard deviation of every prediction, whose Gaussian intervals are then judged."""
 
     @classmethod
-    def read(cls, table: Table) -> Evaluation:
+    def read(cls, table: TomlTable) -> Evaluation:
         """Read the table."""
         evaluation = cls(
             every=table.integer("every", None),
@@ -180,7 +180,7 @@ class Recalibration:
         return tuple(method for method in self.methods if method in PRIVATE_METHODS)
 
     @classmethod
-    def read(cls, table: Table, privacy: Privacy) -> Recalibration:
+    def read(cls, table: TomlTable, privacy: Privacy) -> Recalibration:
         """Read the table; without one there is no recalibration."""
         methods = table.texts("methods", ())
         for method in methods:
@@ -228,7 +228,8 @@ class Config:
     """
 
     name: str
-    algorithm: str
+    algorithm: Algorithm
+    """With the choices that are its own, such as the optimizer."""
     seed: int | None
     output: Path
     device: str
@@ -239,41 +240,34 @@ class Config:
     model: Architecture
     trainable: tuple[str, ...]
     clip: Clip
-    optimizer: OptimizerChoice | None
-    """None: the sampler decides how the weights move."""
     privacy: Privacy
     evaluation: Evaluation
     recalibration: Recalibration
-    federated: Federation | None
-    """Of the federated algorithms: the users."""
-    sampler: Sampler | None
-    """Of dp-sgld: the chain."""
-    projections: int | None
-    """Of dp-sgd-jl: random directions for the norms."""
     text: str
     """The configuration in force, as TOML."""
 
     @classmethod
     def load(cls, path: str | Path, overrides: Sequence[str] = ()) -> Config:
         """Read a file, with `overrides` such as `clip.R=0.5` in force."""
-        return cls._of(Source.read(path, overrides))
+        return cls._of(TomlText.read(path, overrides))
 
     @classmethod
     def parse(cls, text: str, name: str = "configuration", overrides: Sequence[str] = ()) -> Config:
         """Read a text; `name` stands for the file in messages."""
-        return cls._of(Source.parse(text, name, overrides))
+        return cls._of(TomlText.parse(text, name, overrides))
 
     @classmethod
-    def _of(cls, source: Source) -> Config:
+    def _of(cls, source: TomlText) -> Config:
         """Read everything, and refuse what nobody asked for."""
+        # An algorithm can train, with what is built on configurations: at the top of this module it would be a circle.
+        from clipwise.training.algorithms import read_algorithm
+
         root = source.root()
         name = root.text("name", Path(source.name).stem)
         model, privacy = root.table("model"), Privacy.read(root.table("privacy"))
-        algorithm = root.text("algorithm", "dp-sgd", ALGORITHMS)
-        optimizer, sampler = read_steps(root, algorithm)
         config = cls(
             name=name,
-            algorithm=algorithm,
+            algorithm=read_algorithm(root),
             seed=root.integer("seed", None, least=0),
             output=Path(root.text("output", f"runs/{name}")),
             device=_device(root),
@@ -283,38 +277,30 @@ class Config:
             model=read_model(model),
             trainable=model.texts("trainable", ("*",)),
             clip=_clip(root, privacy),
-            optimizer=optimizer,
             privacy=privacy,
             evaluation=Evaluation.read(root.table("evaluation")),
             recalibration=Recalibration.read(root.table("recalibration"), privacy),
-            federated=read_federation(root.table("federated"), algorithm),
-            sampler=sampler,
-            projections=read_projections(root, algorithm),
             text=source.effective(),
         )
         model.close()
         root.close()
-        check(config)
+        config.algorithm.check(config, root)
         _check_rate(root, config)
         return config
 
 
-def _clip(root: Table, privacy: Privacy) -> Clip:
+def _clip(root: TomlTable, privacy: Privacy) -> Clip:
     if "clip" in root or privacy.is_private:
         return read_clip(root.table("clip"))
     return Flat(NoClip())
 
 
-def _check_rate(root: Table, config: Config) -> None:
+def _check_rate(root: TomlTable, config: Config) -> None:
     """With a public rate, refuse what would be made from the number of records."""
     if config.batches.rate is None:
         return
     if config.privacy.is_private and config.privacy.delta is None:
         root.fail("rate", "keeps the number of records to itself, so delta has no default: give privacy.delta.")
-    if config.sampler is not None:
-        root.fail("rate", f"is not for {config.algorithm}: the posterior depends on the number of records.")
-    if config.federated is not None:
-        root.fail("rate", f"is not for {config.algorithm} here: federated.users is a public number of users.")
     if config.recalibration.private_share is not None:
         root.fail("rate", "does not go with recalibration.private_share, a part of the number of records.")
     if config.data.is_cut_from_one_file:
@@ -323,7 +309,7 @@ def _check_rate(root: Table, config: Config) -> None:
         )
 
 
-def _device(root: Table) -> str:
+def _device(root: TomlTable) -> str:
     name = root.text("device", "cpu")
     try:
         torch.empty(0, device=name)

@@ -16,18 +16,18 @@ from clipwise import data
 from clipwise.data import DataSet, entry, read_table
 from clipwise.errors import DataError, InvalidConfig, MissingExtra
 from clipwise.training.config.functions import guarded, imported, split_target
-from clipwise.training.config.toml import Table
+from clipwise.training.config.toml import TomlTable
 
-__all__ = ["DataChoice", "Inputs", "Records", "read_data"]
+__all__ = ["DataChoice", "Inputs", "TensorRecords", "read_data"]
 
 FILES = (".csv", ".npz", ".parquet")
 TEXT = ("snli",)
 
 
-class Records(TensorDataset):
-    """A `TensorDataset` that reads a whole batch at once; use it with `Records.collate`.
+class TensorRecords(TensorDataset):
+    """A `TensorDataset` that reads a whole batch at once; use it with `TensorRecords.collate`.
 
-    >>> Records(torch.arange(3.0), torch.arange(3)).__getitems__([0, 2])
+    >>> TensorRecords(torch.arange(3.0), torch.arange(3)).__getitems__([0, 2])
     (tensor([0., 2.]), tensor([0, 2]))
     """
 
@@ -51,7 +51,7 @@ class Inputs:
     std: tuple[float, ...] = (1.0,)
     """Then the mean is taken off and the rest divided by std: one number, or one per column or channel."""
 
-    def __call__(self, part: TensorDataset) -> Records:
+    def __call__(self, part: TensorDataset) -> TensorRecords:
         """The records with their first tensor so changed."""
         x, *others = part.tensors
         if self.pool > 1:
@@ -60,7 +60,7 @@ class Inputs:
             x = F.avg_pool2d(x, self.pool)
         if (self.mean, self.std) != ((0.0,), (1.0,)):
             x = (x - self._aligned("mean", x)) / self._aligned("std", x)
-        return Records(x, *others)
+        return TensorRecords(x, *others)
 
     def _aligned(self, name: str, x: Tensor) -> Tensor:
         values = getattr(self, name)
@@ -156,11 +156,11 @@ def _single(x: Tensor) -> Tensor:
     return x.float() if x.dtype == torch.float64 else x
 
 
-def read_data(table: Table) -> DataChoice:
+def read_data(table: TomlTable) -> DataChoice:
     r"""The data that a table describes; a file takes the options of `clipwise.data.from_file`.
 
-    >>> from clipwise.training.config.toml import Source
-    >>> read_data(Source.parse('source = "mnist"\npool = 2').root()).inputs.pool
+    >>> from clipwise.training.config.toml import TomlText
+    >>> read_data(TomlText.parse('source = "mnist"\npool = 2').root()).inputs.pool
     2
     """
     source = table.text("source")
@@ -182,7 +182,7 @@ def read_data(table: Table) -> DataChoice:
     return DataChoice(source, options, inputs, standardise)
 
 
-def _of_a_file(table: Table) -> dict[str, Any]:
+def _of_a_file(table: TomlTable) -> dict[str, Any]:
     """The options of `clipwise.data.from_file` that are given."""
     options = {
         "target": table.text("target", None),
@@ -202,7 +202,7 @@ def _of_a_file(table: Table) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def _built_in(table: Table, source: str) -> dict[str, Any]:
+def _built_in(table: TomlTable, source: str) -> dict[str, Any]:
     try:
         name = entry(source, "data").name
     except DataError as error:

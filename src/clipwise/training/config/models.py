@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from clipwise.data import DataSet
 from clipwise.errors import DataError, InvalidConfig, MissingExtra
 from clipwise.training.config.functions import guarded, imported, split_target
-from clipwise.training.config.toml import Table, nearest
+from clipwise.training.config.toml import TomlTable, nearest
 
 __all__ = ["Architecture", "freeze", "read_model"]
 
@@ -152,11 +152,11 @@ class FromFunction:
         return _call(model, inputs)
 
 
-def read_model(table: Table) -> Architecture:
+def read_model(table: TomlTable) -> Architecture:
     """The architecture that a table describes.
 
-    >>> from clipwise.training.config.toml import Source
-    >>> read_model(Source.parse('source = "mlp"').root())
+    >>> from clipwise.training.config.toml import TomlText
+    >>> read_model(TomlText.parse('source = "mlp"').root())
     MLP(hidden=(64,), activation='tanh')
     """
     source = table.text("source")
@@ -179,7 +179,7 @@ def read_model(table: Table) -> Architecture:
     return model
 
 
-def _activation(table: Table) -> str:
+def _activation(table: TomlTable) -> str:
     return table.text("activation", "tanh", ACTIVATIONS)
 
 

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from clipwise.clipping import Style
 from clipwise.errors import InvalidConfig
-from clipwise.training.config.toml import Table, nearest
+from clipwise.training.config.toml import TomlTable, nearest
 
 __all__ = ["LearningRate", "OptimizerChoice", "read_optimizer"]
 
@@ -57,7 +57,7 @@ class OptimizerChoice:
     learning_rate: LearningRate
     options: Mapping[str, Any]
 
-    def build(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
+    def build(self, parameters: Iterable[Tensor]) -> Optimizer:
         """The optimizer for these parameters; the loop sets its learning rate before every step."""
         try:
             made: Optimizer = getattr(torch.optim, self.name)(parameters, lr=self.learning_rate.value, **self.options)
@@ -75,11 +75,11 @@ def _classes() -> dict[str, type[Optimizer]]:
     return {name: cls for name, cls in found.items() if issubclass(cls, Optimizer) and cls is not Optimizer}
 
 
-def read_optimizer(table: Table) -> OptimizerChoice:
+def read_optimizer(table: TomlTable) -> OptimizerChoice:
     r"""The optimizer that a table describes; whatever it has besides name and rate goes to the class.
 
-    >>> from clipwise.training.config.toml import Source
-    >>> str(read_optimizer(Source.parse('name = "SGD"\nlearning_rate = "1.5 / R"\nmomentum = 0.9').root()))
+    >>> from clipwise.training.config.toml import TomlText
+    >>> str(read_optimizer(TomlText.parse('name = "SGD"\nlearning_rate = "1.5 / R"\nmomentum = 0.9').root()))
     'SGD(lr=1.5 / R, momentum=0.9)'
     """
     classes = _classes()
@@ -96,7 +96,7 @@ def read_optimizer(table: Table) -> OptimizerChoice:
     return OptimizerChoice(name, rate, options)
 
 
-def _learning_rate(table: Table) -> LearningRate:
+def _learning_rate(table: TomlTable) -> LearningRate:
     given = table.raw("learning_rate")
     if not isinstance(given, str):
         return LearningRate(table.number("learning_rate"))

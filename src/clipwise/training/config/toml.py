@@ -19,7 +19,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["Source", "Table", "nearest", "write"]
+__all__ = ["TomlTable", "TomlText", "nearest", "write"]
 
 Default = TypeVar("Default")
 
@@ -53,7 +53,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 @dataclass(frozen=True)
-class Source:
+class TomlText:
     """The text of a configuration, what was read from it, and what was set on the command line instead."""
 
     name: str
@@ -62,7 +62,7 @@ class Source:
     overrides: tuple[str, ...] = ()
 
     @classmethod
-    def read(cls, path: str | Path, overrides: Sequence[str] = ()) -> Source:
+    def read(cls, path: str | Path, overrides: Sequence[str] = ()) -> TomlText:
         """Read a file; `overrides` are like `clip.R=0.5`, a TOML value or a bare word."""
         try:
             text = Path(path).read_text(encoding="utf-8")
@@ -71,10 +71,10 @@ class Source:
         return cls.parse(text, str(path), overrides)
 
     @classmethod
-    def parse(cls, text: str, name: str = "configuration", overrides: Sequence[str] = ()) -> Source:
+    def parse(cls, text: str, name: str = "configuration", overrides: Sequence[str] = ()) -> TomlText:
         """Read a text.
 
-        >>> Source.parse("steps = 5", overrides=["clip.rule=Abadi", "steps=7"]).values
+        >>> TomlText.parse("steps = 5", overrides=["clip.rule=Abadi", "steps=7"]).values
         {'steps': 7, 'clip': {'rule': 'Abadi'}}
         """
         try:
@@ -98,9 +98,9 @@ class Source:
         """The text, or with overrides the values as they are in force."""
         return self.text if not self.overrides else write(self.values)
 
-    def root(self) -> Table:
+    def root(self) -> TomlTable:
         """The whole configuration as a table to be read."""
-        return Table(self, self.values, ())
+        return TomlTable(self, self.values, ())
 
 
 def _override(values: dict[str, Any], text: str) -> None:
@@ -146,15 +146,15 @@ _LARGEST = 2**63 - 1  # TOML promises no more
 
 
 @dataclass
-class Table:
+class TomlTable:
     """A table whose keys are asked for one by one; `close` refuses those that nobody asked for.
 
-    >>> table = Source.parse("steps = 5").root()
+    >>> table = TomlText.parse("steps = 5").root()
     >>> table.integer("steps")
     5
     """
 
-    source: Source
+    source: TomlText
     values: Mapping[str, Any]
     path: tuple[str, ...]
     _asked: dict[str, None] = field(default_factory=dict)
@@ -260,16 +260,16 @@ class Table:
                 self.fail(name, f"expected an array of {_NAMES[kind].split()[-1]}s, found {_shown(value)} in it.")
         return tuple(values)
 
-    def table(self, name: str) -> Table:
+    def table(self, name: str) -> TomlTable:
         """A table within; an empty one when it is missing."""
-        return Table(self.source, self._get(name, {}, dict), (*self.path, name))
+        return TomlTable(self.source, self._get(name, {}, dict), (*self.path, name))
 
     def raw(self, name: str) -> Any:
         """A value of any kind, None when it is missing."""
         self._asked[name] = None
         return self.values.get(name)
 
-    def tables(self) -> dict[str, Table]:
+    def tables(self) -> dict[str, TomlTable]:
         """All that is in this table, each a table itself, under names of the user's."""
         return {name: self.table(name) for name in self.values}
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from clipwise.errors import DataError, InvalidConfig
 from clipwise.files import locked, replacing
-from clipwise.training.config import Source
+from clipwise.training.config import TomlText
 
 __all__ = ["Folder"]
 
@@ -81,8 +81,8 @@ class Folder:
                 f"{self.path} holds no checkpoint to resume from. Leave --resume out to start a run "
                 "(with --force, if a run was cut here before its first checkpoint)."
             )
-        old = Source.read(self.path / "config.toml")
-        new = Source.parse(text)
+        old = TomlText.read(self.path / "config.toml")
+        new = TomlText.parse(text)
         changed = sorted(_differing(old.values, new.values, ()))
         if changed:
             raise InvalidConfig(

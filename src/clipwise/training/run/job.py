@@ -15,10 +15,9 @@ from clipwise.calibration import CalibrationResult, PrivateTemperatureScaling
 from clipwise.data import DataSet
 from clipwise.entropy import arm_seed
 from clipwise.errors import InvalidConfig
-from clipwise.optim import ProjectedPlan
 from clipwise.plan import Plan
 from clipwise.private import Checked, Looked
-from clipwise.training.config import Config, OptimizerChoice, Records, default_delta, freeze, guarded
+from clipwise.training.config import Config, OptimizerChoice, TensorRecords, default_delta, freeze, guarded
 
 __all__ = ["Job", "Trained", "prepare", "private_scaling"]
 
@@ -31,11 +30,11 @@ class Job:
 
     config: Config
     data: DataSet
-    train: Records
-    test: Records
-    public: Records | None
+    train: TensorRecords
+    test: TensorRecords
+    public: TensorRecords | None
     """Held-out records for recalibration; none of them is in `test`."""
-    aside: Records | None
+    aside: TensorRecords | None
     """Private records that are not trained on, for recalibration."""
     model: nn.Module
     parameters: dict[str, nn.Parameter]
@@ -134,11 +133,11 @@ def prepare(config: Config, data: DataSet | None = None) -> Job:
     if config.evaluation.std is not None and data.task == "classification":
         raise InvalidConfig("evaluation.std is for a regression.")
     delta = None
-    units = len(train) if config.federated is None else config.federated.users
+    units = config.algorithm.units(len(train))
     if config.privacy.is_private:
         delta = default_delta(units) if config.privacy.delta is None else config.privacy.delta
     plan = _plan(config, units, delta)
-    optimizer = _optimizer(config, plan, model)
+    optimizer = config.algorithm.moves(plan, model)
     for step in (0, plan.steps - 1):  # a rule that cannot be followed is reported now, not when its step comes
         optimizer.learning_rate.at(plan.style(step), list(parameters))
     return Job(
@@ -157,16 +156,16 @@ def prepare(config: Config, data: DataSet | None = None) -> Job:
     )
 
 
-def _split(part: TensorDataset, share: float | None) -> tuple[Records, Records | None]:
+def _split(part: TensorDataset, share: float | None) -> tuple[TensorRecords, TensorRecords | None]:
     """The records that stay, and those put aside: chosen at random, but the same ones in every run."""
     if share is None:
-        return Records(*part.tensors), None
+        return TensorRecords(*part.tensors), None
     count = round(share * len(part))
     if not 0 < count < len(part):
         raise InvalidConfig(f"[recalibration]: a share of {share:g} of {len(part)} records leaves one side empty.")
     order = torch.randperm(len(part), generator=torch.Generator().manual_seed(SPLIT_SEED))
     aside, stay = order[:count].sort().values, order[count:].sort().values
-    return Records(*(t[stay] for t in part.tensors)), Records(*(t[aside] for t in part.tensors))
+    return TensorRecords(*(t[stay] for t in part.tensors)), TensorRecords(*(t[aside] for t in part.tensors))
 
 
 def private_scaling(config: Config) -> PrivateTemperatureScaling | None:
@@ -181,22 +180,13 @@ def private_scaling(config: Config) -> PrivateTemperatureScaling | None:
 def _plan(config: Config, sample_size: int, delta: float | None) -> Plan:
     sampling = config.batches.scheme(sample_size)
     steps, noise = config.batches.count(sampling), config.privacy.noise_multiplier
-    plan = Plan(sampling, steps, config.clip, noise)
-    if config.projections is not None:
-        plan = ProjectedPlan(sampling, steps, config.clip, noise, projections=config.projections)
+    plan = config.algorithm.plan(Plan(sampling, steps, config.clip, noise))
     if config.privacy.epsilon is None or delta is None:
         return plan
     scaling = private_scaling(config)
     fixed = () if scaling is None else (scaling.event,)
     shape = replace(plan, noise_multiplier=1.0).events()
     return replace(plan, noise_multiplier=noise_scale(shape, config.privacy.epsilon, delta, fixed=fixed))
-
-
-def _optimizer(config: Config, plan: Plan, model: nn.Module) -> OptimizerChoice:
-    if config.optimizer is not None:
-        return config.optimizer
-    assert config.sampler is not None
-    return config.sampler.optimizer(config.sampler.chain(plan, model))
 
 
 def _warnings(data: DataSet, units: int | None, delta: float | None) -> list[str]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import platform
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import datetime, timezone
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from torch import nn
 
@@ -22,7 +22,6 @@ from clipwise.errors import ClipwiseError, MissingExtra
 from clipwise.noise import DESCRIPTION
 from clipwise.private.digests import file_of
 from clipwise.report import Run
-from clipwise.training.algorithms import dp_sgd, dp_sgd_jl, dp_sgld, fedavg
 from clipwise.training.config import Config
 from clipwise.training.run.folder import Folder
 from clipwise.training.run.job import Job, Trained, prepare
@@ -30,19 +29,7 @@ from clipwise.training.run.measure import evaluate
 from clipwise.training.run.recalibrate import recalibrate
 from clipwise.training.run.watch import Progress, Watch, silent
 
-__all__ = ["ALGORITHMS", "Algorithm", "train"]
-
-Algorithm: TypeAlias = Callable[[Job, Folder, Watch, bool], Trained]
-"""Trains `job.model` in place, from the folder's checkpoint when the last argument is true."""
-
-ALGORITHMS: Mapping[str, Algorithm] = {
-    "dp-sgd": dp_sgd.train,
-    "dp-sgd-jl": dp_sgd_jl.train,
-    "dp-sgld": dp_sgld.train,
-    "dp-fedavg": fedavg.train,
-    "dp-fedsgd": fedavg.train,
-}
-"""A further algorithm is a function here and its name in `config.ALGORITHMS`."""
+__all__ = ["train"]
 
 PACKAGES = ("torch", "numpy", "scipy", "transformers")
 
@@ -91,7 +78,7 @@ def _carry_out(job: Job, folder: Folder, watch: Watch, resume: bool) -> Trained:
         watch(progress)
 
     try:
-        return ALGORITHMS[job.config.algorithm](job, folder, counted, resume)
+        return job.config.algorithm.train(job, folder, counted, resume)
     except (ClipwiseError, OSError):
         if not begun:
             folder.discard()
@@ -153,8 +140,8 @@ def _choices(job: Job) -> dict[str, Any]:
     return {
         "learning_rate": rates.pop() if len(rates) == 1 else str(rule),
         "optimizer": str(job.optimizer),
-        "algorithm": job.config.algorithm,
-        **({} if job.config.federated is None else {"federated": job.config.federated.described()}),
+        "algorithm": job.config.algorithm.name,
+        **job.config.algorithm.described(),
     }
 
 

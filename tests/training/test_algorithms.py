@@ -1,0 +1,116 @@
+"""Every algorithm of the registry: it trains, is resumed, is reported, and refuses the keys of the others.
+
+A further algorithm is one row of `ROWS`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import FrozenInstanceError
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from clipwise.errors import InvalidConfig
+from clipwise.report import Run
+from clipwise.training import Config, Progress, train
+from clipwise.training.algorithms import ALGORITHMS
+
+from .common import config
+
+ROOT = Path(__file__).parents[2]
+
+COMMON = """
+name = "tiny"
+seed = 3
+steps = 3
+batch_size = 64
+checkpoint_every = 1
+data.source = "digits"
+model = { source = "mlp", hidden = [8] }
+clip = { rule = "Abadi", R = 1.0 }
+privacy.noise_multiplier = 4.0
+evaluation = { every = 1, resamples = 0 }
+"""
+
+RATE = "optimizer.learning_rate = 0.5\n"
+
+ROWS = {
+    "dp-sgd": RATE,
+    "dp-sgd-jl": RATE + "projections = 40\n",
+    "dp-sgld": "sgld = { burn_in = 1, thin = 1 }\n",
+    "dp-fedavg": RATE + "federated = { users = 100, local_batch_size = 8 }\n",
+    "dp-fedsgd": RATE + 'federated = { users = 100, split = "uniform" }\n',
+}
+"""What each needs besides, in three steps of a tiny network."""
+
+pytestmark = pytest.mark.usefixtures("exact_only")
+
+
+def text_of(name: str) -> str:
+    return f'algorithm = "{name}"\n{ROWS[name]}{COMMON}'
+
+
+def test_every_algorithm_has_a_row() -> None:
+    assert ROWS.keys() == ALGORITHMS.keys()
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_it_trains_is_resumed_and_is_reported(name: str, tmp_path: Path) -> None:
+    made = config(text=text_of(name))
+    whole, folder = train(made, output=tmp_path / "whole")
+    assert (folder / "report.html").stat().st_size > 10_000
+    assert Run.load(folder).plan["algorithm"] == name
+    assert whole.ledger is not None and sum(event.count for event in whole.ledger.events) == 3
+
+    def pull_the_plug(progress: Progress) -> None:
+        if progress.step == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(made, output=tmp_path / "cut", page=False, watch=pull_the_plug)
+    again, _ = train(made, output=tmp_path / "cut", page=False, resume=True)
+    assert (again.test, again.recalibrated, again.curves) == (whole.test, whole.recalibrated, whole.curves)
+    assert again.ledger == whole.ledger
+    weights = [load_file(tmp_path / each / "model.safetensors") for each in ("whole", "cut")]
+    assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_it_is_a_frozen_value_that_the_configuration_holds(name: str) -> None:
+    made = config(text=text_of(name)).algorithm
+    assert type(made) is ALGORITHMS[name] and made.name == name
+    assert made == config(text=text_of(name)).algorithm
+    with pytest.raises(FrozenInstanceError):
+        made.optimizer = None  # type: ignore[attr-defined]
+
+
+KEYS = sorted({key for kind in ALGORITHMS.values() for key in kind.keys})
+FOREIGN = [(name, key) for name, kind in ALGORITHMS.items() for key in KEYS if key not in kind.keys]
+
+
+@pytest.mark.parametrize(("name", "key"), FOREIGN)
+def test_the_keys_of_others_are_refused(name: str, key: str) -> None:
+    owners = [repr(other) for other, kind in ALGORITHMS.items() if key in kind.keys]
+    with pytest.raises(InvalidConfig) as refused:
+        config(f"{key}={{x=1}}", text=text_of(name))
+    if key == "optimizer":  # says what to give in its place
+        assert f"optimizer: is not for {name}: " in str(refused.value)
+    else:
+        assert str(refused.value) == f"--set {key}={{x=1}}: {key}: is for algorithm = {' or '.join(owners)} only."
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_misspelt_key_is_named(name: str) -> None:
+    key = ALGORITHMS[name].keys[-1]
+    with pytest.raises(InvalidConfig, match=f"did you mean '{key}'"):
+        Config.parse(f"{key}x = 5\n" + text_of(name))
+
+
+def test_the_documented_table_is_the_registry() -> None:
+    document = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(dp-[\w-]+)` \| (.+?) \| (.+?) \|$", document, flags=re.MULTILINE)
+    expected = [(kind.name, kind.about, ", ".join(f"`{key}`" for key in kind.keys)) for kind in ALGORITHMS.values()]
+    assert rows == expected
