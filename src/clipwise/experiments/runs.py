@@ -8,7 +8,6 @@ two files, which count as the folders do.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -113,13 +112,8 @@ def _carry_out(trial: Trial, again: bool, command: str) -> Run:
     def watch(at: Progress) -> None:
         advance(1 / (at.steps - at.first))
 
-    run, folder = train(
-        config, output=trial.folder, resume=begun, force=not begun, page=False, watch=watch, command=command,
-        data=_data(config),
-    )  # fmt: skip
-    if trial.study.note:
-        run = replace(run, warnings=(*run.warnings, trial.study.note))
-        run.save(folder)
+    how = {"resume": begun, "force": not begun, "command": command, "note": trial.study.note}
+    run, _ = train(config, output=trial.folder, page=False, watch=watch, data=_data(config), **how)
     return run
 
 

@@ -42,21 +42,20 @@ def silent(standing: Standing) -> None:
 class Show:
     """A watch that shows a bar on standard error, with the largest epsilon of a run, and a line for every failure.
 
-    `said(standing)` makes a line of everything that ended well. Leaving the `with` block removes the bar.
+    `told(standing)` is called for everything that ended well, with the bar out of the way. Leaving the `with` block
+    removes the bar.
 
     >>> import sys
-    >>> with Show("runs", lambda standing: f"{standing.ended}: done", Console(sys.stdout)) as show:
+    >>> with Show("runs", lambda standing: print(f"{standing.ended}: done"), Console(sys.stdout)) as show:
     ...     show(Standing(1.0, 2, "R = 1, seed 0"))
     ...     show(Standing(2.0, 2, "R = 1, seed 1", problem="it diverged"))
     R = 1, seed 0: done
     failed, R = 1, seed 1: it diverged
     """
 
-    def __init__(
-        self, what: str = "runs", said: Callable[[Standing], str] | None = None, console: Console | None = None
-    ) -> None:
+    def __init__(self, what: str = "runs", told: Watch = silent, console: Console | None = None) -> None:
         self._bar = Bar(what, what.split()[0], console=console)
-        self._said = said
+        self._told = told
         self._epsilon: float | None = None
 
     def __enter__(self) -> Show:
@@ -71,8 +70,9 @@ class Show:
             self._bar.show(standing.done, standing.total, self._notes)
         elif standing.problem is not None:
             self._bar.say(f"failed, {standing.ended}: {standing.problem}")
-        elif self._said is not None:
-            self._bar.say(self._said(standing))
+        else:
+            self._bar.close()
+            self._told(standing)
         if isinstance(standing.result, Run):
             spent = [self._epsilon, *(arm.epsilon for arm in arms_of([standing.result]))]
             self._epsilon = max((epsilon for epsilon in spent if epsilon is not None), default=None)
