@@ -112,8 +112,17 @@ def _carry_out(trial: Trial, again: bool, command: str) -> Run:
     def watch(at: Progress) -> None:
         advance(1 / (at.steps - at.first))
 
-    how = {"resume": begun, "force": not begun, "command": command, "note": trial.study.note}
-    run, _ = train(config, output=trial.folder, page=False, watch=watch, data=_data(config), **how)
+    run, _ = train(
+        config,
+        output=trial.folder,
+        resume=begun,
+        force=not begun,
+        command=command,
+        watch=watch,
+        data=_data(config),
+        page=False,
+        note=trial.study.note,
+    )
     return run
 
 
