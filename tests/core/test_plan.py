@@ -7,10 +7,10 @@ import math
 from dataclasses import FrozenInstanceError, dataclass, replace
 
 import pytest
-import torch
 
 import clipwise as cw
 from clipwise.clipping import Style
+from tests.core.common import Own
 
 SAMPLING = cw.Poisson(sample_size=1000, batch_size=50)
 CLIPS = [
@@ -25,18 +25,6 @@ CLIPS = [
     cw.MixUp(cw.Abadi(0.1), cw.Layerwise(cw.Abadi(20.0)), switch_at=0.95),
     cw.MixUp(cw.Abadi(0.1), cw.Abadi(20.0), switch_at=7),
 ]
-
-
-@dataclass(frozen=True)
-class Own:
-    R: float
-
-    @property
-    def sensitivity(self) -> float:
-        return self.R
-
-    def __call__(self, norms: torch.Tensor) -> torch.Tensor:
-        return self.R / (1 + norms)
 
 
 @dataclass(frozen=True)
@@ -126,8 +114,8 @@ def test_the_denominator_is_the_public_batch_size() -> None:
 
 def test_epsilon_is_the_ledger_of_its_events() -> None:
     p = plan(noise_multiplier=1.3)
-    assert p.events() == (cw.GaussianSteps(SAMPLING, 1.3, 100),)
-    assert p.epsilon(delta=1e-5) == cw.Ledger(p.events()).epsilon(delta=1e-5)
+    assert p.events == (cw.GaussianSteps(SAMPLING, 1.3, 100),)
+    assert p.epsilon(delta=1e-5) == cw.Ledger(p.events).epsilon(delta=1e-5)
 
 
 def test_calibrate_meets_the_target() -> None:
@@ -138,7 +126,7 @@ def test_calibrate_meets_the_target() -> None:
 
 
 def test_an_uncalibrated_plan_has_no_epsilon() -> None:
-    for ask in (lambda p: p.epsilon(delta=1e-5), lambda p: p.events()):
+    for ask in (lambda p: p.epsilon(delta=1e-5), lambda p: p.events):
         with pytest.raises(cw.InvalidPlan, match="calibrate"):
             ask(plan(noise_multiplier=None))
 

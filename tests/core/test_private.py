@@ -15,7 +15,21 @@ from torch import Tensor, nn
 
 import clipwise as cw
 from clipwise.clipping import Style
-from tests.core.common import Constant, N, Recorder, data, loop_sum, losses_of, mlp, plan, same, sgd, train, weights
+from tests.core.common import (
+    Constant,
+    N,
+    Recorder,
+    Tied,
+    data,
+    loop_sum,
+    losses_of,
+    mlp,
+    plan,
+    same,
+    sgd,
+    train,
+    weights,
+)
 
 X, Y = data().tensors
 
@@ -27,7 +41,7 @@ def test_an_ordinary_loop_trains_and_keeps_the_ledger() -> None:
     train(private, model, ds)
     assert float(losses_of(model, X, Y).detach().mean()) < before
     assert private.steps_done == private.ledger.steps == 30
-    assert private.ledger.events == private.plan.events()
+    assert private.ledger.events == private.plan.events
     assert all(p.grad is None for p in model.parameters())
 
 
@@ -476,20 +490,11 @@ def test_the_optimizer_must_hold_exactly_the_trainable_parameters() -> None:
 
 
 def test_parameter_groups_and_tied_weights() -> None:
-    class Tied(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b = nn.Linear(3, 3), nn.Linear(3, 3)
-            self.b.weight = self.a.weight
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.b(self.a(x).tanh()).sum(1)
-
     model = Tied()
     groups = [{"params": [model.a.weight], "lr": 0.5}, {"params": [model.a.bias, model.b.bias]}]
     private = cw.Private(plan(noise_multiplier=0.0), model, torch.optim.SGD(groups, lr=0.1), own_batches=True)
     before = weights(model)
-    private.step(model(X))
+    private.step(model(X).squeeze(1))
     assert all(not torch.equal(before[k], v) for k, v in weights(model).items())
     assert model.b.weight is model.a.weight
 
@@ -590,12 +595,17 @@ def test_a_plan_without_noise_is_refused_and_one_with_zero_noise_says_infinite()
 
 def test_a_schedule_that_turns_unbounded_is_stopped_before_the_release() -> None:
     @dataclass(frozen=True)
-    class Late:
-        def at(self, step: int, steps: int) -> Style:
-            return cw.Flat(cw.Abadi(1.0) if step < 1 else cw.NoClip())
+    class Unbounded:
+        steps: tuple[int, ...]
 
+        def at(self, step: int, steps: int) -> Style:
+            return cw.Flat(cw.NoClip() if step in self.steps else cw.Abadi(1.0))
+
+    for late in (5, 0):  # the ends are seen in time
+        with pytest.raises(cw.InvalidPlan, match="does not bound"):
+            plan(clip=Unbounded((late,)))
     model = mlp()
-    private = cw.Private(plan(clip=Late()), model, sgd(model), own_batches=True)
+    private = cw.Private(plan(clip=Unbounded((1,))), model, sgd(model), own_batches=True)
     private.step(losses_of(model, X, Y))
     with pytest.raises(cw.InvalidPlan, match="does not bound"):
         private.step(losses_of(model, X, Y))

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import clipwise as cw
+from clipwise.accounting._vacuous import least_epsilon
 from clipwise.errors import DataError, InvalidPlan
 from clipwise.optim import (
     FlatPrior,
@@ -24,7 +25,6 @@ from clipwise.optim import (
     printed_temperature,
 )
 from clipwise.optim.sgld import SGLD, to_dp_sgd
-from clipwise.optim.vacuous import least_epsilon
 from tests.optim.common import N, Remembered, data, flat, gradients_of_each, loss_fn, network, put
 
 
@@ -63,7 +63,7 @@ def test_steps_equal_the_printed_formula_in_a_plain_loop(rule: Any, prior: Any, 
         m = momentum * m + drift + noise / eta
         w = w - eta * m
         torch.testing.assert_close(flat(model), w, rtol=1e-10, atol=1e-12)
-    assert private.ledger.events == chain.plan().events()
+    assert private.ledger.events == chain.plan().events
 
 
 def test_the_noise_multiplier_is_the_formula_and_the_map_of_section_4_4() -> None:

@@ -8,15 +8,14 @@ projections = 256     # random directions for the norms of a step
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
-from torch import Tensor, nn
+from torch import nn
 
-from clipwise.optim import ProjectedPlan, ProjectedPrivate
+from clipwise.mechanisms import ProjectedNorms
 from clipwise.plan import Plan
-from clipwise.training.algorithms._loop import begin, carry_on
+from clipwise.training.algorithms._loop import private_loop
 from clipwise.training.algorithms.base import Algorithm
 from clipwise.training.config import OptimizerChoice, TomlTable, read_optimizer
 from clipwise.training.run import Folder, Job, Trained, Watch
@@ -40,7 +39,7 @@ class ProjectedSGD(Algorithm):
         return cls(read_optimizer(root.table("optimizer")), root.integer("projections"))
 
     def plan(self, plan: Plan) -> Plan:
-        return ProjectedPlan(plan.sampling, plan.steps, plan.clip, plan.noise_multiplier, projections=self.projections)
+        return replace(plan, mechanism=ProjectedNorms(self.projections))
 
     def moves(self, plan: Plan, model: nn.Module) -> OptimizerChoice:
         return self.optimizer
@@ -50,15 +49,4 @@ class ProjectedSGD(Algorithm):
 
         Guarantees: as for dp-sgd, except for norms that were estimated too small, which are on the ledger as such.
         """
-        optimizer = job.optimizer.build(job.parameters.values())
-        last = math.nan
-
-        def losses(model: nn.Module, batch: Any) -> Tensor:
-            nonlocal last
-            found = job.losses(model, [tensor.to(job.config.device) for tensor in batch])
-            last = float(found.detach().mean())
-            return found
-
-        private = begin(ProjectedPrivate, job, optimizer, folder, resume, losses)
-        carry_on(job, folder, watch, resume, private, optimizer, lambda batch: (private.step(batch), last))
-        return Trained(private.ledger, private.checked, private.looked)
+        return private_loop(job, folder, watch, resume, job.optimizer.build(job.parameters.values()))
