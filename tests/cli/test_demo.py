@@ -17,7 +17,7 @@ from clipwise.experiments import Arm
 from clipwise.report import Run, arms_of
 from clipwise.training import Config
 from tests.conftest import without_drawing
-from tests.experiments.common import one_by_one
+from tests.experiments.test_runs import one_by_one
 
 SHORT = {"steps": 6, "seeds": 2}
 ARGUMENTS = ["demo", "--data", "digits", "--jobs", "1", *(f"--{name}={value}" for name, value in SHORT.items())]

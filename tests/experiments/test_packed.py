@@ -14,7 +14,7 @@ import pytest
 from clipwise.errors import DataError, LedgerError
 from clipwise.experiments import CURVES, RESULTS, Arm, Study, Trial, pack, packed, packed_runs, run_all, runs, runs_of
 from clipwise.report import Run, arms_of
-from tests.experiments.common import CONFIG
+from tests.experiments.test_runs import CONFIG
 from tests.report.samples import judged, made_run, regression_run
 
 ARMS = (Arm("R = 1"), Arm("not private", ("optimizer.learning_rate=0.05",)))

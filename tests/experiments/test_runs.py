@@ -8,19 +8,54 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from clipwise.errors import ClipwiseError, DataError, InvalidConfig
-from clipwise.experiments import Arm, Show, Standing, Study, run_all, runs, runs_of
+from clipwise.experiments import Arm, Show, Standing, Study, Trial, Watch, run_all, runs, runs_of
 from clipwise.progress import Console
-from tests.experiments.common import CONFIG, one_by_one
+from tests.conftest import Terminal
 from tests.report.samples import made_run
-from tests.terminal import Terminal
 
+CONFIG = """
+batch_size = 64
+steps = 3
+
+[data]
+source = "digits"
+
+[model]
+source = "mlp"
+hidden = [4]
+
+[clip]
+rule = "NoClip"
+
+[optimizer]
+name = "SGD"
+learning_rate = 0.5
+
+[privacy]
+private = false
+
+[evaluation]
+resamples = 0
+"""
 ARMS = (Arm("fast"), Arm("not so fast", ("optimizer.learning_rate=0.05",)))
+
+
+def one_by_one(
+    work: Callable[[Trial], Any], todo: Sequence[Trial], jobs: int | None, watch: Watch
+) -> Iterator[tuple[Trial, Any]]:
+    """What `side_by_side` does, in this process: to start another one takes longer than these runs do."""
+    for done, trial in enumerate(todo, start=1):
+        run = work(trial)
+        watch(Standing(done, len(todo), trial, run))
+        yield trial, run
 
 
 @pytest.fixture
