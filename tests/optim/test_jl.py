@@ -22,7 +22,7 @@ from clipwise.mechanisms import ProjectedNorms
 from clipwise.noise import SecureNormals
 from clipwise.private.norms.estimated import EstimatedNorms
 from clipwise.private.norms.projections import Projections, Replay
-from tests.core.common import Recorder
+from tests.core.common import Recorder, Tied
 from tests.optim.common import N, Remembered, data, flat, gradients_of_each, loss_fn, network
 
 
@@ -115,15 +115,6 @@ def test_norms_of_other_layers(model: Any, function: Any) -> None:
 
 
 def test_tied_weights_are_one_direction() -> None:
-    class Tied(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b = nn.Linear(3, 3), nn.Linear(3, 3)
-            self.b.weight = self.a.weight
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.b(self.a(x)).sum(1, keepdim=True)
-
     torch.manual_seed(0)
     net, batch = Tied().double(), [column[:3] for column in data().tensors]
     exact = cw.per_sample_norms(loss_fn(net, batch), list(net.parameters()))

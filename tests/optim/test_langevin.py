@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import clipwise as cw
-from clipwise.accounting.vacuous import least_epsilon
+from clipwise.accounting._vacuous import least_epsilon
 from clipwise.errors import DataError, InvalidPlan
 from clipwise.optim import (
     FlatPrior,

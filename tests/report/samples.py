@@ -75,7 +75,7 @@ def ledger(noise_multiplier: float = 1.1) -> Ledger:
 
 @cache
 def panel() -> dict[str, dict[str, Any]]:
-    return {name: g.as_dict() for name, g in privacy_panel(ledger(), DELTA).items()}
+    return {name: g.to_dict() for name, g in privacy_panel(ledger(), DELTA).items()}
 
 
 def plan(clip_norm: float | None, learning_rate: float) -> dict[str, Any]:

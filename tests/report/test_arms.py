@@ -129,7 +129,7 @@ def test_every_place_tells_the_epsilon_of_the_most_expensive_seed(
     tmp_path: Path,
 ) -> None:
     more = Ledger([*ledger().events, GaussianSteps(SAMPLING, 1.1, 400)])  # resumed without a seed: some steps twice
-    panel = {"exact": more.guarantee(DELTA).as_dict()}
+    panel = {"exact": more.guarantee(DELTA).to_dict()}
     runs = [made_run(curves=()), made_run(seed=1, curves=(), ledger=more, guarantees=panel)]
     printed = panel["exact"]["printed"]
     page = report.write(runs, tmp_path).read_text(encoding="utf-8")

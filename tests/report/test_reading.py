@@ -65,7 +65,7 @@ def test_one_run_each_without_intervals_is_no_proof() -> None:
 def test_unequal_privacy_is_said_and_not_compared() -> None:
     cheap = ledger(2.2)
     small, large = pair(2.0, 1.0, seeds=1)
-    panel = {"exact": cheap.guarantee(DELTA).as_dict()}
+    panel = {"exact": cheap.guarantee(DELTA).to_dict()}
     reading = read(arms_of([small, replace(large, ledger=cheap, guarantees=panel)]))
     assert not reading.verdict and "do not have the same privacy" in reading.paragraphs[1]
 
@@ -162,6 +162,6 @@ def test_warnings_name_their_arms_once() -> None:
 
 
 def test_a_delta_that_is_too_large_is_warned_of() -> None:
-    panel = {"exact": ledger().guarantee(1e-3).as_dict()}
+    panel = {"exact": ledger().guarantee(1e-3).to_dict()}
     warned = warnings_of(arms_of([made_run(guarantees=panel, delta=1e-3)]))
     assert any("over 1/60000" in each.text for each in warned)

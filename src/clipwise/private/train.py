@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
-from clipwise.accounting import Accountant, GaussianSteps, Ledger, ProjectedSteps, Relation
+from clipwise.accounting import GaussianSteps, Ledger, ProjectedSteps, Relation
 from clipwise.clipping import Style
 from clipwise.engine import Constants
 from clipwise.errors import InvalidPlan, InvalidSampling, NotSeparable, UnaccountedUpdate, UnsupportedNode
@@ -165,7 +165,7 @@ class Private:
         """Whether the data of a seeded run stayed the same, as far as they were looked at."""
         return self._position.digests.looked
 
-    def epsilon(self, delta: float, accountant: Accountant = "exact", relation: Relation | None = None) -> float:
+    def epsilon(self, delta: float, accountant: str = "exact", *, relation: Relation | None = None) -> float:
         """The epsilon spent so far at this `delta`; refused after an update that clipwise did not make."""
         self._release.check_accounted()
         if self._position.passed_by and not self._position.done:
@@ -173,7 +173,7 @@ class Private:
                 "batches of the loader were used, but the losses of none were given to private.step: whatever was "
                 "computed from them is not on the ledger, so epsilon 0 would say nothing of it."
             )
-        return self._release.ledger.epsilon(delta, accountant, relation)
+        return self._release.ledger.epsilon(delta, accountant, relation=relation)
 
     # The step
 

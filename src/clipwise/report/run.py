@@ -60,7 +60,7 @@ class Run:
     """What was released; None for a run that is not private."""
     delta: float | None = None
     guarantees: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """`Guarantee.as_dict()` by accountant, as `privacy_panel` gives them."""
+    """`Guarantee.to_dict()` by accountant, as `privacy_panel` gives them."""
     provenance: Mapping[str, Any] = field(default_factory=dict)
     """Versions, seeds, command, started, seconds, data set, model, parameters.
 

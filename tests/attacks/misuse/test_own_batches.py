@@ -152,7 +152,7 @@ def written(s: Setting, folder: Path) -> dict[str, str]:
         plan=s.plan.to_dict(),
         ledger=ledger,
         delta=1e-5,
-        guarantees={name: found.as_dict() for name, found in cw.privacy_panel(ledger, 1e-5).items()},
+        guarantees={name: found.to_dict() for name, found in cw.privacy_panel(ledger, 1e-5).items()},
     )
     run.save(folder)
     page = report.write(run, folder)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from clipwise.errors import DataError, InvalidConfig
+from clipwise.errors import ClipwiseError, DataError, InvalidConfig
 from clipwise.files import locked, replacing
 from clipwise.training.config import TomlText
 
@@ -43,6 +43,8 @@ class Folder:
         self.metrics = path / "metrics.jsonl"
         self.seconds = 0.0
         """Training time so far, over all the processes that the run took."""
+        self.begun = False
+        """Whether a step has been made."""
 
     @property
     def finished(self) -> bool:
@@ -95,18 +97,25 @@ class Folder:
         """The folder for this process alone; unless a run is resumed, emptied and with its configuration in it.
 
         Two processes that continue from one checkpoint would each release steps that the other's ledger does not have.
+        A model or a plan that is refused before the first step leaves no folder behind.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             with locked(self.path, self._taken):
+                self.begun = resume
                 if not resume:
                     self._clear()
                     self.write("config.toml", text)
-                yield
+                try:
+                    yield
+                except (ClipwiseError, OSError):
+                    if not self.begun:
+                        self._discard()
+                    raise
         except OSError as error:
             raise DataError(f"the run in {self.path} cannot continue: {error}.") from error
 
-    def discard(self) -> None:
+    def _discard(self) -> None:
         """Remove a run that came to nothing, and the folder if nothing else is in it."""
         self._clear()
         if not any(self.path.iterdir()):

@@ -16,9 +16,9 @@ from torch import nn
 
 import clipwise
 from clipwise import report
-from clipwise.accounting import Event, panel_of
+from clipwise.accounting import Event, privacy_panel
 from clipwise.data import DataSet
-from clipwise.errors import ClipwiseError, MissingExtra
+from clipwise.errors import MissingExtra
 from clipwise.noise import DESCRIPTION
 from clipwise.private.digests import file_of
 from clipwise.report import Run
@@ -27,7 +27,7 @@ from clipwise.training.run.folder import Folder
 from clipwise.training.run.job import Job, Trained, prepare
 from clipwise.training.run.measure import evaluate
 from clipwise.training.run.recalibrate import recalibrate
-from clipwise.training.run.watch import Progress, Watch, silent
+from clipwise.training.run.watch import Watch, silent
 
 __all__ = ["train"]
 
@@ -57,7 +57,7 @@ def train(
     started = datetime.now(timezone.utc).isoformat(timespec="seconds")
     job = prepare(config, data)
     with folder.claimed(config.text, resume=resume):
-        trained = _carry_out(job, folder, watch, resume)
+        trained = config.algorithm.train(job, folder, watch, resume)
         run = _run(job, folder, trained, {"command": command, "started": started})
         _save_weights(job.model, folder.path / "model.safetensors")
         run.save(folder.path)
@@ -66,23 +66,6 @@ def train(
         if page:
             report.write(run, folder.path)
     return run, folder.path
-
-
-def _carry_out(job: Job, folder: Folder, watch: Watch, resume: bool) -> Trained:
-    """Run the algorithm; a model or a plan that is refused before the first step leaves no folder behind."""
-    begun = resume
-
-    def counted(progress: Progress) -> None:
-        nonlocal begun
-        begun = True
-        watch(progress)
-
-    try:
-        return job.config.algorithm.train(job, folder, counted, resume)
-    except (ClipwiseError, OSError):
-        if not begun:
-            folder.discard()
-        raise
 
 
 def _check_extras() -> None:
@@ -130,7 +113,7 @@ def _unchecked(trained: Trained) -> tuple[str, ...]:
 @lru_cache(maxsize=16)
 def _guarantees(events: tuple[Event, ...], delta: float) -> dict[str, dict[str, Any]]:
     """What every accountant says; the seeds of an experiment share it."""
-    return {name: guarantee.as_dict() for name, guarantee in panel_of(events, delta).items()}
+    return {name: guarantee.to_dict() for name, guarantee in privacy_panel(events, delta).items()}
 
 
 def _choices(job: Job) -> dict[str, Any]:
