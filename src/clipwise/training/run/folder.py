@@ -80,7 +80,7 @@ class Folder:
             raise DataError(f"{self.path} holds a finished run: there is nothing to resume.")
         if not self.checkpoint.exists():
             raise DataError(
-                f"{self.path} holds no checkpoint to resume from. Leave --resume out to start a run "
+                f"{self.path} holds no checkpoint to resume from. Omit --resume to start a run "
                 "(with --force, if a run was cut here before its first checkpoint)."
             )
         old = TomlText.read(self.path / "config.toml")
@@ -143,7 +143,7 @@ class Folder:
             file.write(json.dumps(row) + "\n")
 
     def rows(self) -> tuple[dict[str, Any], ...]:
-        """The rows of metrics.jsonl; one that a crash cut is left out."""
+        """The rows of metrics.jsonl; one that a crash cut is dropped."""
         found = []
         for line in self.metrics.read_text(encoding="utf-8").splitlines() if self.metrics.exists() else []:
             try:
