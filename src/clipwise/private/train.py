@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from typing import Any, NoReturn
+from typing import Any, NoReturn, final
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -36,6 +36,7 @@ from clipwise.sampling import Poisson
 __all__ = ["Private"]
 
 
+@final
 class Private:
     """Clips, sums, adds noise, steps the optimizer and keeps the ledger, in an ordinary training loop.
 
@@ -376,7 +377,7 @@ class Private:
         loop needs besides, such as `{"scheduler": scheduler.state_dict()}`.
         """
         state = self._state.capture(with_weights=False)
-        saving.save(path, self._state, state, self._model, self._optimizer, extra)
+        saving.save_run(path, self._state, state, self._model, self._optimizer, extra)
 
     @classmethod
     def resume(
@@ -396,7 +397,7 @@ class Private:
         as it was saved. A seeded run repeats the steps after the last save bit for bit. An unseeded one draws fresh
         noise, and the steps begun since stay charged.
         """
-        saved = saving.read(path, PrivateState.kind)
+        saved = saving.read_saved(path, PrivateState.kind)
         private = cls(
             plan or PrivateState.plan_of(saved.state),
             model,

@@ -21,7 +21,7 @@ from clipwise.accounting import Event, privacy_panel
 from clipwise.data import DataSet
 from clipwise.errors import MissingExtra
 from clipwise.noise import DESCRIPTION
-from clipwise.private.digests import file_of
+from clipwise.private import file_of
 from clipwise.report import Run
 from clipwise.training.config import Config
 from clipwise.training.run.folder import Folder
