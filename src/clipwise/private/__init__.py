@@ -1,15 +1,19 @@
 """Private training inside an ordinary loop.
 
-For users: `Private`, `check_model` and what they answer with. The other names are what the federated server and
-configured runs build on.
+`Private`, its statistics and `check_model` are for users. The other names are for those who release in rounds of their
+own (`clipwise.federated`) or keep the files of a run.
 """
 
-from clipwise.private.digests import Looked, file_of
+from clipwise.private.digests import Looked
+from clipwise.private.digests import file_of as digests_file
 from clipwise.private.evidence import Checked, LossFn, check_model
-from clipwise.private.labels import of_plan, of_values
+from clipwise.private.labels import of_plan as label_of_plan
+from clipwise.private.labels import of_values as label_of_values
 from clipwise.private.position import Position
 from clipwise.private.release import Release
-from clipwise.private.saving import check_form, read_saved, restored_ledger, save_run
+from clipwise.private.saving import check_form, restored_ledger
+from clipwise.private.saving import read as read_checkpoint
+from clipwise.private.saving import save as save_checkpoint
 from clipwise.private.statistics import LayerStatistics, StepStatistics
 from clipwise.private.train import Private
 
@@ -24,10 +28,10 @@ __all__ = [
     "StepStatistics",
     "check_form",
     "check_model",
-    "file_of",
-    "of_plan",
-    "of_values",
-    "read_saved",
+    "digests_file",
+    "label_of_plan",
+    "label_of_values",
+    "read_checkpoint",
     "restored_ledger",
-    "save_run",
+    "save_checkpoint",
 ]

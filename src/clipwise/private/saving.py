@@ -23,7 +23,7 @@ from clipwise.private import checkpoint
 from clipwise.private.digests import file_of
 from clipwise.private.release import Release
 
-__all__ = ["Saved", "Stateful", "check_form", "read_saved", "restored_ledger", "save_run"]
+__all__ = ["Saved", "Stateful", "check_form", "read", "restored_ledger", "save"]
 
 
 class Stateful(Protocol):
@@ -48,7 +48,7 @@ class Stateful(Protocol):
         ...
 
 
-def save_run(
+def save(
     path: str | os.PathLike[str],
     run: Stateful,
     state: Mapping[str, Any],
@@ -123,7 +123,7 @@ class Saved:
             raise CheckpointError(f"the optimizer's groups have sizes {sizes}, the saved ones differ.")
 
 
-def read_saved(path: str | os.PathLike[str], kind: str) -> Saved:
+def read(path: str | os.PathLike[str], kind: str) -> Saved:
     """A saved run of this kind; refused when it continued in another file."""
     record, _, live = checkpoint.read(path)
     state, model, optimizer = (record.get(name) for name in (kind, "model", "optimizer"))

@@ -377,7 +377,7 @@ class Private:
         loop needs besides, such as `{"scheduler": scheduler.state_dict()}`.
         """
         state = self._state.capture(with_weights=False)
-        saving.save_run(path, self._state, state, self._model, self._optimizer, extra)
+        saving.save(path, self._state, state, self._model, self._optimizer, extra)
 
     @classmethod
     def resume(
@@ -397,7 +397,7 @@ class Private:
         as it was saved. A seeded run repeats the steps after the last save bit for bit. An unseeded one draws fresh
         noise, and the steps begun since stay charged.
         """
-        saved = saving.read_saved(path, PrivateState.kind)
+        saved = saving.read(path, PrivateState.kind)
         private = cls(
             plan or PrivateState.plan_of(saved.state),
             model,
