@@ -84,8 +84,8 @@ def is_tight(events: Iterable[Event]) -> bool:
     return not any(loose)
 
 
-def restated(saved: Mapping[str, Any], events: Iterable[Event]) -> dict[str, Any]:
-    """A `Guarantee.as_dict()` as it would be written today: its number, with the relation and the kind that hold.
+def restated(saved: Mapping[str, Any], events: Iterable[Event]) -> Guarantee:
+    """The guarantee that `Guarantee.as_dict()` wrote, as it would be today: its number, with the relation and the kind that hold.
 
     Guarantees of earlier versions say add_remove where the number of records is public, and call batches that are cut
     numerically exact. The number is right under zero_out, which has the same law.
@@ -97,4 +97,4 @@ def restated(saved: Mapping[str, Any], events: Iterable[Event]) -> dict[str, Any
     if known["kind"] == "numerically exact" and not is_tight(events):
         known["kind"] = "upper bound"
     known["epsilon"] = math.inf if known["epsilon"] is None else known["epsilon"]
-    return Guarantee(**{**known, "warnings": tuple(known["warnings"])}).as_dict()
+    return Guarantee(**{**known, "warnings": tuple(known["warnings"])})
