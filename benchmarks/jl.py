@@ -45,7 +45,7 @@ class Projected(Method):
 
         super().__init__(workload)
         sampling = cw.Poisson(sample_size=1_000 * workload.batch_size, batch_size=workload.batch_size)
-        plan = cw.optim.ProjectedPlan(sampling, 1_000, cw.Abadi(CLIP), noise_multiplier=1e6, projections=count)
+        plan = cw.Plan(sampling, 1_000, cw.Abadi(CLIP), 1e6, mechanism=cw.mechanisms.ProjectedNorms(count))
         self.private = cw.optim.ProjectedPrivate(
             plan, self.model, self.optimizer, loss_fn=workload.losses, own_batches=True
         )
@@ -127,9 +127,8 @@ def privacy() -> Json:
     exact = cw.epsilon(given["noise_multiplier"], sampling, given["steps"], delta)
     rows = []
     for count in PRIVACY_COUNTS:
-        plan = cw.optim.ProjectedPlan(
-            sampling, given["steps"], cw.Abadi(1.0), given["noise_multiplier"], projections=count
-        )
+        estimated = cw.mechanisms.ProjectedNorms(count)
+        plan = cw.Plan(sampling, given["steps"], cw.Abadi(1.0), given["noise_multiplier"], mechanism=estimated)
         needed = replace(plan, noise_multiplier=None).calibrate(exact, delta).noise_multiplier
         rows.append({"projections": count, "epsilon": plan.epsilon(delta), "noise_multiplier": needed})
     return {"exact": exact, "rows": rows}

@@ -56,6 +56,7 @@ if TYPE_CHECKING:
         UnaccountedUpdate,
         UnsupportedNode,
     )
+    from clipwise.mechanisms import AdaptiveClip
     from clipwise.noise import SecureNormals
     from clipwise.plan import Plan
     from clipwise.private import Checked, Looked, Private, StepStatistics, check_model
@@ -75,13 +76,17 @@ _HOME = {
         *("InvalidConfig", "InvalidLosses", "InvalidPlan", "InvalidSampling", "LedgerError", "MissingExtra"),
         *("NotConverged", "NotSeparable", "UnaccountedUpdate", "UnsupportedNode"),
     ),
+    "mechanisms": ("AdaptiveClip",),
     "noise": ("SecureNormals",),
     "plan": ("Plan",),
     "private": ("Checked", "Looked", "Private", "StepStatistics", "check_model"),
     "sampling": ("FixedSize", "FullBatch", "Poisson", "Shuffled"),
 }
 _PARTS = {  # used by name: cw.ntk.kernel
-    **{name: f"clipwise.{name}" for name in ("calibration", "data", "federated", "ntk", "optim", "plots", "report")},
+    **{
+        name: f"clipwise.{name}"
+        for name in ("calibration", "data", "federated", "mechanisms", "ntk", "optim", "plots", "report")
+    },
     "sgld": "clipwise.optim.sgld",
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
@@ -89,6 +94,7 @@ _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 __all__ = [
     "Abadi",
     "AccountingError",
+    "AdaptiveClip",
     "Automatic",
     "BatchClip",
     "BudgetSpent",

@@ -1,37 +1,34 @@
-"""The plan: sampling, steps, clipping and noise of a run, in one frozen value that everything else reads."""
+"""The plan: sampling, steps, clipping, noise and mechanism of a run, in one frozen value that everything else reads."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from clipwise import clipping
+from clipwise._encoding import SAMPLINGS, decode, encode, keys
 from clipwise._validate import is_count, is_finite
-from clipwise.accounting import Accountant, Event, GaussianSteps, Relation, account, noise_scale
-from clipwise.clipping import Clip, Flat, Groupwise, Layerwise, MixUp, Rule, as_clip, is_private
+from clipwise.accounting import Accountant, Event, Relation, account, noise_scale
+from clipwise.clipping import Clip, Flat, Groupwise, Layerwise, MixUp, Rule, Style, as_clip, is_private
 from clipwise.errors import InvalidPlan
-from clipwise.sampling import FixedSize, FullBatch, Poisson, Sampling, Shuffled, arguments, made_from
+from clipwise.mechanisms import AdaptiveClip, Gaussian, Mechanism, Repeated
+from clipwise.sampling import Sampling
 
 __all__ = ["Plan"]
 
 VERSION = 1
 
-_SAMPLINGS = (Poisson, FullBatch, Shuffled, FixedSize)
-_RULES = tuple(
-    getattr(clipping, name)
-    for name in ("Abadi", "Automatic", "BatchClip", "Global", "GlobalScaled", "NoClip", "Normalize")
-)
-_VALUES: dict[str, type[Any]] = {cls.__name__: cls for cls in (*_SAMPLINGS, *_RULES, Flat, Layerwise, Groupwise, MixUp)}
-
 
 @dataclass(frozen=True)
 class Plan:
-    """How a run samples, clips and adds noise, and for how many steps.
+    """How a run samples, clips and adds noise, for how many steps, and what it releases in each.
+
+    `mechanism` is what is released: the sum of clipped gradients (`Gaussian()`, also for None), the same with norms
+    that are only estimated (`cw.mechanisms.ProjectedNorms`), or rounds of users (`cw.mechanisms.Rounds`).
 
     Guarantees: the noise has `noise_multiplier` times the joint sensitivity of the style in force at each step, so
-    the privacy of the run depends on `sampling`, `steps` and `noise_multiplier` alone.
+    the privacy of the run depends on `sampling`, `steps`, `noise_multiplier` and `mechanism` alone.
 
     >>> from clipwise import Abadi, Poisson
     >>> plan = Plan(sampling=Poisson(60_000, 256), steps=14_040, clip=Abadi(1.0), noise_multiplier=1.1)
@@ -43,18 +40,22 @@ class Plan:
     steps: int
     clip: Clip | Rule
     noise_multiplier: float | None = None
+    mechanism: Mechanism = Gaussian()  # noqa: RUF009 - a frozen value
 
     def __post_init__(self) -> None:
-        if not isinstance(self.sampling, _SAMPLINGS):
+        if not isinstance(self.sampling, SAMPLINGS):
             raise InvalidPlan(
                 f"sampling must be Poisson, FullBatch, Shuffled or FixedSize, got {self.sampling!r}. A bare rate or "
                 "batch size does not say how batches are drawn."
             )
         if not is_count(self.steps):
-            raise InvalidPlan(f"steps must be a positive integer (optimizer steps, not epochs), got {self.steps!r}.")
+            raise InvalidPlan(
+                f"steps must be a positive integer (optimizer steps or rounds, not epochs), got {self.steps!r}."
+            )
         object.__setattr__(self, "clip", as_clip(self.clip))
         if isinstance(self.clip, MixUp):
             self.clip.switch_step(self.steps)
+        self._check_mechanism()
         noise = self.noise_multiplier
         if noise is None:
             return
@@ -68,19 +69,43 @@ class Plan:
                 "rule such as Abadi(1.0), or noise_multiplier=0 for a run that is not private."
             )
 
+    def _check_mechanism(self) -> None:
+        if self.mechanism is None:
+            object.__setattr__(self, "mechanism", Gaussian())
+        if not isinstance(self.mechanism, Mechanism):
+            raise InvalidPlan(
+                f"mechanism must be a value such as clipwise.mechanisms.Gaussian(), got {self.mechanism!r}."
+            )
+        if isinstance(self.clip, AdaptiveClip) and not self.mechanism.learns_norm:
+            raise InvalidPlan(
+                f"AdaptiveClip is for federated rounds (mechanism=cw.mechanisms.Rounds()), not for {self.mechanism!r}: "
+                "nothing here releases what the norm would follow."
+            )
+        self.mechanism.check(self)
+
     @property
     def is_private(self) -> bool:
         """Whether every step's clipping is bounded and there will be noise."""
-        clip = self.clip
-        styles = [clip.small, clip.large] if isinstance(clip, MixUp) else [self.style(0)]
-        return self.noise_multiplier != 0 and all(is_private(style) for style in styles)  # type: ignore[arg-type]
+        return self.noise_multiplier != 0 and all(is_private(style) for style in self.styles)
 
     @property
     def batch_size(self) -> int:
-        """The expected batch size: the public number that every noisy sum is divided by."""
+        """The expected batch size, a public number."""
         return self.sampling.batch_size
 
-    def style(self, step: int) -> clipping.Style:
+    @property
+    def denominator(self) -> float:
+        """The public number that every noisy sum is divided by."""
+        return self.mechanism.denominator(self.sampling)
+
+    @property
+    def styles(self) -> tuple[Style, ...]:
+        """The clipping styles of the run; of a schedule of one's own, those of the first and the last step."""
+        if isinstance(self.clip, (Flat, Layerwise, Groupwise)):
+            return (self.clip,)
+        return (self.style(0), self.style(self.steps - 1))
+
+    def style(self, step: int) -> Style:
         """The clipping style in force at step `step` (from 0); noise and clipping both read it."""
         return self.clip.at(step, self.steps)  # type: ignore[union-attr]  # __post_init__ made it a schedule
 
@@ -88,45 +113,59 @@ class Plan:
         self,
         epsilon: float,
         delta: float,
+        *,
         accountant: Accountant = "exact",
         relation: Relation | None = None,
+        fixed: Iterable[Event] = (),
     ) -> Plan:
         """The same plan with the smallest noise that keeps the whole run within (epsilon, delta).
+
+        `fixed` are events that the run is charged besides, such as that of a private temperature.
 
         >>> from clipwise import Abadi, FullBatch
         >>> plan = Plan(sampling=FullBatch(1_279), steps=2_000, clip=Abadi(1.0))
         >>> 20 < plan.calibrate(epsilon=4.4, delta=1 / 1_407).noise_multiplier < 40
         True
         """
-        if self.noise_multiplier == 0 or not self.is_private:
+        if not self.is_private:
             raise InvalidPlan(f"there is no noise that makes {self.clip!r} with {self.noise_multiplier!r} private.")
-        shape = replace(self, noise_multiplier=1.0).events()
-        return replace(self, noise_multiplier=noise_scale(shape, epsilon, delta, accountant, relation))
+        shape = replace(self, noise_multiplier=1.0).events
+        scale = noise_scale(shape, epsilon, delta, accountant, relation, fixed)
+        return replace(self, noise_multiplier=scale)
 
     def epsilon(self, delta: float, accountant: Accountant = "exact", relation: Relation | None = None) -> float:
         """The epsilon that the whole run will have spent at this `delta`."""
-        return account(self.events(), delta, accountant, relation).epsilon
+        return account(self.events, delta, accountant, relation).epsilon
 
-    def events(self) -> tuple[Event, ...]:
+    @property
+    def events(self) -> tuple[Repeated, ...]:
         """What the whole run will have put on its ledger."""
-        return (GaussianSteps(self.sampling, self._noise(), self.steps),)
+        return self.events_of(0, self.steps)
 
-    def _noise(self) -> float:
+    def events_of(self, first: int, stop: int) -> tuple[Repeated, ...]:
+        """What the steps from `first` up to, not including, `stop` put on the ledger.
+
+        >>> from clipwise import Abadi, FullBatch
+        >>> [event.count for event in Plan(FullBatch(10), 5, Abadi(1.0), 2.0).events_of(3, 5)]
+        [2]
+        """
         if self.noise_multiplier is None:
             raise InvalidPlan(
                 "the plan has no noise yet: plan = plan.calibrate(epsilon=..., delta=...), or give noise_multiplier."
             )
-        return self.noise_multiplier
+        return (self.mechanism.event(self.sampling, self.noise_multiplier, stop - first),)
+
+    def event_at(self, step: int) -> Repeated:
+        """What step `step` (from 0) puts on the ledger. Its noise multiplier is that of the step."""
+        (event,) = self.events_of(step, step + 1)
+        return event
 
     def to_dict(self) -> dict[str, Any]:
         """The plan as a JSON object; a rule of your own is described, see `from_dict`."""
-        return {
-            "version": VERSION,
-            "sampling": _encode(self.sampling),
-            "steps": self.steps,
-            "clip": _encode(self.clip),
-            "noise_multiplier": self.noise_multiplier,
-        }
+        record = {name: encode(getattr(self, name)) for name in _NAMES}
+        if self.mechanism == Gaussian():
+            del record["mechanism"]  # a plan reads as it did before there was a choice
+        return {"version": VERSION, **record}
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> Plan:
@@ -137,47 +176,12 @@ class Plan:
         >>> Plan.from_dict(plan.to_dict()) == plan
         True
         """
-        expected = {"version", *(f.name for f in dataclasses.fields(cls))}
-        if not isinstance(record, Mapping) or set(record) != expected:
-            raise InvalidPlan(f"a plan has the keys {sorted(expected)}, got {_keys(record)}.")
+        expected = {"version", *_NAMES}
+        if not isinstance(record, Mapping) or {"mechanism", *record} != expected:
+            raise InvalidPlan(f"a plan has the keys {sorted(expected)}, got {keys(record)}.")
         if record["version"] != VERSION:
             raise InvalidPlan(f"the plan has version {record['version']!r}, this clipwise reads {VERSION}.")
-        return cls(**{name: _decode(value) for name, value in record.items() if name != "version"})
+        return cls(**{name: decode(value) for name, value in record.items() if name != "version"})
 
 
-def _keys(record: object) -> object:
-    return sorted(map(str, record)) if isinstance(record, Mapping) else record
-
-
-def _encode(value: Any) -> Any:
-    """A frozen value as {"kind": class name, fields}; a mapping as {"kind": "mapping", "items": pairs, order kept}."""
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, Mapping):
-        return {"kind": "mapping", "items": [[key, _encode(item)] for key, item in value.items()]}
-    if not dataclasses.is_dataclass(value):
-        raise InvalidPlan(f"{value!r} cannot be written down: make it a frozen dataclass of numbers and strings.")
-    cls = type(value)
-    known = _VALUES.get(cls.__name__) is cls
-    kind = cls.__name__ if known else f"{cls.__module__}.{cls.__qualname__}"
-    if isinstance(value, _SAMPLINGS):
-        return {"kind": kind, **arguments(value)}
-    return {"kind": kind, **{f.name: _encode(getattr(value, f.name)) for f in dataclasses.fields(value)}}
-
-
-def _decode(value: Any) -> Any:
-    if not isinstance(value, Mapping):
-        return value
-    kind = value.get("kind")
-    if kind == "mapping":
-        return {key: _decode(item) for key, item in value["items"]}
-    cls = _VALUES.get(str(kind))
-    if cls is None:
-        # Importing whatever a file names would let the file choose the code that runs.
-        raise InvalidPlan(f"{kind!r} is not one of clipwise's own values; give the plan itself instead (plan=...).")
-    if cls in _SAMPLINGS:
-        return made_from(cls, {name: item for name, item in value.items() if name != "kind"})
-    names = {f.name for f in dataclasses.fields(cls)}
-    if set(value) - {"kind"} != names:
-        raise InvalidPlan(f"{kind} has the fields {sorted(names)}, got {_keys(value)}.")
-    return cls(**{name: _decode(value[name]) for name in names})
+_NAMES = tuple(f.name for f in dataclasses.fields(Plan))

@@ -142,6 +142,11 @@ class FullBatch:
         return self.sample_size
 
     @property
+    def rate(self) -> float:
+        """The probability with which a sample is in a batch."""
+        return 1.0
+
+    @property
     def largest_batch(self) -> int:
         """No batch can have more samples."""
         return self.sample_size

@@ -169,7 +169,7 @@ def test_secure_noise_takes_no_seed() -> None:
     with pytest.raises(InvalidPlan, match="no seed"):
         cw.calibration.PrivateTemperatureScaling(1.0, seed=1, noise=SecureNormals()).fit([[0.0, 1.0]], [1], ledger)
     assert not ledger.events
-    rounds = cw.federated.FederatedPlan(cw.FullBatch(2), rounds=1, clip=cw.Abadi(1.0), noise_multiplier=1.0)
+    rounds = cw.Plan(cw.FullBatch(2), 1, cw.Abadi(1.0), 1.0, mechanism=cw.mechanisms.Rounds())
     with pytest.raises(InvalidPlan, match="no seed"):
         cw.federated.Server(rounds, model, seed=1, noise=SecureNormals())
     with pytest.raises(InvalidPlan, match="no seed"):

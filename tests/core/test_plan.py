@@ -126,8 +126,8 @@ def test_the_denominator_is_the_public_batch_size() -> None:
 
 def test_epsilon_is_the_ledger_of_its_events() -> None:
     p = plan(noise_multiplier=1.3)
-    assert p.events() == (cw.GaussianSteps(SAMPLING, 1.3, 100),)
-    assert p.epsilon(delta=1e-5) == cw.Ledger(p.events()).epsilon(delta=1e-5)
+    assert p.events == (cw.GaussianSteps(SAMPLING, 1.3, 100),)
+    assert p.epsilon(delta=1e-5) == cw.Ledger(p.events).epsilon(delta=1e-5)
 
 
 def test_calibrate_meets_the_target() -> None:
@@ -138,7 +138,7 @@ def test_calibrate_meets_the_target() -> None:
 
 
 def test_an_uncalibrated_plan_has_no_epsilon() -> None:
-    for ask in (lambda p: p.epsilon(delta=1e-5), lambda p: p.events()):
+    for ask in (lambda p: p.epsilon(delta=1e-5), lambda p: p.events):
         with pytest.raises(cw.InvalidPlan, match="calibrate"):
             ask(plan(noise_multiplier=None))
 

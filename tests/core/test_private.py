@@ -27,7 +27,7 @@ def test_an_ordinary_loop_trains_and_keeps_the_ledger() -> None:
     train(private, model, ds)
     assert float(losses_of(model, X, Y).detach().mean()) < before
     assert private.steps_done == private.ledger.steps == 30
-    assert private.ledger.events == private.plan.events()
+    assert private.ledger.events == private.plan.events
     assert all(p.grad is None for p in model.parameters())
 
 
@@ -590,12 +590,17 @@ def test_a_plan_without_noise_is_refused_and_one_with_zero_noise_says_infinite()
 
 def test_a_schedule_that_turns_unbounded_is_stopped_before_the_release() -> None:
     @dataclass(frozen=True)
-    class Late:
-        def at(self, step: int, steps: int) -> Style:
-            return cw.Flat(cw.Abadi(1.0) if step < 1 else cw.NoClip())
+    class Unbounded:
+        steps: tuple[int, ...]
 
+        def at(self, step: int, steps: int) -> Style:
+            return cw.Flat(cw.NoClip() if step in self.steps else cw.Abadi(1.0))
+
+    for late in (5, 0):  # the ends are seen in time
+        with pytest.raises(cw.InvalidPlan, match="does not bound"):
+            plan(clip=Unbounded((late,)))
     model = mlp()
-    private = cw.Private(plan(clip=Late()), model, sgd(model), own_batches=True)
+    private = cw.Private(plan(clip=Unbounded((1,))), model, sgd(model), own_batches=True)
     private.step(losses_of(model, X, Y))
     with pytest.raises(cw.InvalidPlan, match="does not bound"):
         private.step(losses_of(model, X, Y))

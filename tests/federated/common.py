@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+import clipwise as cw
 from clipwise.entropy import Entropy
+from clipwise.mechanisms import Rounds
 
 SEED = 11
 ClipFn = Callable[[Tensor], Tensor]
+
+
+def federated_plan(sampling: Any, steps: int, clip: Any, noise_multiplier: float | None, **weights: Any) -> cw.Plan:
+    return cw.Plan(sampling, steps, clip, noise_multiplier, mechanism=Rounds(**weights))
 
 
 def make_model(seed: int = 0) -> nn.Module:

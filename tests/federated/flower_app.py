@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import clipwise as cw
-from clipwise.federated import AdaptiveClip, FederatedPlan, LocalTraining
+from clipwise.federated import LocalTraining
 from clipwise.federated.flower import DPFedAvg, answer
 
 NODES, ROUNDS = int(sys.argv[1]), int(sys.argv[2])
@@ -77,11 +77,12 @@ def spoil(reply: Message, how: str) -> Message:
 
 
 def main() -> None:
-    plan = FederatedPlan(
+    plan = cw.Plan(
         sampling=cw.Poisson(NODES, NODES // 2),
-        rounds=ROUNDS,
-        clip=AdaptiveClip(R=1.0),
+        steps=ROUNDS,
+        clip=cw.AdaptiveClip(R=1.0),
         noise_multiplier=0.5,
+        mechanism=cw.mechanisms.Rounds(),
     )
     model = make_model()
     strategy = DPFedAvg(plan, model, seed=3)

@@ -19,7 +19,6 @@ import clipwise as cw
 from clipwise.clipping import Style
 from clipwise.federated import (
     Failure,
-    FederatedPlan,
     LocalGradient,
     LocalTraining,
     Reply,
@@ -29,7 +28,7 @@ from clipwise.federated import (
     run,
     shorten,
 )  # fmt: skip
-from tests.federated.common import loss_fn, make_model
+from tests.federated.common import federated_plan, loss_fn, make_model
 
 ROUNDING = 1 + 1e-6
 CAP = 3.0
@@ -142,8 +141,8 @@ def test_any_reply_moves_the_sum_by_at_most_the_sensitivity(
     style: Style, dtype: torch.dtype, data: st.DataObject
 ) -> None:
     """A round with a user and the same round without it, for whatever that user sends; the others behave."""
-    plan = FederatedPlan(
-        sampling=cw.FullBatch(3), rounds=1, clip=style, noise_multiplier=0.0, weight_cap=CAP, total_weight=1.0
+    plan = federated_plan(
+        sampling=cw.FullBatch(3), steps=1, clip=style, noise_multiplier=0.0, weight_cap=CAP, total_weight=1.0
     )
     honest = {"a.weight": torch.full((1, 2), 0.1), "a.bias": torch.zeros(1), "b.weight": torch.ones(1, 1)}
     others = [(0, Reply(honest, 2)), (1, Reply({n: -t for n, t in honest.items()}, 1))]
@@ -178,8 +177,8 @@ def test_honest_clients_are_bounded_whatever_their_data(style: Style, clip_every
 @given(data=st.data())
 def test_any_answer_moves_the_count_by_at_most_a_half(data: st.DataObject) -> None:
     """The adaptive norm moves by exp(-rate * change of the share), and one user changes the sum by 1/2 at most."""
-    clip = cw.federated.AdaptiveClip(R=1.0, learning_rate=1.0)
-    plan = FederatedPlan(sampling=cw.FullBatch(3), rounds=1, clip=clip, noise_multiplier=0.0)
+    clip = cw.AdaptiveClip(R=1.0, learning_rate=1.0)
+    plan = federated_plan(sampling=cw.FullBatch(3), steps=1, clip=clip, noise_multiplier=0.0)
     zero = {"a.weight": torch.zeros(1, 2), "a.bias": torch.zeros(1), "b.weight": torch.zeros(1, 1)}
     others = [(0, Reply(zero, 1, within=True)), (1, Reply(zero, 1, within=False))]
     bounds = []
@@ -214,8 +213,8 @@ def test_what_a_user_leaves_in_the_model_does_not_reach_the_others() -> None:
         torch.manual_seed(0)
         model = Remembering()
         start = model.layer.weight.detach().clone()
-        plan = FederatedPlan(
-            sampling=cw.FullBatch(len(users)), rounds=1, clip=cw.Abadi(1.0), noise_multiplier=0.0, total_weight=1.0
+        plan = federated_plan(
+            sampling=cw.FullBatch(len(users)), steps=1, clip=cw.Abadi(1.0), noise_multiplier=0.0, total_weight=1.0
         )
         work = LocalGradient(lambda m, batch: m(batch[0])[:, 0].square(), lr=1.0)
         list(run(Server(plan, model), model, users, work))

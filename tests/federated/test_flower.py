@@ -26,9 +26,9 @@ from torch import nn
 
 import clipwise as cw
 from clipwise.entropy import Entropy
-from clipwise.federated import AdaptiveClip, FederatedPlan, LocalTraining, Server, run, select
+from clipwise.federated import LocalTraining, Server, run, select
 from clipwise.federated.flower import DPFedAvg, answer
-from tests.federated.common import flat, loss_fn, make_model, make_users
+from tests.federated.common import federated_plan, flat, loss_fn, make_model, make_users
 
 NODES = 12
 WORK = LocalTraining(loss_fn, partial(torch.optim.SGD, lr=0.3), batch_size=3, seed=5)
@@ -64,11 +64,11 @@ class StandIn:
         return cast(Grid, self)
 
 
-def make_plan(**changes: Any) -> FederatedPlan:
+def make_plan(**changes: Any) -> cw.Plan:
     settings: dict[str, Any] = dict(
-        sampling=cw.Poisson(NODES, 5), rounds=4, clip=cw.Abadi(0.2), noise_multiplier=0.8, weight_cap=3.0
+        sampling=cw.Poisson(NODES, 5), steps=4, clip=cw.Abadi(0.2), noise_multiplier=0.8, weight_cap=3.0
     )
-    return FederatedPlan(**{**settings, **changes})
+    return federated_plan(**{**settings, **changes})
 
 
 def start(strategy: DPFedAvg, grid: StandIn, model: nn.Module, rounds: int) -> nn.Module:
@@ -80,7 +80,7 @@ def start(strategy: DPFedAvg, grid: StandIn, model: nn.Module, rounds: int) -> n
 
 @pytest.mark.parametrize(
     "clip",
-    [cw.Abadi(0.2), cw.GlobalScaled(R=0.2, Z=5.0), cw.Layerwise(cw.Abadi(0.1)), AdaptiveClip(R=0.1)],
+    [cw.Abadi(0.2), cw.GlobalScaled(R=0.2, Z=5.0), cw.Layerwise(cw.Abadi(0.1)), cw.AdaptiveClip(R=0.1)],
     ids=repr,
 )
 def test_flower_and_the_runner_are_the_same_algorithm(clip: Any) -> None:
@@ -110,7 +110,7 @@ def test_a_run_on_flower_goes_on_after_a_stop(tmp_path: Path) -> None:
 
 
 def test_participation_on_flower_is_independent_coins() -> None:
-    strategy = DPFedAvg(make_plan(rounds=2_000), make_model(), seed=1)
+    strategy = DPFedAvg(make_plan(steps=2_000), make_model(), seed=1)
     grid, arrays = StandIn(), ArrayRecord(make_model().state_dict())
     taken = torch.zeros(2_000, NODES)
     for number in range(2_000):
@@ -157,7 +157,7 @@ class Unreliable(StandIn):
 
 
 def test_the_round_goes_on_whatever_nodes_send(logged: pytest.LogCaptureFixture) -> None:
-    plan = make_plan(sampling=cw.FullBatch(NODES), rounds=1, noise_multiplier=0.0, total_weight=1.0)
+    plan = make_plan(sampling=cw.FullBatch(NODES), steps=1, noise_multiplier=0.0, total_weight=1.0)
     model = make_model()
     strategy = DPFedAvg(plan, model)
     trained = start(strategy, Unreliable(), model, 1)
@@ -172,7 +172,7 @@ def test_the_round_goes_on_whatever_nodes_send(logged: pytest.LogCaptureFixture)
 
 
 def test_a_round_without_nodes_is_noise() -> None:
-    plan = make_plan(sampling=cw.Poisson(10**6, 1), rounds=1)
+    plan = make_plan(sampling=cw.Poisson(10**6, 1), steps=1)
     model = make_model()
     strategy = DPFedAvg(plan, model, min_available_nodes=1, seed=0)
     grid = StandIn()
@@ -199,7 +199,7 @@ def test_fixed_fractions_are_refused() -> None:
 
 def test_more_rounds_than_planned_are_refused() -> None:
     model = make_model()
-    strategy = DPFedAvg(make_plan(rounds=2), model)
+    strategy = DPFedAvg(make_plan(steps=2), model)
     with pytest.raises(cw.BudgetSpent):
         start(strategy, StandIn(), model, 3)
     assert strategy.ledger.steps == 2
@@ -294,7 +294,9 @@ def test_simulation_of_flower_ends_by_itself_and_leaves_nothing_behind(tmp_path:
     assert not left
     result = json.loads((tmp_path / "result.json").read_text())
 
-    plan = FederatedPlan(cw.Poisson(nodes, nodes // 2), rounds, AdaptiveClip(R=1.0), noise_multiplier=0.5)  # the app's
+    plan = federated_plan(
+        cw.Poisson(nodes, nodes // 2), rounds, cw.AdaptiveClip(R=1.0), noise_multiplier=0.5
+    )  # the app's
     torch.manual_seed(0)
     entropy = Entropy(3).labelled(Server(plan, nn.Linear(1, 1), seed=3)._position.begin())
     coins = [len(select(range(nodes), 0.5, entropy, number)) for number in range(rounds)]
@@ -314,7 +316,7 @@ def test_simulation_of_flower_ends_by_itself_and_leaves_nothing_behind(tmp_path:
 
 
 def test_a_public_rate_does_not_say_how_many_nodes_to_wait_for() -> None:
-    plan = FederatedPlan(cw.Poisson(rate=0.5, batch_size=6), 2, cw.Abadi(1.0), 1.0)
+    plan = federated_plan(cw.Poisson(rate=0.5, batch_size=6), 2, cw.Abadi(1.0), 1.0)
     with pytest.raises(cw.InvalidPlan, match="min_available_nodes"):
         DPFedAvg(plan, make_model())
     assert DPFedAvg(plan, make_model(), min_available_nodes=3).min_available_nodes == 3

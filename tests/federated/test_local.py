@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 import clipwise as cw
-from clipwise.federated import FederatedPlan, LocalGradient, LocalTraining, Reply, Server, Task, run
-from tests.federated.common import flat, loss_fn, make_model, make_users
+from clipwise.federated import LocalGradient, LocalTraining, Reply, Server, Task, run
+from tests.federated.common import federated_plan, flat, loss_fn, make_model, make_users
 
 DATA = make_users(3)[2]
 OPTIMIZERS = [
@@ -82,7 +82,7 @@ def test_frozen_parameters_are_neither_trained_nor_sent() -> None:
     model[0].requires_grad_(False)  # type: ignore[index]
     reply = LocalTraining(loss_fn, partial(torch.optim.SGD, lr=0.1))(model, DATA, make_task(model))
     assert set(reply.update) == {"2.weight", "2.bias"}
-    plan = FederatedPlan(sampling=cw.FullBatch(1), rounds=1, clip=cw.Abadi(1.0), noise_multiplier=1.0)
+    plan = federated_plan(sampling=cw.FullBatch(1), steps=1, clip=cw.Abadi(1.0), noise_multiplier=1.0)
     before = model[0].weight.clone()  # type: ignore[index, union-attr, operator]
     list(run(Server(plan, model), model, [DATA], LocalTraining(loss_fn, partial(torch.optim.SGD, lr=0.1))))
     assert torch.equal(model[0].weight, before)  # type: ignore[index, arg-type]
@@ -165,6 +165,6 @@ def test_the_runner_changes_the_model_only_by_rounds() -> None:
         return Reply({name: torch.zeros_like(p) for name, p in bench.named_parameters()}, 1)
 
     before = flat(model)
-    plan = FederatedPlan(sampling=cw.FullBatch(3), rounds=2, clip=cw.Abadi(1.0), noise_multiplier=0.0)
+    plan = federated_plan(sampling=cw.FullBatch(3), steps=2, clip=cw.Abadi(1.0), noise_multiplier=0.0)
     list(run(Server(plan, model), model, make_users(3), work))
     assert found == [0.0] * 6 and torch.equal(flat(model), before)

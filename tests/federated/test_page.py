@@ -14,6 +14,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 import clipwise as cw
 from clipwise.federated.flower import DPFedAvg
+from tests.federated.common import federated_plan
 from tests.federated.test_flower import StandIn
 
 PAGE = Path(__file__).parents[2] / "docs" / "federated.md"
@@ -34,7 +35,7 @@ def test_the_example_on_flower_answers(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(TaskIdentity, name, 1)
     names: dict[str, Any] = {}
     exec(FLOWER, names)
-    plan = cw.federated.FederatedPlan(cw.FullBatch(2), rounds=1, clip=cw.Abadi(0.5), noise_multiplier=1.0)
+    plan = federated_plan(cw.FullBatch(2), steps=1, clip=cw.Abadi(0.5), noise_multiplier=1.0)
     strategy = DPFedAvg(plan, names["make_model"](), min_available_nodes=0)
     arrays = ArrayRecord(names["make_model"]().state_dict())
     messages = list(strategy.configure_train(1, arrays, ConfigRecord(), StandIn(2).grid))

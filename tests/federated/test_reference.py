@@ -9,10 +9,11 @@ import torch
 
 import clipwise as cw
 from clipwise.entropy import Entropy
-from clipwise.federated import AdaptiveClip, FederatedPlan, LocalGradient, LocalTraining, Server, run, select
+from clipwise.federated import LocalGradient, LocalTraining, Server, run, select
 from tests.federated.common import (
     SEED,
     ClipFn,
+    federated_plan,
     flat,
     flat_clip,
     global_clip,
@@ -33,10 +34,10 @@ CLIPS: list[tuple[cw.Abadi | cw.GlobalScaled, ClipFn]] = [
 ]
 
 
-def plan_with(clip: cw.Abadi | cw.GlobalScaled) -> FederatedPlan:
-    return FederatedPlan(
+def plan_with(clip: cw.Abadi | cw.GlobalScaled) -> cw.Plan:
+    return federated_plan(
         sampling=cw.Poisson(USERS, 4),
-        rounds=ROUNDS,
+        steps=ROUNDS,
         clip=clip,
         noise_multiplier=0.0,
         weight_cap=4.0,
@@ -44,9 +45,10 @@ def plan_with(clip: cw.Abadi | cw.GlobalScaled) -> FederatedPlan:
     )
 
 
-def selections(plan: FederatedPlan) -> list[list[int]]:
-    entropy = Entropy(SEED).labelled(Server(plan, make_model(), seed=SEED)._position.begin())
-    return [list(select(range(USERS), plan.rate, entropy, number)) for number in range(ROUNDS)]
+def selections(plan: cw.Plan) -> list[list[int]]:
+    server = Server(plan, make_model(), seed=SEED)
+    entropy = Entropy(SEED).labelled(server._position.begin())
+    return [list(select(range(USERS), server.rate, entropy, number)) for number in range(ROUNDS)]
 
 
 @pytest.mark.parametrize("every_batch", [False, True], ids=["clip once", "clip every batch"])
@@ -99,8 +101,8 @@ def test_fedavg_of_one_full_batch_step_is_fedsgd() -> None:
 def test_adaptive_norm_is_the_plain_loop() -> None:
     """R follows exp(-rate (share within - quantile)); the rounds are FlatClip with that R."""
     users, model, plain = make_users(USERS), make_model(), make_model()
-    clip = AdaptiveClip(R=0.01, quantile=0.7, learning_rate=0.9)
-    plan = FederatedPlan(sampling=cw.Poisson(USERS, 4), rounds=ROUNDS, clip=clip, noise_multiplier=0.0)
+    clip = cw.AdaptiveClip(R=0.01, quantile=0.7, learning_rate=0.9)
+    plan = federated_plan(sampling=cw.Poisson(USERS, 4), steps=ROUNDS, clip=clip, noise_multiplier=0.0)
     server = Server(plan, model, seed=SEED)
     work = LocalTraining(loss_fn, partial(torch.optim.SGD, lr=0.3), batch_size=100, seed=SEED)
     bounds = [report.bound for report in run(server, model, users, work)]

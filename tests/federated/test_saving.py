@@ -10,9 +10,10 @@ from torch import nn
 
 import clipwise as cw
 from clipwise.accounting import FederatedRounds
-from clipwise.federated import FederatedPlan, Server
+from clipwise.federated import Server
+from tests.federated.common import federated_plan
 
-PLAN = FederatedPlan(sampling=cw.Poisson(20, 5), rounds=3, clip=cw.Abadi(1.0), noise_multiplier=1.0)
+PLAN = federated_plan(sampling=cw.Poisson(20, 5), steps=3, clip=cw.Abadi(1.0), noise_multiplier=1.0)
 
 
 def test_a_given_ledger_cannot_be_lost_by_a_resume(tmp_path: Path) -> None:

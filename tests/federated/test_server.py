@@ -18,23 +18,13 @@ from torch.utils.data import Dataset, TensorDataset
 import clipwise as cw
 from clipwise.accounting import FederatedRounds
 from clipwise.entropy import Entropy
-from clipwise.federated import (
-    AdaptiveClip,
-    FederatedPlan,
-    LocalTraining,
-    Reply,
-    Server,
-    Task,
-    apply,
-    run,
-    select,
-)
-from tests.federated.common import flat, loss_fn, make_model, make_users
+from clipwise.federated import LocalTraining, Reply, Server, Task, apply, run, select
+from tests.federated.common import federated_plan, flat, loss_fn, make_model, make_users
 
 
-def make_plan(**changes: Any) -> FederatedPlan:
-    settings: dict[str, Any] = dict(sampling=cw.Poisson(20, 5), rounds=3, clip=cw.Abadi(1.0), noise_multiplier=1.0)
-    return FederatedPlan(**{**settings, **changes})
+def make_plan(**changes: Any) -> cw.Plan:
+    settings: dict[str, Any] = dict(sampling=cw.Poisson(20, 5), steps=3, clip=cw.Abadi(1.0), noise_multiplier=1.0)
+    return federated_plan(**{**settings, **changes})
 
 
 def zeros_like(model: nn.Module) -> dict[str, Tensor]:
@@ -69,7 +59,7 @@ def test_selection_without_seed_is_fresh() -> None:
 
 
 def test_a_round_with_nobody_is_noise_and_is_charged() -> None:
-    plan = make_plan(sampling=cw.Poisson(1_000_000, 1), rounds=1)
+    plan = make_plan(sampling=cw.Poisson(1_000_000, 1), steps=1)
     model = make_model()
     server = Server(plan, model, seed=0)
     assert server.open([1, 2, 3]).selected == ()
@@ -87,12 +77,17 @@ def test_users_may_come_and_go_but_not_twice() -> None:
 
 @pytest.mark.parametrize(
     "sampling",
-    [cw.FixedSize(20, 5), cw.Shuffled(20, 5), cw.Poisson(20, 5, max_batch_size=7), 0.25],
+    [cw.FixedSize(20, 5), cw.Shuffled(20, 5), cw.Poisson(20, 5, max_batch_size=7)],
     ids=repr,
 )
 def test_other_samplings_are_refused(sampling: object) -> None:
     with pytest.raises(cw.InvalidSampling, match="fraction_train"):
         make_plan(sampling=sampling)
+
+
+def test_a_bare_rate_is_refused() -> None:
+    with pytest.raises(cw.InvalidPlan, match="A bare rate"):
+        make_plan(sampling=0.25)
 
 
 # Noise
@@ -122,7 +117,7 @@ def test_noise_has_the_accounted_size(clip: Any, expected: list[float]) -> None:
 
 def test_schedule_clips_and_noises_with_the_same_norm() -> None:
     clip = cw.MixUp(small=cw.Abadi(0.1), large=cw.Abadi(10.0), switch_at=1)
-    plan = make_plan(clip=clip, sampling=cw.FullBatch(1), rounds=2)
+    plan = make_plan(clip=clip, sampling=cw.FullBatch(1), steps=2)
     model = nn.Linear(100, 100)
     for R, number in ((0.1, 0), (10.0, 1)):
         server = Server(plan, model, seed=1)
@@ -143,12 +138,12 @@ def test_rounds_have_noise_of_their_own() -> None:
 
 def test_adaptive_norm_is_one_release_of_the_planned_noise() -> None:
     """Andrew et al. (2021), Theorem 1: z_update = (z^-2 - (2 sigma_b)^-2)^(-1/2); their joint multiplier is z."""
-    clip = AdaptiveClip(R=0.7, share=0.05)
+    clip = cw.AdaptiveClip(R=0.7, share=0.05)
     z_update, sigma_b = clip.split(1.3)
     assert z_update == pytest.approx((1.3**-2 - (2 * sigma_b) ** -2) ** -0.5, rel=1e-12)
 
     model = nn.Linear(100, 100)
-    plan = make_plan(clip=clip, noise_multiplier=1.3, sampling=cw.Poisson(20, 5), rounds=400)
+    plan = make_plan(clip=clip, noise_multiplier=1.3, sampling=cw.Poisson(20, 5), steps=400)
     server = Server(plan, model, seed=3)
     server.open(range(20))
     assert float(server.close([])["weight"].std()) == pytest.approx(z_update * 0.7 / 5, rel=0.05)
@@ -157,7 +152,7 @@ def test_adaptive_norm_is_one_release_of_the_planned_noise() -> None:
     small = nn.Linear(1, 1)
     server = Server(plan, small, seed=3)
     logs = [math.log(0.7)]
-    while server.rounds_done < plan.rounds:
+    while server.rounds_done < plan.steps:
         server.open(range(20))
         server.close([])
         assert server.last is not None and server.last.bound is not None
@@ -171,8 +166,8 @@ def test_adaptive_norm_is_one_release_of_the_planned_noise() -> None:
 def test_adaptive_norm_finds_the_quantile() -> None:
     lengths = torch.linspace(0.1, 10.0, 50, dtype=torch.float64)
     model = nn.Linear(1, 1, bias=False).double()
-    clip = AdaptiveClip(R=0.1, quantile=0.8, learning_rate=0.3, share=0.05)
-    server = Server(make_plan(clip=clip, sampling=cw.FullBatch(50), rounds=150, noise_multiplier=0.5), model, seed=0)
+    clip = cw.AdaptiveClip(R=0.1, quantile=0.8, learning_rate=0.3, share=0.05)
+    server = Server(make_plan(clip=clip, sampling=cw.FullBatch(50), steps=150, noise_multiplier=0.5), model, seed=0)
     while server.rounds_done < 150:
         R = server.open(range(50)).style.sensitivity(1)
         sent = [
@@ -187,7 +182,7 @@ def test_adaptive_norm_finds_the_quantile() -> None:
 )
 def test_adaptive_settings_that_make_no_sense_are_refused(change: dict[str, float]) -> None:
     with pytest.raises(cw.InvalidPlan):
-        AdaptiveClip(**{"R": 1.0, **change})
+        cw.AdaptiveClip(**{"R": 1.0, **change})
 
 
 # The ledger
@@ -222,20 +217,21 @@ def test_after_the_last_round_nothing_is_released() -> None:
 
 
 def test_plan_is_calibrated_for_users() -> None:
-    plan = make_plan(noise_multiplier=None, sampling=cw.Poisson(1_000, 50), rounds=50).calibrate(2.0, 1e-4)
+    plan = make_plan(noise_multiplier=None, sampling=cw.Poisson(1_000, 50), steps=50).calibrate(2.0, 1e-4)
     assert 0.998 * 2.0 < plan.epsilon(1e-4) <= 2.0
     assert plan.epsilon(1e-4) == cw.epsilon(plan.noise_multiplier or 0.0, cw.Poisson(1_000, 50), 50, 1e-4)
     assert plan.epsilon(1e-4, relation="replace_one") > 2.0
 
 
 @pytest.mark.parametrize("users", [20, 19, 3])
-@pytest.mark.parametrize("clip", [cw.Abadi(1.0), AdaptiveClip(1.0, 0.5)])
+@pytest.mark.parametrize("clip", [cw.Abadi(1.0), cw.AdaptiveClip(1.0, 0.5)])
 def test_with_a_public_rate_any_number_of_users_runs_the_same_rounds(users: int, clip: Any) -> None:
     plan = make_plan(sampling=cw.Poisson(rate=0.25, batch_size=5), clip=clip, weight_cap=2.0)
-    assert plan.users is None and plan.denominator == 10.0 and plan.rate == 0.25 and plan.expected == 5
-    assert (plan.denominator, plan.expected) == (make_plan(weight_cap=2.0).denominator, make_plan().expected)
+    assert plan.sampling.sample_size is None and plan.denominator == 10.0 and plan.batch_size == 5
+    assert (plan.denominator, plan.batch_size) == (make_plan(weight_cap=2.0).denominator, make_plan().batch_size)
     model = make_model()
     server = Server(plan, model, seed=1)
+    assert server.rate == 0.25
     work = LocalTraining(loss_fn, partial(torch.optim.SGD, lr=0.1))
     assert len(list(run(server, model, make_users(users), work))) == 3
     guarantee = server.ledger.guarantee(1e-3)
@@ -248,7 +244,7 @@ def test_with_a_public_rate_any_number_of_users_runs_the_same_rounds(users: int,
 @pytest.mark.parametrize(
     "change",
     [
-        dict(rounds=0), dict(rounds=2.0), dict(weight_cap=0.0), dict(weight_cap=math.inf), dict(total_weight=-1.0),
+        dict(steps=0), dict(steps=2.0), dict(weight_cap=0.0), dict(weight_cap=math.inf), dict(total_weight=-1.0),
         dict(total_weight=1e-300), dict(noise_multiplier=-1.0), dict(clip=cw.NoClip()),
         dict(clip=cw.BatchClip(1.0), noise_multiplier=0.0),
     ],
@@ -269,7 +265,7 @@ def test_a_server_needs_noise_and_a_model_without_gathered_statistics() -> None:
 
 
 def test_a_saved_run_goes_on_as_if_not_interrupted() -> None:
-    plan = make_plan(clip=AdaptiveClip(R=0.1), rounds=4)
+    plan = make_plan(clip=cw.AdaptiveClip(R=0.1), steps=4)
     users = make_users(20)
     work = LocalTraining(loss_fn, partial(torch.optim.SGD, lr=0.1), seed=1)
     whole, parts = make_model(), make_model()
@@ -294,7 +290,7 @@ def test_a_saved_run_goes_on_as_if_not_interrupted() -> None:
 @pytest.mark.parametrize("seed", [None, 1])
 def test_rounds_after_the_last_save_stay_charged(seed: int | None, tmp_path: Path) -> None:
     """A process dies after round 4 of 5, saved after round 2."""
-    plan, users = make_plan(rounds=5, clip=AdaptiveClip(R=0.1)), make_users(20)
+    plan, users = make_plan(steps=5, clip=cw.AdaptiveClip(R=0.1)), make_users(20)
     work = LocalTraining(loss_fn, partial(torch.optim.SGD, lr=0.1), seed=1)
 
     def begin() -> tuple[nn.Module, torch.optim.Optimizer, Server]:
@@ -393,7 +389,7 @@ EXPECTED = {
 @pytest.mark.parametrize("how", [*EXPECTED, "huge", "heavy"])
 def test_the_round_goes_on_without_a_bad_user(how: str, caplog: pytest.LogCaptureFixture) -> None:
     """Four users, one of them bad: the other three count as they do without it, and the log says what happened."""
-    plan = make_plan(sampling=cw.FullBatch(4), clip=cw.Abadi(1.0), noise_multiplier=0.0, rounds=2, weight_cap=1.0)
+    plan = make_plan(sampling=cw.FullBatch(4), clip=cw.Abadi(1.0), noise_multiplier=0.0, steps=2, weight_cap=1.0)
     model = nn.Linear(1, 1)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
 

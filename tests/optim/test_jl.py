@@ -18,23 +18,24 @@ import clipwise as cw
 from clipwise.accounting import ProjectedSteps
 from clipwise.entropy import Entropy
 from clipwise.errors import CheckpointError, InvalidLosses, InvalidPlan, NotSeparable, UnsupportedNode
+from clipwise.mechanisms import ProjectedNorms
 from clipwise.noise import SecureNormals
-from clipwise.optim import ProjectedPlan, ProjectedPrivate
+from clipwise.optim import ProjectedPrivate
 from clipwise.optim.projections import Projections, Replay
 from tests.core.common import Recorder
 from tests.optim.common import N, Remembered, data, flat, gradients_of_each, loss_fn, network
 
 
-def plan_of(**changes: Any) -> ProjectedPlan:
+def plan_of(projections: Any = 60, **changes: Any) -> cw.Plan:
     fields: dict[str, Any] = {
         "sampling": cw.Poisson(N, 8),
         "steps": 5,
         "clip": cw.Abadi(0.5),
         "noise_multiplier": 5.0,
-        "projections": 60,
+        "mechanism": ProjectedNorms(projections),
         **changes,
     }
-    return ProjectedPlan(**fields)
+    return cw.Plan(**fields)
 
 
 def sgd(model: nn.Module) -> torch.optim.Optimizer:
@@ -373,7 +374,8 @@ def test_it_trains() -> None:
     torch.manual_seed(0)
     x = torch.randn(200, 3)
     ds, model = TensorDataset(x, x.sum(1)), nn.Linear(3, 1)
-    plan = ProjectedPlan(cw.Poisson(200, 50), 60, cw.Abadi(1.0), projections=50).calibrate(epsilon=8.0, delta=1e-3)
+    plan = cw.Plan(cw.Poisson(200, 50), 60, cw.Abadi(1.0), mechanism=ProjectedNorms(50))
+    plan = plan.calibrate(epsilon=8.0, delta=1e-3)
     private = ProjectedPrivate(plan, model, sgd(model), loss_fn=loss_fn, seed=0)
     before = float(loss_fn(model, ds.tensors).detach().mean())
     for batch in private.loader(ds):

@@ -63,7 +63,7 @@ def test_steps_equal_the_printed_formula_in_a_plain_loop(rule: Any, prior: Any, 
         m = momentum * m + drift + noise / eta
         w = w - eta * m
         torch.testing.assert_close(flat(model), w, rtol=1e-10, atol=1e-12)
-    assert private.ledger.events == chain.plan().events()
+    assert private.ledger.events == chain.plan().events
 
 
 def test_the_noise_multiplier_is_the_formula_and_the_map_of_section_4_4() -> None:

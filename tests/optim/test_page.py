@@ -35,9 +35,9 @@ def test_tables_are_the_kept_numbers(table: object) -> None:
 @pytest.mark.parametrize("row", RESULTS["privacy"]["rows"][2:5], ids=lambda row: str(row["projections"]))
 def test_the_price_in_privacy_is_what_the_package_computes(row: dict[str, float]) -> None:
     given = jl.PRIVACY_PLAN
-    plan = cw.optim.ProjectedPlan(
+    plan = cw.Plan(
         cw.Poisson(given["sample_size"], given["batch_size"]), given["steps"], cw.Abadi(1.0), given["noise_multiplier"],
-        projections=row["projections"],
+        mechanism=cw.mechanisms.ProjectedNorms(row["projections"]),
     )  # type: ignore[arg-type]  # fmt: skip
     assert plan.epsilon(given["delta"]) == pytest.approx(row["epsilon"], rel=1e-4)
 

@@ -92,7 +92,7 @@ def test_dp_sgld_is_the_loop_by_hand_and_the_average_is_measured(tmp_path: Path)
 
 def test_dp_sgd_jl_is_the_loop_by_hand(tmp_path: Path) -> None:
     run, digits, model = trained(tmp_path / "run", JL, "steps=3"), cw.data.load("digits"), network()
-    plan = cw.optim.ProjectedPlan(cw.Poisson(1_297, 64), 3, cw.Abadi(1.0), 4.0, projections=40)
+    plan = cw.Plan(cw.Poisson(1_297, 64), 3, cw.Abadi(1.0), 4.0, cw.mechanisms.ProjectedNorms(40))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     private = cw.optim.ProjectedPrivate(plan, model, optimizer, loss_fn=cross_entropy, seed=arm_seed(3, run.name))
     for batch in private.loader(digits.train):
@@ -100,7 +100,7 @@ def test_dp_sgd_jl_is_the_loop_by_hand(tmp_path: Path) -> None:
     assert same_weights(tmp_path / "run", model)
     assert run.ledger is not None
     assert run.ledger.events == (ProjectedSteps(cw.Poisson(1_297, 64), 4.0, 40, 3),)
-    assert run.plan["projections"] == 40
+    assert run.plan["mechanism"] == {"kind": "ProjectedNorms", "projections": 40}
     assert event_row(run.ledger.events[0])[1] == "3 steps, norms from 40 projections"
     assert run.guarantees["exact"]["kind"] == "upper bound"
     assert run.curves[-1]["private"]["loss"] > 0

@@ -1,21 +1,18 @@
 """Federated learning with privacy for whole users: DP-FedAvg and DP-FedSGD, in this process or on Flower.
 
-`FederatedPlan` says what is released, `Server` and `LocalTraining` or `LocalGradient` are the two sides of a round,
-`run` puts them together in this process. `clipwise.federated.flower` (extra `flower`) runs the same on Flower.
+A `clipwise.Plan` with `mechanism=cw.mechanisms.Rounds()` says what is released, `Server` and `LocalTraining` or
+`LocalGradient` are the two sides of a round, `run` puts them together in this process. `clipwise.federated.flower`
+(extra `flower`) runs the same on Flower.
 """
 
-from clipwise.federated.adaptive import AdaptiveClip
 from clipwise.federated.local import LocalGradient, LocalTraining, Task, Work
 from clipwise.federated.partition import dirichlet, shards, uniform
-from clipwise.federated.plan import FederatedPlan
 from clipwise.federated.runner import run
 from clipwise.federated.server import Failure, Round, RoundReport, Server, apply, select
 from clipwise.federated.updates import Reply, clip_update, shorten
 
 __all__ = [
-    "AdaptiveClip",
     "Failure",
-    "FederatedPlan",
     "LocalGradient",
     "LocalTraining",
     "Reply",

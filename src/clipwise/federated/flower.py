@@ -20,7 +20,6 @@ from clipwise.accounting import Accountant, Ledger, Relation
 from clipwise.clipping import Style
 from clipwise.errors import DataError, InvalidPlan, InvalidSampling, MissingExtra
 from clipwise.federated.local import Task, Work
-from clipwise.federated.plan import FederatedPlan
 from clipwise.federated.server import Failure, Server, apply
 from clipwise.federated.updates import Reply
 from clipwise.noise import Normals
@@ -62,7 +61,7 @@ class DPFedAvg(FedAvg):
 
     def __init__(
         self,
-        plan: FederatedPlan,
+        plan: Plan,
         model: nn.Module,
         *,
         seed: int | None = None,
@@ -77,7 +76,7 @@ class DPFedAvg(FedAvg):
                 f"fraction_train={fraction_train!r} takes a fixed number of nodes, which cannot be accounted as "
                 "independent selection. Say it in the plan: sampling=Poisson(users, expected users per round)."
             )
-        awaited = plan.users if min_available_nodes is None else min_available_nodes
+        awaited = plan.sampling.sample_size if min_available_nodes is None else min_available_nodes
         if awaited is None:
             raise InvalidPlan("a plan with rate= does not say how many nodes to wait for: give min_available_nodes=.")
         self.server = Server(plan, model, seed=seed, noise=noise, ledger=ledger)
@@ -110,7 +109,7 @@ class DPFedAvg(FedAvg):
         except RuntimeError as error:
             raise InvalidPlan(f"the arrays are not those of the strategy's model: {error}") from error
         _, nodes = sample_nodes(grid, self.min_available_nodes, 0)  # draws nobody; waits for nodes to connect
-        users = self.server.plan.users
+        users = self.server.plan.sampling.sample_size
         if users is not None and len(nodes) > users:
             _LOG.warning("%d nodes are connected, the plan counts on %d users", len(nodes), users)
         opened = self.server.open(sorted(nodes))

@@ -33,10 +33,11 @@ def run(
 
     >>> import functools, torch
     >>> from torch.utils.data import TensorDataset
-    >>> from clipwise import Abadi, Poisson
-    >>> from clipwise.federated import FederatedPlan, LocalTraining
+    >>> from clipwise import Abadi, Plan, Poisson
+    >>> from clipwise.federated import LocalTraining
+    >>> from clipwise.mechanisms import Rounds
     >>> users = [TensorDataset(torch.randn(5, 2)) for _ in range(10)]
-    >>> plan = FederatedPlan(sampling=Poisson(10, 4), rounds=3, clip=Abadi(1.0), noise_multiplier=1.0)
+    >>> plan = Plan(Poisson(10, 4), steps=3, clip=Abadi(1.0), noise_multiplier=1.0, mechanism=Rounds())
     >>> work = LocalTraining(lambda m, batch: m(batch[0])[:, 0].square(), functools.partial(torch.optim.SGD, lr=0.1))
     >>> model = nn.Linear(2, 1)
     >>> server = Server(plan, model)
@@ -45,7 +46,7 @@ def run(
     >>> server.epsilon(delta=0.01) == plan.epsilon(delta=0.01)
     True
     """
-    users = server.plan.users
+    users = server.plan.sampling.sample_size
     if users is not None and len(datasets) != users:
         raise InvalidSampling(f"the plan has {users} users, but there are {len(datasets)} data sets.")
     server.look_at(datasets)
@@ -55,7 +56,7 @@ def run(
 def _rounds(
     server: Server, model: nn.Module, datasets: Sequence[Dataset[Any]], clients: _Clients, optimizer: Optimizer | None
 ) -> Iterator[RoundReport]:
-    while server.rounds_done < server.plan.rounds:
+    while server.rounds_done < server.plan.steps:
         opened = server.open(range(len(datasets)))
         weights = {name: value.detach().clone() for name, value in model.state_dict().items()}
         apply(model, server.close(clients.replies(opened, weights)), optimizer)

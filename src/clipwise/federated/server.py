@@ -15,18 +15,18 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
-from clipwise.accounting import Accountant, FederatedRounds, Ledger, Relation
+from clipwise.accounting import Accountant, Ledger, Relation
 from clipwise.clipping import Style
 from clipwise.entropy import Entropy
 from clipwise.errors import DataError, InvalidPlan, InvalidSampling
-from clipwise.federated.adaptive import AdaptiveClip
-from clipwise.federated.plan import FederatedPlan
 from clipwise.federated.state import ServerState
 from clipwise.federated.updates import Reply, admit, norms, shorten
 from clipwise.hashing import joined, whole
+from clipwise.mechanisms import AdaptiveClip, Rounds
 from clipwise.noise import Normals
+from clipwise.plan import Plan
 from clipwise.private.digests import Looked
-from clipwise.private.labels import of_values
+from clipwise.private.labels import of_plan, of_values
 from clipwise.private.position import Position
 from clipwise.private.release import Release
 from clipwise.private.saving import read, save
@@ -103,10 +103,10 @@ class Server:
 
     Guarantees: whatever a user sends, or whether it sends anything, moves the sum by at most `weight_cap` times the
     sensitivity of the clipping; the noise is `noise_multiplier` times that; the round is on `ledger` before its noise
-    is drawn; after `plan.rounds` rounds nothing more is released.
+    is drawn; after `plan.steps` rounds nothing more is released.
 
     >>> from clipwise import Abadi, FullBatch
-    >>> plan = FederatedPlan(sampling=FullBatch(2), rounds=1, clip=Abadi(1.0), noise_multiplier=0.0)
+    >>> plan = Plan(FullBatch(2), steps=1, clip=Abadi(1.0), noise_multiplier=0.0, mechanism=Rounds())
     >>> server = Server(plan, nn.Linear(1, 1, bias=False))
     >>> opened = server.open([0, 1])
     >>> server.close([(0, Reply({"weight": torch.tensor([[0.5]])}, 1)), (1, Failure("switched off"))])
@@ -117,31 +117,34 @@ class Server:
 
     def __init__(
         self,
-        plan: FederatedPlan,
+        plan: Plan,
         model: nn.Module,
         *,
         seed: int | None = None,
         noise: Normals | None = None,
         ledger: Ledger | None = None,
     ) -> None:
-        if not isinstance(plan, FederatedPlan):
-            raise InvalidPlan(f"plan must be a clipwise.federated.FederatedPlan, got {type(plan).__name__}.")
+        if not isinstance(plan, Plan) or not isinstance(plan.mechanism, Rounds):
+            raise InvalidPlan(
+                "plan must be a clipwise.Plan with mechanism=cw.mechanisms.Rounds(), got "
+                f"{getattr(plan, 'mechanism', plan)!r}."
+            )
         if plan.noise_multiplier is None:
             raise InvalidPlan("the plan has no noise yet: plan.calibrate(epsilon=..., delta=...) gives it some.")
-        self._plan = plan
-        self._position = Position(plan.rounds, plan.sampling, seed, partial(_start, plan, model), unit="rounds")
+        self._plan, self._rounds = plan, plan.mechanism
+        self._position = Position(plan.steps, plan.sampling, seed, partial(_start, plan, model), unit="rounds")
         self._position.begin()  # with the values that the model has now
         self._like = _sums_like(model)
         self._adaptive = plan.clip if isinstance(plan.clip, AdaptiveClip) else None
         multiplier = float(plan.noise_multiplier)
-        event = FederatedRounds(plan.sampling, multiplier)
+        event = plan.event_at(0)
         released, stds = list(self._like.values()), []
         if self._adaptive is not None:
             # One release: the count is one more number of the noisy vector.
             multiplier, count_std = self._adaptive.split(multiplier)
             released.append(torch.zeros(1, dtype=torch.float64))
             stds.append(count_std)
-        self._release = Release(event, self._position, multiplier * plan.weight_cap, noise, ledger, first=1)
+        self._release = Release(event, self._position, multiplier * self._rounds.weight_cap, noise, ledger, first=1)
         self._release.bind(self.parameters, released, stds)
         bound = None if self._adaptive is None else self._adaptive.R
         self._state = ServerState(plan, self._release, bound, continues=ledger is not None)
@@ -149,7 +152,7 @@ class Server:
         self._last: RoundReport | None = None
 
     @property
-    def plan(self) -> FederatedPlan:
+    def plan(self) -> Plan:
         """The plan of the run."""
         return self._plan
 
@@ -167,6 +170,18 @@ class Server:
     def bound(self) -> float | None:
         """Where an adaptive norm stands; covered by epsilon."""
         return self._state.bound
+
+    @property
+    def rate(self) -> float:
+        """The probability with which a user takes part in a round."""
+        return self._rounds.rate(self._plan.sampling)
+
+    @property
+    def style(self) -> Style:
+        """The clipping of the next round; an adaptive norm stands at `bound`."""
+        if self._adaptive is None or self.bound is None:
+            return self._plan.style(self._position.done)
+        return self._adaptive.style(self.bound)
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -199,9 +214,8 @@ class Server:
         if len(set(users)) != len(users):
             raise InvalidSampling("a user is listed twice: it would take part more often than the plan says.")
         number, coins = self._position.done, self._position.entropy.labelled(self._position.begin())
-        chosen = select(users, self._plan.rate, coins, number)
-        style = self._plan.style(number, self.bound)
-        self._opened = Round(number, style, chosen, asks_within=self.bound is not None)
+        chosen = select(users, self.rate, coins, number)
+        self._opened = Round(number, self.style, chosen, asks_within=self.bound is not None)
         return self._opened
 
     def close(self, replies: Iterable[tuple[int, Reply | Failure]]) -> dict[str, Tensor]:
@@ -222,7 +236,7 @@ class Server:
             mean = self._release.mean(gathered.sums, opened.style, scale)
         else:
             *mean, count = self._release.mean([*gathered.sums, gathered.count], opened.style, scale)
-            share = 0.5 + float(count) * self._plan.denominator / self._plan.expected
+            share = 0.5 + float(count) * self._plan.denominator / self._plan.batch_size
             self._state.bound = self._adaptive.move(self.bound, share)
         problems = tuple(gathered.problems)
         self._last = RoundReport(
@@ -242,7 +256,7 @@ class Server:
             try:
                 if isinstance(reply, Failure):
                     raise DataError(reply.reason)
-                update, weight = admit(reply, self._like, self._plan.weight_cap)
+                update, weight = admit(reply, self._like, self._rounds.weight_cap)
             except DataError as problem:
                 gathered.problems.append((user, str(problem)))
                 continue
@@ -304,9 +318,9 @@ class Server:
         return saved.extra
 
 
-def _start(plan: FederatedPlan, model: nn.Module) -> bytes:
+def _start(plan: Plan, model: nn.Module) -> bytes:
     """What a seeded run is begun with: the plan and the initial values."""
-    return joined([b"federated", repr(plan).encode(), of_values(model)])
+    return joined([b"federated", of_plan(plan), of_values(model)])
 
 
 @torch.no_grad()

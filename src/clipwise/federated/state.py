@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from clipwise.errors import CheckpointError
-from clipwise.federated.plan import FederatedPlan
+from clipwise.plan import Plan
 from clipwise.private.release import Release
 from clipwise.private.saving import check_form, restored_ledger
 
 __all__ = ["ServerState"]
 
 VERSION = 3
-"""3: steps for rounds, and the class of the server's optimizer."""
+"""3: steps for rounds, the plan as values, and the class of the server's optimizer."""
 _KEYS = {"version", "plan", "bound", "ledger", "steps", "seed", "label"}
 
 
@@ -22,7 +22,7 @@ _KEYS = {"version", "plan", "bound", "ledger", "steps", "seed", "label"}
 class ServerState:
     """The state of a federated run."""
 
-    plan: FederatedPlan
+    plan: Plan
     release: Release
     bound: float | None
     """Where an adaptive norm stands."""
@@ -35,7 +35,7 @@ class ServerState:
         """The state. Only that of a seeded run holds anything that its randomness could be rebuilt from."""
         return {
             "version": VERSION,
-            "plan": repr(self.plan),
+            "plan": self.plan.to_dict(),
             "bound": self.bound,
             "ledger": self.release.ledger.to_json(),
             **self.release.position.capture(),
@@ -52,7 +52,7 @@ class ServerState:
                 "a saved run has its own ledger, which contains what it was begun with. Resume in a server without "
                 "ledger=..., and record on server.ledger what else was released since."
             )
-        mine = (repr(self.plan), position.entropy.seed)
+        mine = (self.plan.to_dict(), position.entropy.seed)
         if mine != (saved["plan"], saved["seed"]):
             what = "plan" if mine[0] != saved["plan"] else "seed"
             raise CheckpointError(

@@ -1,6 +1,6 @@
 """Algorithms beyond DP-SGD on the same mechanism: sampling from a posterior, and clipping by estimated norms."""
 
-from clipwise.optim.jl import ProjectedPlan, ProjectedPrivate
+from clipwise.optim.jl import ProjectedPrivate
 from clipwise.optim.langevin import Langevin, LangevinOptimizer, printed_temperature
 from clipwise.optim.posterior import AveragedCalibration, Posterior
 from clipwise.optim.priors import FlatPrior, GaussianPrior, LaplacePrior, Prior
@@ -14,7 +14,6 @@ __all__ = [
     "LaplacePrior",
     "Posterior",
     "Prior",
-    "ProjectedPlan",
     "ProjectedPrivate",
     "printed_temperature",
 ]

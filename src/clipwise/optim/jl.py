@@ -10,77 +10,27 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from clipwise._validate import is_count
-from clipwise.accounting import Event, ProjectedSteps, check_projected_sampling
-from clipwise.clipping import Flat, MixUp, Style
+from clipwise.clipping import Style
 from clipwise.engine import Clipped, Constants, Evidence, negligible_norm
 from clipwise.entropy import Entropy
-from clipwise.errors import AccountingError, InvalidLosses, InvalidPlan
+from clipwise.errors import InvalidLosses, InvalidPlan
+from clipwise.mechanisms import ProjectedNorms
 from clipwise.noise import Normals
 from clipwise.optim.projections import Projections, Replay, demand_same, sums_by_backward
 from clipwise.optim.vacuous import refuse_vacuous
 from clipwise.plan import Plan
-from clipwise.private import Private, saving
+from clipwise.private import Private
 from clipwise.private.evidence.closure import LossFn, check_model, take
 
-__all__ = ["ProjectedPlan", "ProjectedPrivate"]
+__all__ = ["ProjectedPrivate"]
 
 _FEWEST_TO_CHECK = 3
-
-
-@dataclass(frozen=True)
-class ProjectedPlan(Plan):
-    """A plan whose norms are estimated from `projections` random directions, fresh in every step.
-
-    Clipping is by one norm over all parameters (a rule, `Flat`, or `MixUp` of such). Guarantees: `epsilon` and
-    `calibrate` are upper bounds that take estimates which are too small into account, as if the directions were
-    published.
-
-    >>> import clipwise as cw
-    >>> plan = ProjectedPlan(cw.Poisson(60_000, 256), 1_000, cw.Abadi(1.0), noise_multiplier=1.1, projections=256)
-    >>> exact = cw.Plan(cw.Poisson(60_000, 256), 1_000, cw.Abadi(1.0), noise_multiplier=1.1)
-    >>> exact.epsilon(1e-5) < plan.epsilon(1e-5)
-    True
-    """
-
-    projections: int = field(kw_only=True)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        count = self.projections
-        if not is_count(count):
-            raise InvalidPlan(f"projections must be a positive integer, got {count!r}.")
-        styles = [self.clip.small, self.clip.large] if isinstance(self.clip, MixUp) else [self.style(0)]
-        for style in styles:
-            _check_flat(style)
-        try:
-            check_projected_sampling(self.sampling)
-        except AccountingError as error:
-            raise InvalidPlan(str(error)) from error
-
-    def events(self) -> tuple[Event, ...]:
-        """What the whole run will have put on its ledger."""
-        return (ProjectedSteps(self.sampling, self._noise(), self.projections, self.steps),)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The plan as a JSON object."""
-        return {**super().to_dict(), "projections": self.projections}
-
-
-def _check_flat(style: object) -> Flat:
-    if not isinstance(style, Flat):
-        raise InvalidPlan(
-            f"norms are estimated over all parameters together, but {style!r} needs one of each group. Use a rule such "
-            "as Abadi(1.0), or clipwise.Private with exact norms."
-        )
-    return style
 
 
 def _finite(values: Tensor) -> bool:
@@ -98,7 +48,7 @@ class EstimatedClipper:
 
     def __call__(self, losses: Tensor, style: Style, evidence: Evidence) -> Clipped[Any]:
         """The sum over samples of factor_i g_i; uses the estimate up."""
-        rule = _check_flat(style).rule
+        rule = ProjectedNorms.rule_of(style)
         if not losses.numel():
             self.estimate = losses.detach().double(), torch.zeros_like(losses, dtype=torch.bool)
         if self.estimate is None:
@@ -126,7 +76,7 @@ class ProjectedPrivate(Private):
     >>> import clipwise as cw
     >>> from torch.utils.data import TensorDataset
     >>> model = nn.Linear(3, 1)
-    >>> plan = ProjectedPlan(cw.Poisson(100, 10), 5, cw.Abadi(1.0), noise_multiplier=2.0, projections=100)
+    >>> plan = cw.Plan(cw.Poisson(100, 10), 5, cw.Abadi(1.0), 2.0, mechanism=ProjectedNorms(100))
     >>> def loss_fn(model, batch):
     ...     x, y = batch
     ...     return (model(x).squeeze(1) - y).square()
@@ -140,7 +90,7 @@ class ProjectedPrivate(Private):
 
     def __init__(
         self,
-        plan: ProjectedPlan,
+        plan: Plan,
         model: nn.Module,
         optimizer: Optimizer,
         *,
@@ -150,22 +100,22 @@ class ProjectedPrivate(Private):
         constants: Constants = (),
         own_batches: bool = False,
     ) -> None:
-        if not isinstance(plan, ProjectedPlan):
+        if not isinstance(plan, Plan) or not isinstance(plan.mechanism, ProjectedNorms):
             raise InvalidPlan(
-                f"plan must be a clipwise.optim.ProjectedPlan, got {type(plan).__name__}: estimated norms are "
-                "accounted differently."
+                "estimated norms are accounted differently: give a clipwise.Plan with "
+                f"mechanism=cw.mechanisms.ProjectedNorms(projections), got {getattr(plan, 'mechanism', plan)!r}."
             )
         if not callable(loss_fn):
             raise InvalidPlan("ProjectedPrivate needs loss_fn=..., a function of (model, batch) to differentiate.")
-        self._count, self._function, self._checked = plan.projections, loss_fn, False
+        self._count, self._function, self._checked = plan.mechanism.projections, loss_fn, False
         self._drawn: tuple[int, Entropy] | None = None
         self._normals = noise
         super().__init__(plan, model, optimizer, seed=seed, noise=noise, constants=constants, own_batches=own_batches)
         self._checks.watches = False  # twins would need more memory than a step may; loss_fn is checked instead
         if plan.noise_multiplier:
             refuse_vacuous(
-                plan.events(),
-                f"{plan.projections} projections at noise multiplier {plan.noise_multiplier:.3g}",
+                plan.events,
+                f"{plan.mechanism.projections} projections at noise multiplier {plan.noise_multiplier:.3g}",
                 "Use more projections, more noise, or clipwise.Private with exact norms.",
             )
 
@@ -254,8 +204,6 @@ class ProjectedPrivate(Private):
         constants: Constants = (),
     ) -> ProjectedPrivate:
         """Go on from `save`, as `Private.resume` does; `loss_fn` is needed here too."""
-        if plan is None:
-            plan = ProjectedPlan.from_dict(saving.read(path, "run").state["plan"])
         resumed = super().resume(path, model, optimizer, plan=plan, loss_fn=loss_fn, noise=noise, constants=constants)
         assert isinstance(resumed, cls)
         return resumed

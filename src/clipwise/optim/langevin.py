@@ -176,7 +176,7 @@ class Langevin:
         plan = Plan(self.sampling, self.steps, self.clip, noise)
         if not accept_vacuous:
             refuse_vacuous(
-                plan.events(),
+                plan.events,
                 f"the chain's own noise has multiplier {noise:.3g} (learning rate {self.learning_rate:.3g}, "
                 f"temperature {self.temperature:.3g}, R {self.sensitivity(model):.3g})",
                 "Lower the learning rate, R or the number of steps, or raise the temperature; chain.calibrate(epsilon="

@@ -15,12 +15,12 @@ from clipwise.errors import InvalidPlan
 from clipwise.hashing import digest_of, joined
 from clipwise.plan import Plan
 
-__all__ = ["of_optimizer", "of_run", "of_values"]
+__all__ = ["of_optimizer", "of_plan", "of_run", "of_values"]
 
 
 def of_run(plan: Plan, model: nn.Module, optimizer: Optimizer) -> bytes:
     """The plan, the initial values of the parameters, and the optimizer as it is at the start."""
-    return joined([b"run", _of_plan(plan), of_values(model), of_optimizer(optimizer)])
+    return joined([b"run", of_plan(plan), of_values(model), of_optimizer(optimizer)])
 
 
 def of_values(model: nn.Module) -> bytes:
@@ -43,11 +43,13 @@ def of_optimizer(optimizer: Optimizer) -> bytes:
     return joined(parts)
 
 
-def _of_plan(plan: Plan) -> bytes:
+def of_plan(plan: Plan) -> bytes:
+    """Everything that the plan says."""
     try:
         return json.dumps(plan.to_dict(), sort_keys=True).encode()
     except InvalidPlan:  # a rule of the user's own that cannot be written down: the sums will tell
-        return repr((plan.sampling, plan.steps, plan.noise_multiplier, type(plan.clip).__qualname__)).encode()
+        kind = type(plan.clip).__qualname__
+        return repr((plan.sampling, plan.steps, plan.noise_multiplier, plan.mechanism, kind)).encode()
 
 
 def _known(value: Any) -> bytes:

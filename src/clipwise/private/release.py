@@ -5,23 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-from clipwise.accounting import FederatedRounds, GaussianSteps, Ledger, ProjectedSteps
+from clipwise.accounting import Ledger
 from clipwise.clipping import Style, is_private
 from clipwise.errors import InvalidPlan
+from clipwise.mechanisms import Repeated
 from clipwise.noise import GaussianNoise, Normals
 from clipwise.private.checkpoint import Journal
 from clipwise.private.guard import Guard, check_one_process
 from clipwise.private.position import Position
 
-__all__ = ["Release", "Repeated"]
-
-Repeated: TypeAlias = GaussianSteps | ProjectedSteps | FederatedRounds
-"""The event of one step or round."""
+__all__ = ["Release"]
 
 
 class Release:

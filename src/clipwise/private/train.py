@@ -90,6 +90,8 @@ class Private:
             raise InvalidPlan(f"plan must be a clipwise.Plan, got {type(plan).__name__}.")
         if plan.noise_multiplier is None:
             raise InvalidPlan("the plan has no noise yet: plan.calibrate(epsilon=..., delta=...) gives it some.")
+        if plan.mechanism.unit != "example":
+            raise InvalidPlan(f"the mechanism {plan.mechanism!r} is run by clipwise.federated.Server, not by Private.")
         self._plan, self._model, self._optimizer = plan, model, optimizer
         self._position = Position(
             plan.steps,
@@ -98,7 +100,7 @@ class Private:
             start=lambda: labels.of_run(plan, model, optimizer),
             now=lambda: labels.of_optimizer(optimizer),
         )
-        planned = plan.events()[0].repeated(1)
+        planned = plan.event_at(0)
         assert isinstance(planned, (GaussianSteps, ProjectedSteps))
         event = replace(planned, own_batches=own_batches)
         self._release = Release(event, self._position, plan.noise_multiplier, noise)
@@ -274,7 +276,7 @@ class Private:
         """Charge first, then noise, average, write. From the charge on the step is spent, whatever happens."""
         style = self._style()
         sums = self._batch.take(self._position.done, self._fit)
-        self._release.write(sums, style, 1.0 / self._plan.batch_size)
+        self._release.write(sums, style, 1.0 / self._plan.denominator)
 
     def _step(self) -> None:
         """Step the optimizer with what was released."""

@@ -15,7 +15,8 @@ from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import clipwise as cw
-from clipwise.federated import FederatedPlan, Server
+from clipwise.federated import Server
+from clipwise.mechanisms import Rounds
 from tests.attacks.misuse.common import STEPS, N, Setting
 
 OTHER_RANK = textwrap.dedent(
@@ -42,7 +43,7 @@ def train(s: Setting) -> None:
 
 
 def serve() -> None:
-    plan = FederatedPlan(cw.Poisson(N, 2), rounds=1, clip=cw.Abadi(1.0), noise_multiplier=1.0)
+    plan = cw.Plan(cw.Poisson(N, 2), steps=1, clip=cw.Abadi(1.0), noise_multiplier=1.0, mechanism=Rounds())
     Server(plan, nn.Linear(2, 1))
 
 

@@ -198,7 +198,7 @@ def test_a_step_of_the_users_own_is_stopped_and_the_run_goes_on(program: Program
     s.optimizer.zero_grad()
     for x, y in s.batches():
         s.private.step(s.losses(x, y))
-    assert s.private.ledger.steps == STEPS and s.private.ledger.events == s.plan.events()
+    assert s.private.ledger.steps == STEPS and s.private.ledger.events == s.plan.events
     assert s.private.epsilon(1e-5) == s.plan.epsilon(1e-5)
 
 
@@ -332,7 +332,7 @@ def test_own_batches_are_guarded_too() -> None:
 def test_estimated_norms_are_guarded_too() -> None:
     s = Setting()
     s.private.close()
-    plan = cw.optim.ProjectedPlan(cw.FullBatch(N), 3, cw.Abadi(1.0), noise_multiplier=5.0, projections=60)
+    plan = cw.Plan(cw.FullBatch(N), 3, cw.Abadi(1.0), 5.0, mechanism=cw.mechanisms.ProjectedNorms(60))
     private = cw.optim.ProjectedPrivate(plan, s.model, s.optimizer, loss_fn=lambda model, b: s.losses(*b, model=model))
     for k, batch in enumerate(private.loader(s.records)):
         private.step(batch)
@@ -524,7 +524,7 @@ ALLOWED: list[Program] = [
 def test_what_loops_do_besides_is_allowed(program: Program) -> None:
     s = Setting(cw.FullBatch(N))
     program(s)
-    assert s.private.ledger.events == s.plan.events()
+    assert s.private.ledger.events == s.plan.events
     assert s.private.epsilon(1e-5) == s.plan.epsilon(1e-5)
 
 
@@ -635,7 +635,7 @@ def test_release_and_the_callers_step_equal_step() -> None:
                     s.optimizer.zero_grad()
             else:
                 s.private.step(s.losses(x, y))
-        assert s.private.ledger.events == s.plan.events()
+        assert s.private.ledger.events == s.plan.events
         ended.append(s.weights())
     assert torch.equal(*ended)
 

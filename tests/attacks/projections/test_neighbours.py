@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import clipwise as cw
-from clipwise.optim import ProjectedPlan, ProjectedPrivate
+from clipwise.mechanisms import ProjectedNorms
+from clipwise.optim import ProjectedPrivate
 from tests.core.common import Recorder
 
 R, DIMENSION = 1.0, 8
@@ -25,9 +26,7 @@ def released(records: Tensor, seed: int, physical: int) -> Tensor:
     torch.manual_seed(0)
     model = nn.Linear(DIMENSION, 1, bias=False)
     recorder = Recorder(model.parameters())
-    plan = ProjectedPlan(
-        cw.Poisson(1_000, 100), steps=1, clip=cw.Abadi(R), noise_multiplier=0.0, projections=4
-    )  # fmt: skip
+    plan = cw.Plan(cw.Poisson(1_000, 100), 1, cw.Abadi(R), noise_multiplier=0.0, mechanism=ProjectedNorms(4))
     private = ProjectedPrivate(plan, model, recorder, loss_fn=losses, seed=seed, own_batches=True)
     for part in records.split(physical):
         private.backward((part,))

@@ -116,7 +116,7 @@ def test_any_record_that_was_drawn_and_changed_is_noticed_when_it_is_drawn_again
     assert private.looked.state == "changed"
     private, model = resumed(tmp_path / "run")
     go(private, model, Files(noise=noise), **options)
-    assert private.ledger.events == private.plan.events() and private.looked.state == "unchanged"
+    assert private.ledger.events == private.plan.events and private.looked.state == "unchanged"
 
 
 def test_records_that_do_not_read_the_same_twice_are_counted(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_a_resumed_run_ends_as_one_that_was_not_interrupted(tmp_path: Path) -> N
         go(private, model, kind)
         again, other = resumed(tmp_path / "run")
         go(again, other, kind)
-        assert torch.equal(model.weight, other.weight) and again.ledger.events == private.plan.events()  # type: ignore[arg-type]
+        assert torch.equal(model.weight, other.weight) and again.ledger.events == private.plan.events  # type: ignore[arg-type]
 
 
 def test_a_step_that_is_repeated_with_other_sums_is_charged_again(tmp_path: Path) -> None:

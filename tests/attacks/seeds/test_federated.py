@@ -12,17 +12,18 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import clipwise as cw
-from clipwise.federated import AdaptiveClip, FederatedPlan, LocalTraining, Reply, Server, run
+from clipwise.federated import LocalTraining, Reply, Server, run
+from clipwise.mechanisms import Rounds
 from clipwise.private.digests import file_of
 
 SIZE, USERS, MULTIPLIER = 400, 4, 50.0
 STD = MULTIPLIER / USERS
 
 
-def server_of(clip: cw.Abadi | AdaptiveClip, value: float = 0.0) -> Server:
+def server_of(clip: cw.Abadi | cw.AdaptiveClip, value: float = 0.0) -> Server:
     model = nn.Linear(SIZE, 1, bias=False)
     nn.init.constant_(model.weight, value)
-    return Server(FederatedPlan(cw.FullBatch(USERS), 3, clip, MULTIPLIER), model, seed=0)
+    return Server(cw.Plan(cw.FullBatch(USERS), 3, clip, MULTIPLIER, Rounds()), model, seed=0)
 
 
 def closed(server: Server, moved: float = 0.0) -> Tensor:
@@ -34,8 +35,8 @@ def closed(server: Server, moved: float = 0.0) -> Tensor:
     return server.close(replies)["weight"].flatten()
 
 
-@pytest.mark.parametrize("clip", [cw.Abadi(1.0), AdaptiveClip(R=1.0)], ids=["fixed", "adaptive"])
-def test_other_updates_get_other_noise(clip: cw.Abadi | AdaptiveClip) -> None:
+@pytest.mark.parametrize("clip", [cw.Abadi(1.0), cw.AdaptiveClip(R=1.0)], ids=["fixed", "adaptive"])
+def test_other_updates_get_other_noise(clip: cw.Abadi | cw.AdaptiveClip) -> None:
     a, b, again = closed(server_of(clip)), closed(server_of(clip), moved=0.1), closed(server_of(clip))
     assert torch.equal(a, again)
     assert abs(float((a / STD) @ (b / STD)) / SIZE) < 5 / math.sqrt(SIZE)
@@ -67,7 +68,7 @@ def test_a_changed_record_of_a_user_is_noticed(tmp_path: Path) -> None:
         x[3, 4, 0] += 0.001 * changed
         return [TensorDataset(each) for each in x]
 
-    plan = FederatedPlan(cw.FullBatch(USERS), 3, cw.Abadi(1.0), 1.0)
+    plan = cw.Plan(cw.FullBatch(USERS), 3, cw.Abadi(1.0), 1.0, Rounds())
     work = LocalTraining(
         lambda m, batch: m(batch[0])[:, 0].square(), functools.partial(torch.optim.SGD, lr=0.1), seed=0
     )

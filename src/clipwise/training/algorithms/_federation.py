@@ -19,16 +19,16 @@ learning_rate = "0.5 / R"
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 import torch
 
-from clipwise.clipping import Abadi, Clip, Flat, Rule
+from clipwise.clipping import Abadi, Flat
 from clipwise.errors import InvalidConfig
-from clipwise.federated import AdaptiveClip, FederatedPlan, dirichlet, shards, uniform
+from clipwise.federated import dirichlet, shards, uniform
+from clipwise.mechanisms import AdaptiveClip, Rounds
 from clipwise.plan import Plan
-from clipwise.sampling import FullBatch, Poisson
 from clipwise.training.config import OptimizerChoice, TensorRecords, TomlTable, read_optimizer
 
 __all__ = ["Federation"]
@@ -84,21 +84,13 @@ class Federation:
         table.close()
         return made
 
-    def plan(self, plan: Plan) -> FederatedPlan:
-        """The plan over users, in its federated form."""
-        assert isinstance(plan.sampling, (FullBatch, Poisson))  # checked when it was read
-        clip: Clip | Rule | AdaptiveClip = plan.clip
+    def plan(self, plan: Plan) -> Plan:
+        """The same plan, over users."""
+        clip = plan.clip
         if self.quantile is not None:
-            assert isinstance(clip, Flat) and isinstance(clip.rule, Abadi)  # likewise
+            assert isinstance(clip, Flat) and isinstance(clip.rule, Abadi)  # checked when it was read
             clip = AdaptiveClip(clip.rule.R, self.quantile)
-        return FederatedPlan(
-            sampling=plan.sampling,
-            rounds=plan.steps,
-            clip=clip,
-            noise_multiplier=plan.noise_multiplier,
-            weight_cap=self.weight_cap,
-            total_weight=self.total_weight,
-        )
+        return replace(plan, clip=clip, mechanism=Rounds(self.weight_cap, self.total_weight))
 
     def records_of_users(self, records: TensorRecords) -> list[TensorRecords]:
         """The records of each user."""

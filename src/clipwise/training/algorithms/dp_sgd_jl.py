@@ -9,12 +9,13 @@ projections = 256     # random directions for the norms of a step
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from clipwise.optim import ProjectedPlan, ProjectedPrivate
+from clipwise.mechanisms import ProjectedNorms
+from clipwise.optim import ProjectedPrivate
 from clipwise.plan import Plan
 from clipwise.training.algorithms._loop import begin, carry_on
 from clipwise.training.algorithms.base import Algorithm
@@ -40,7 +41,7 @@ class ProjectedSGD(Algorithm):
         return cls(read_optimizer(root.table("optimizer")), root.integer("projections"))
 
     def plan(self, plan: Plan) -> Plan:
-        return ProjectedPlan(plan.sampling, plan.steps, plan.clip, plan.noise_multiplier, projections=self.projections)
+        return replace(plan, mechanism=ProjectedNorms(self.projections))
 
     def moves(self, plan: Plan, model: nn.Module) -> OptimizerChoice:
         return self.optimizer

@@ -73,6 +73,9 @@ class FederatedAlgorithm(Algorithm):
     def units(self, records: int) -> int:
         return self.federation.users
 
+    def plan(self, plan: Plan) -> Plan:
+        return self.federation.plan(plan)
+
     def moves(self, plan: Plan, model: nn.Module) -> OptimizerChoice:
         return self.optimizer
 
@@ -87,7 +90,7 @@ class FederatedAlgorithm(Algorithm):
         nothing; a seeded run that was killed and resumed ends with the weights of one that was not.
         """
         users, choice = self.federation.records_of_users(job.train), self.federation.server
-        server = Server(self.federation.plan(job.plan), job.model, seed=job.draw_seed)
+        server = Server(job.plan, job.model, seed=job.draw_seed)
         optimizer = None if choice is None else choice.build(job.parameters.values())
         if resume:
             took_up(folder, server.resume(folder.checkpoint, job.model, optimizer))
@@ -102,18 +105,17 @@ class FederatedAlgorithm(Algorithm):
         )
         if not resume:
             milestones.save(0)
-        while server.rounds_done < server.plan.rounds:
+        while server.rounds_done < server.plan.steps:
             self._set_rate(job, server, optimizer)
             report = next(rounds)
             done = server.rounds_done
-            milestones.ended(done, done * server.plan.rate, partial(_statistics, report))
+            milestones.ended(done, done * server.rate, partial(_statistics, report))
         return Trained(server.ledger, looked=server.looked)
 
     def _set_rate(self, job: Job, server: Server, optimizer: Optimizer | None) -> None:
         """The server's learning rate of the coming round, which may follow R."""
         if optimizer is not None and self.federation.server is not None:
-            style = server.plan.style(server.rounds_done, server.bound)
-            set_rate(optimizer, self.federation.server.learning_rate.at(style, list(job.parameters)))
+            set_rate(optimizer, self.federation.server.learning_rate.at(server.style, list(job.parameters)))
 
     def described(self) -> dict[str, Any]:
         return {"federated": self.federation.described()}

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
-from clipwise.accounting import Ledger, noise_scale
+from clipwise.accounting import Ledger
 from clipwise.calibration import CalibrationResult, PrivateTemperatureScaling
 from clipwise.data import DataSet
 from clipwise.entropy import arm_seed
@@ -184,9 +184,7 @@ def _plan(config: Config, sample_size: int, delta: float | None) -> Plan:
     if config.privacy.epsilon is None or delta is None:
         return plan
     scaling = private_scaling(config)
-    fixed = () if scaling is None else (scaling.event,)
-    shape = replace(plan, noise_multiplier=1.0).events()
-    return replace(plan, noise_multiplier=noise_scale(shape, config.privacy.epsilon, delta, fixed=fixed))
+    return plan.calibrate(config.privacy.epsilon, delta, fixed=() if scaling is None else (scaling.event,))
 
 
 def _warnings(data: DataSet, units: int | None, delta: float | None) -> list[str]:

@@ -47,6 +47,10 @@ class AdaptiveClip:
                 f"AdaptiveClip(learning_rate=...) must be a positive finite number, got {self.learning_rate!r}."
             )
 
+    def at(self, step: int, steps: int) -> Flat:
+        """The clipping of the first round. That of later ones follows what was released: see `style`."""
+        return self.style(self.R)
+
     def style(self, bound: float) -> Flat:
         """The clipping of a round in which the norm is `bound`."""
         return Flat(Abadi(bound))

@@ -1,0 +1,194 @@
+"""The table of mechanisms: what each of them releases, allows, divides by and writes down."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import FrozenInstanceError, dataclass, fields, replace
+from typing import Any
+
+import pytest
+import torch
+
+import clipwise as cw
+from clipwise import mechanisms
+from clipwise.accounting import Event, FederatedRounds, PrivateCalibration, ProjectedSteps
+from clipwise.mechanisms import Gaussian, Mechanism, ProjectedNorms, Rounds
+
+POISSON, CUT = cw.Poisson(1_000, 50), cw.Poisson(1_000, 50, max_batch_size=80)
+SAMPLINGS = [POISSON, CUT, cw.Poisson(rate=0.05, batch_size=50), cw.FullBatch(9), cw.Shuffled(9, 2), cw.FixedSize(9, 2)]
+GROUPS = cw.Layerwise(cw.Abadi(1.0))
+OWN_LAST = cw.MixUp(cw.Abadi(1.0), GROUPS, switch_at=0.5)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A mechanism, and what is expected of it."""
+
+    mechanism: Mechanism
+    event: type[Any]
+    unit: str = "example"
+    refused_samplings: tuple[Any, ...] = ()
+    refused_clips: tuple[Any, ...] = ()
+    denominator: float = 50
+    wrong: tuple[dict[str, Any], ...] = ()
+    """Arguments that make no sense."""
+
+
+ROWS = [
+    Row(Gaussian(), cw.GaussianSteps, refused_clips=(cw.AdaptiveClip(1.0),)),
+    Row(
+        ProjectedNorms(60),
+        ProjectedSteps,
+        refused_samplings=(CUT, SAMPLINGS[-1]),
+        refused_clips=(GROUPS, OWN_LAST, cw.Groupwise({"*": cw.Abadi(1.0)}), cw.AdaptiveClip(1.0)),
+        wrong=({"projections": 0}, {"projections": 2.5}, {"projections": True}),
+    ),
+    Row(
+        Rounds(weight_cap=3.0, total_weight=500.0),
+        FederatedRounds,
+        unit="client",
+        refused_samplings=(CUT, *SAMPLINGS[-2:]),
+        denominator=25.0,
+        wrong=({"weight_cap": 0.0}, {"weight_cap": float("nan")}, {"total_weight": -1.0}, {"weight_cap": True}),
+    ),
+]
+each = pytest.mark.parametrize("row", ROWS, ids=lambda row: type(row.mechanism).__name__)
+
+
+def plan(row: Row, **changes: Any) -> cw.Plan:
+    given = {"sampling": POISSON, "steps": 7, "clip": cw.Abadi(1.0), "noise_multiplier": 1.5, **changes}
+    return cw.Plan(**given, mechanism=row.mechanism)
+
+
+def test_every_mechanism_has_a_row() -> None:
+    offered = {value for value in vars(mechanisms).values() if isinstance(value, type) and issubclass(value, Mechanism)}
+    assert offered - {Mechanism} == {type(row.mechanism) for row in ROWS}
+    assert {cls.__name__ for cls in offered} <= set(mechanisms.__all__)
+
+
+@each
+def test_it_is_a_frozen_value(row: Row) -> None:
+    for f in fields(row.mechanism):  # type: ignore[arg-type]
+        with pytest.raises(FrozenInstanceError):
+            setattr(row.mechanism, f.name, 1)
+    assert replace(row.mechanism) == row.mechanism and hash(replace(row.mechanism)) == hash(row.mechanism)  # type: ignore[type-var]
+    for wrong in row.wrong:
+        with pytest.raises(cw.InvalidPlan, match=next(iter(wrong))):
+            type(row.mechanism)(**wrong)
+
+
+@each
+def test_its_event_says_sampling_noise_and_count(row: Row) -> None:
+    event: Event = row.mechanism.event(POISSON, 1.5, 4)
+    assert type(event) is row.event and event.count == 4 and event.noise_multiplier == 1.5
+    assert event.sampling == POISSON  # type: ignore[union-attr]
+    assert event.unit == row.mechanism.unit == row.unit
+
+
+@each
+def test_plan_and_ledger_agree(row: Row) -> None:
+    p = plan(row)
+    assert p.events == (row.mechanism.event(POISSON, 1.5, 7),)
+    ledger = cw.Ledger()
+    for step in range(7):
+        ledger.record(p.event_at(step))
+    assert ledger.events == p.events and ledger.epsilon(1e-4) == p.epsilon(1e-4)
+    assert p.events_of(2, 5) == (row.mechanism.event(POISSON, 1.5, 3),)
+    assert ledger.guarantee(1e-4).unit == row.unit
+
+
+@each
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=repr)
+def test_samplings_without_a_proof_are_refused(row: Row, sampling: Any) -> None:
+    if sampling in row.refused_samplings:
+        with pytest.raises((cw.InvalidPlan, cw.InvalidSampling)):
+            plan(row, sampling=sampling)
+    else:
+        assert plan(row, sampling=sampling, noise_multiplier=30.0).epsilon(1e-4) > 0
+
+
+@each
+def test_clipping_without_a_proof_is_refused(row: Row) -> None:
+    for clip in (cw.Abadi(1.0), GROUPS, OWN_LAST, cw.Groupwise({"*": cw.Abadi(1.0)}), cw.AdaptiveClip(1.0)):
+        if clip in row.refused_clips:
+            with pytest.raises(cw.InvalidPlan):
+                plan(row, clip=clip)
+        else:
+            assert plan(row, clip=clip).is_private
+    with pytest.raises(cw.InvalidPlan, match="does not bound"):
+        plan(row, clip=cw.NoClip())
+
+
+@each
+def test_the_denominator_is_public(row: Row) -> None:
+    assert plan(row).denominator == row.denominator
+
+
+@each
+def test_noise_is_found_for_a_target_and_what_is_charged_besides(row: Row) -> None:
+    empty = plan(row, sampling=cw.FullBatch(1_000), noise_multiplier=None)
+    found = empty.calibrate(2.0, 1e-4)
+    assert 0.998 * 2.0 < found.epsilon(1e-4) <= 2.0 and found.mechanism == row.mechanism
+    if row.unit == "example":
+        besides = PrivateCalibration(8.0)
+        with_it = empty.calibrate(2.0, 1e-4, fixed=(besides,))
+        assert 0.998 * 2.0 < cw.Ledger([*with_it.events, besides]).epsilon(1e-4) <= 2.0
+        assert with_it.noise_multiplier > found.noise_multiplier  # type: ignore[operator]
+    with pytest.raises(TypeError):
+        empty.calibrate(2.0, 1e-4, "rdp")  # type: ignore[misc]
+
+
+@each
+def test_a_plan_with_it_survives_json(row: Row) -> None:
+    for p in (plan(row), plan(row, noise_multiplier=None)):
+        record = json.loads(json.dumps(p.to_dict()))
+        assert cw.Plan.from_dict(record) == p and cw.Plan.from_dict(record).to_dict() == p.to_dict()
+    damaged = {**record, "mechanism": {"kind": type(row.mechanism).__name__, "more": 1}}
+    with pytest.raises(cw.InvalidPlan, match="fields"):
+        cw.Plan.from_dict(damaged)
+
+
+@each
+def test_only_its_own_runner_takes_it(row: Row) -> None:
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    p = plan(row, noise_multiplier=30.0)
+    runners = {
+        Gaussian: lambda: cw.Private(p, model, optimizer),
+        ProjectedNorms: lambda: cw.optim.ProjectedPrivate(p, model, optimizer, loss_fn=lambda m, b: m(b)),
+        Rounds: lambda: cw.federated.Server(p, model),
+    }
+    for kind, runner in runners.items():
+        if kind is type(row.mechanism):
+            assert runner().ledger.events == ()
+        elif {kind, type(row.mechanism)} != {Gaussian, ProjectedNorms}:
+            with pytest.raises(cw.InvalidPlan, match="mechanism"):
+                runner()
+
+
+def test_a_plan_says_nothing_of_the_default() -> None:
+    p = plan(ROWS[0])
+    assert p == replace(p, mechanism=None) and p.mechanism == Gaussian()  # type: ignore[arg-type]
+    assert "mechanism" not in p.to_dict()  # the label of a seeded run, and old files, stay as they are
+    for wrong in ("gaussian", Gaussian, 1.0):
+        with pytest.raises(cw.InvalidPlan, match="mechanism must be"):
+            replace(p, mechanism=wrong)  # type: ignore[arg-type]
+
+
+def test_a_file_cannot_choose_the_class_of_the_mechanism() -> None:
+    record = {**plan(ROWS[0]).to_dict(), "mechanism": {"kind": "os.system"}}
+    with pytest.raises(cw.InvalidPlan, match="own values"):
+        cw.Plan.from_dict(record)
+    for kind in ({"kind": "Abadi", "R": 1.0}, 3, "Gaussian", None):
+        if kind is None:
+            assert cw.Plan.from_dict({**record, "mechanism": None}).mechanism == Gaussian()
+            continue
+        with pytest.raises(cw.InvalidPlan, match="mechanism must be"):
+            cw.Plan.from_dict({**record, "mechanism": kind})
+
+
+def test_labels_of_a_seeded_run_know_the_mechanism() -> None:
+    from clipwise.private.labels import of_plan
+
+    assert len({of_plan(plan(row)) for row in ROWS}) == len(ROWS)
+    assert of_plan(plan(ROWS[1])) != of_plan(plan(replace(ROWS[1], mechanism=ProjectedNorms(61))))
