@@ -28,7 +28,7 @@ FLOAT32 = "float32 numbers of torch, which end at 5.8 deviations (replaced since
 
 def noise(arm: ArmResults) -> str | None:
     """Which noise made the runs of an arm; None when it has none."""
-    if not arm.first.plan.get("noise_multiplier"):
+    if not arm.first.plan.noise_multiplier:
         return None
     return " and ".join(sorted({str(run.provenance.get("noise", FLOAT32)) for run in arm.runs}))
 

@@ -175,7 +175,7 @@ def _finished(study: Study, folder: Path, quick: bool) -> Iterator[tuple[str, Re
             run = Run.from_record(record, where)
             if run.name == variant.name:
                 _check_settings(job, run.config, where)
-                if not run.curves or run.curves[-1]["step"] != run.plan["steps"]:
+                if not run.curves or run.curves[-1]["step"] != run.plan.steps:
                     raise SystemExit(f"{where}: metrics.jsonl is cut. {_AGAIN}")
                 yield job.name, record, run
 

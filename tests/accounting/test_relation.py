@@ -231,4 +231,4 @@ def test_an_older_guarantee_is_restated_with_the_relation_and_the_kind_that_hold
         assert restated(old, events) == today
     assert restated(account(steps(RATE), 1e-5).as_dict(), steps(RATE)).relation == "add_remove"
     infinite = replace(account(steps(Poisson(100, 10), 0.0, 3), 1e-5), relation="add_remove").as_dict()
-    assert restated(infinite, steps(Poisson(100, 10), 0.0, 3))["epsilon"] is None
+    assert restated(infinite, steps(Poisson(100, 10), 0.0, 3)).epsilon == float("inf")

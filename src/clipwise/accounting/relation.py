@@ -85,7 +85,7 @@ def is_tight(events: Iterable[Event]) -> bool:
 
 
 def restated(saved: Mapping[str, Any], events: Iterable[Event]) -> Guarantee:
-    """The guarantee that `Guarantee.as_dict()` wrote, as it would be today: its number, with the relation and the kind that hold.
+    """What `Guarantee.as_dict()` wrote as it would be today: its number, with the relation and the kind that hold.
 
     Guarantees of earlier versions say add_remove where the number of records is public, and call batches that are cut
     numerically exact. The number is right under zero_out, which has the same law.

@@ -95,8 +95,8 @@ def _rows(arms: Sequence[ArmResults]) -> tuple[list[str], list[list[str]]]:
 def run(args: argparse.Namespace) -> int:
     """Read the runs, write the page, say where it is."""
     from clipwise.report import arms_of, write
-    from clipwise.report.reading import read
     from clipwise.report.folder import plain
+    from clipwise.report.reading import read
 
     loaded = load(args.runs)
     page = write(loaded, _place(args), publishable=args.publishable)

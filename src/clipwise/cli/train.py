@@ -142,9 +142,7 @@ def _print(run: Run, folder: Path, methods: Collection[str]) -> None:
     (arm,) = arms_of([run])
     data = run.provenance["data"]
     records = f"{data['records']:,} records" if "records" in data else "records"
-    print(
-        f"{run.name}: {run.plan.steps} steps on {records} of {data['name']}, measured on {data['held_out']:,} others"
-    )
+    print(f"{run.name}: {run.plan.steps} steps on {records} of {data['name']}, measured on {data['held_out']:,} others")
     followed = sorted((m for m in metrics_of(run.task) if m.followed), key=lambda m: m.place or math.inf)
     shown = [(m.name, m.heading, arm.estimates[m.name]) for m in followed if m.name in arm.estimates]
     rows = [[heading, value_text(name, value), interval_text(name, value)] for name, heading, value in shown]

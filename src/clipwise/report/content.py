@@ -9,9 +9,9 @@ from clipwise.calibration import Estimate, estimates_of, metric_named
 from clipwise.plots.style import look
 from clipwise.report.arms import ArmResults
 from clipwise.report.describe import event_row, plan_rows
+from clipwise.report.folder import COMPARISON
 from clipwise.report.joint import Joint
 from clipwise.report.reading import read
-from clipwise.report.folder import COMPARISON
 from clipwise.report.run import Run
 from clipwise.report.warnings import warnings_of
 from clipwise.report.wording import deviation_text, epsilon_text, interval_text, value_text

@@ -36,7 +36,7 @@ def clip_norm(plan: AnyPlan) -> float | None:
     """
     parts = parts_of(plan.clip)
     if parts is not None and parts[0] == "Flat":
-        parts = parts_of(parts[1]["rule"])
+        parts = parts_of(parts[1].get("rule"))
     if parts is None or parts[0] == "BatchClip":
         return None
     norm = parts[1].get("R")
@@ -60,6 +60,18 @@ def describe(value: Any) -> str:
     if parts is None:
         return f"{value:g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
     kind, values = parts
+    try:
+        words = _words(kind, values)
+    except (KeyError, TypeError, ValueError):  # a file that is not as it was written
+        words = None
+    if words is not None:
+        return words
+    listed = _listed({name: item for name, item in values.items() if item is not None})
+    return f"{kind}, {listed}" if listed else kind
+
+
+def _words(kind: str, values: Mapping[str, Any]) -> str | None:
+    """What has words of its own."""
     if kind in _SAMPLING:
         cap = f", at most {values['max_batch_size']} of them" if values.get("max_batch_size") else ""
         return (_AT_A_RATE if "rate" in values else _SAMPLING[kind]).format(**values) + cap
@@ -69,10 +81,7 @@ def describe(value: Any) -> str:
         at = values["switch_at"]
         when = f"{100 * at:g} % of the steps" if isinstance(at, float) and at < 1 else f"step {at:g}"
         return f"mix-up: {describe(values['small'])}, then {describe(values['large'])} from {when} on"
-    if kind == "NoClip":
-        return "no clipping"
-    listed = _listed({name: item for name, item in values.items() if item is not None})
-    return f"{kind}, {listed}" if listed else kind
+    return "no clipping" if kind == "NoClip" else None
 
 
 def _listed(values: Mapping[str, Any]) -> str:
@@ -88,9 +97,10 @@ def plan_rows(plan: AnyPlan, choices: Choices) -> list[tuple[str, str]]:
     """
     rows = {name: describe(value) for name, value in {**items_of(plan), **choices.to_dict()}.items()}
     labels = _LABELS
-    if choices.federated is not None:  # its batches are of users
+    if choices.federated is not None:  # its batches are of users, and what its mechanism has is described there
         rows["federated"] = _listed(choices.federated)
-        rows["sampling"] = rows["sampling"].replace("records", "users")
+        rows.pop("mechanism", None)
+        rows["sampling"] = rows.get("sampling", "").replace("records", "users")
         labels = {**_LABELS, "sampling": "users in a round", "steps": "rounds", "learning_rate": "users' learning rate"}
     return [(labels.get(name, name.replace("_", " ")), text) for name, text in rows.items()]
 

@@ -71,7 +71,7 @@ def _versions() -> dict[str, str]:
 
 
 def choices_of(optimizer: Optimizer) -> Choices:
-    """Learning rate and optimizer of a loop; a rate that a scheduler moves is given as the one it began with.
+    """Learning rate and optimizer of a loop; of a rate that a scheduler moves, the one it began with.
 
     >>> import torch
     >>> optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1, momentum=0.9)
@@ -79,11 +79,13 @@ def choices_of(optimizer: Optimizer) -> Choices:
     Choices(learning_rate=0.1, optimizer='SGD(lr=0.1, momentum=0.9)', ...)
     """
     groups = optimizer.param_groups
-    rates = {f"{group.get('initial_lr', group.get('lr')):g}": group for group in groups if "lr" in group}
+    begun = list(dict.fromkeys(float(group.get("initial_lr", group["lr"])) for group in groups if "lr" in group))
     scheduled = any("initial_lr" in group for group in groups)
-    usual = {name: p.default for name, p in inspect.signature(type(optimizer)).parameters.items()}
-    others = [f"{k}={v}" for k, v in groups[0].items() if k in usual and k not in ("params", "lr") and v != usual[k]]
-    rate = f"{' and '.join(rates)}{', by a schedule' if scheduled else ''}"
-    number = float(groups[0]["lr"]) if len(rates) == 1 and not scheduled else None
-    words = ", ".join([*([f"lr={rate}"] if rates else []), *others])
-    return Choices(learning_rate=(number if number is not None else rate or None), optimizer=f"{type(optimizer).__name__}({words})")
+    rate = " and ".join(f"{each:g}" for each in begun) + (", scheduled" if scheduled else "")
+    usual = {name: parameter.default for name, parameter in inspect.signature(type(optimizer)).parameters.items()}
+    others = {k: v for k, v in groups[0].items() if k in usual and k not in ("params", "lr") and v != usual[k]}
+    words = ", ".join(f"{name}={value}" for name, value in ({"lr": rate} | others if begun else others).items())
+    return Choices(
+        learning_rate=begun[0] if len(begun) == 1 and not scheduled else rate or None,
+        optimizer=f"{type(optimizer).__name__}({words})",
+    )

@@ -27,7 +27,18 @@ from clipwise.accounting import Ledger
 from clipwise.errors import DataError
 from clipwise.files import locked, replacing
 
-__all__ = ["CARD", "COMPARISON", "FIGURES", "PAGE", "RESULT", "RunFolder", "is_run", "plain", "runs_below", "write_json"]
+__all__ = [
+    "CARD",
+    "COMPARISON",
+    "FIGURES",
+    "PAGE",
+    "RESULT",
+    "RunFolder",
+    "is_run",
+    "plain",
+    "runs_below",
+    "write_json",
+]
 
 CONFIG, METRICS, LEDGER, RESULT, DIGEST = "config.toml", "metrics.jsonl", "ledger.json", "result.json", "data.digest"
 MODEL, CHECKPOINT, PAGE, CARD, FIGURES = "model.safetensors", "checkpoint", "report.html", "card.md", "figures"
@@ -188,7 +199,9 @@ def runs_below(folder: str | os.PathLike[str]) -> list[Path]:
     path = Path(folder)
     if is_run(path):
         return [path]
-    return [each for each in sorted(found.parent for found in path.glob(f"**/{RESULT}") if found.is_file()) if is_run(each)]
+    return [
+        each for each in sorted(found.parent for found in path.glob(f"**/{RESULT}") if found.is_file()) if is_run(each)
+    ]
 
 
 def plain(value: Any) -> Any:

@@ -70,6 +70,6 @@ def _form(value: Any, without: str = "") -> Any:
     if parts is None:
         return value
     kind, values = parts
-    if kind == "Flat":
+    if kind == "Flat" and "rule" in values:
         return _form(values["rule"], without)
     return kind, {name: _form(item) for name, item in values.items() if name != without}

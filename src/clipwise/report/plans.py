@@ -99,9 +99,20 @@ def read_plan(record: Mapping[str, Any]) -> tuple[AnyPlan, Choices]:
     rest = {name: value for name, value in record.items() if name not in _OF_PLAN}
     choices = Choices(**{name: rest.pop(name) for name in _NAMED if name in rest}, further=rest)
     try:
-        return Plan.from_dict(written), choices
+        return Plan.from_dict(_of_today(written, choices)), choices
     except (ClipwiseError, AttributeError, KeyError, TypeError):
         return WrittenPlan(written), choices
+
+
+def _of_today(written: Mapping[str, Any], choices: Choices) -> dict[str, Any]:
+    """A plan as it is written today: earlier versions had the mechanism elsewhere."""
+    plan = dict(written)
+    if "projections" in plan:
+        plan["mechanism"] = {"kind": "ProjectedNorms", "projections": plan.pop("projections")}
+    users = choices.federated
+    if users is not None and "mechanism" not in plan:
+        plan["mechanism"] = {"kind": "Rounds", **{name: users.get(name) for name in ("weight_cap", "total_weight")}}
+    return plan
 
 
 def _value(written: Any) -> Any:

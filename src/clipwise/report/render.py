@@ -15,8 +15,8 @@ from clipwise.report.captions import CAPTIONS, kind_of
 from clipwise.report.card import card
 from clipwise.report.content import content, result
 from clipwise.report.figures import Drawing, private_drawings, public_drawings
-from clipwise.report.joint import Joint, joint_of
 from clipwise.report.folder import CARD, FIGURES, PAGE, RESULT, is_run, plain, write_json, write_text
+from clipwise.report.joint import Joint, joint_of
 from clipwise.report.run import Run
 from clipwise.report.uncovered import uncovered
 

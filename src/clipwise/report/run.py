@@ -108,7 +108,7 @@ class Run:
         >>> test = cw.calibration.evaluate_regression(model(x).detach().squeeze(1), y)
         >>> run = cw.report.Run.of(private, test, delta=1e-5)
         >>> run.guarantees["exact"].printed, run.choices.optimizer, run.warnings
-        ('0.698', 'SGD(lr=0.1)', ())
+        ('0.558', 'SGD(lr=0.1)', ())
         """
         ledger = private.ledger
         if not ledger.events:
@@ -175,9 +175,7 @@ class Run:
         Returns the folder. Every file can be read by its owner alone.
         """
         place = RunFolder(folder)
-        place.save(
-            self.to_dict(), curves=self.curves, ledger=self.ledger, config=self.config, digest=self.fingerprint
-        )
+        place.save(self.to_dict(), curves=self.curves, ledger=self.ledger, config=self.config, digest=self.fingerprint)
         return place.path
 
     @classmethod

@@ -232,7 +232,7 @@ def test_held_out_records_in_a_file_of_their_own_are_accepted() -> None:
 def test_a_cap_with_its_public_limit_is_an_upper_bound_on_card_and_page(tmp_path: Path) -> None:
     train(config(CONFIG, "max_batch_size=90", "largest=9000", "steps=2"), output=tmp_path, data=data(), page=False)
     run = Run.load(tmp_path)
-    assert run.guarantees["exact"]["kind"] == "upper bound" and run.guarantees["exact"]["relation"] == "add_remove"
+    assert run.guarantees["exact"].kind == "upper bound" and run.guarantees["exact"].relation == "add_remove"
     for text in (card(run), json.dumps(content(arms_of([run]), None), default=str)):
         assert "an upper bound" in text and "the tight value" not in text and "9000 records" in text
         assert tells(text) is None

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import platform
-import sys
 from collections.abc import Mapping
 from datetime import datetime, timezone
-from functools import lru_cache
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-import clipwise
 from clipwise import report
-from clipwise.accounting import Event, panel_of
 from clipwise.data import DataSet
 from clipwise.errors import ClipwiseError, MissingExtra
-from clipwise.noise import DESCRIPTION
 from clipwise.private.digests import file_of
 from clipwise.report import Choices, Run, guarantees_of, not_checked, provenance_of
 from clipwise.training.config import Config
