@@ -72,16 +72,12 @@ def _clear_caches() -> None:
 
 
 def _exact(segments: Segments, delta: float) -> tuple[float, str]:
-    from clipwise.accounting._numerics.laws import Composition, poisson
-    from clipwise.accounting.account import _EPSILON, _exact_or_bound
+    from clipwise.accounting import GaussianSteps, account
+    from clipwise.sampling import Poisson
 
     _clear_caches()
-    remove = Composition.of([(poisson(q, 1.0 / sigma, replace=False), steps) for sigma, q, steps in segments])
-    first = _exact_or_bound(remove, delta, _EPSILON)
-    add = remove.reversed()
-    if _EPSILON.quick(add, delta) <= first[0]:
-        return first
-    return max(first, _exact_or_bound(add, delta, _EPSILON))
+    found = account([GaussianSteps(Poisson(rate=q, batch_size=1), sigma, steps) for sigma, q, steps in segments], delta)
+    return found.epsilon, found.accountant
 
 
 def _pld(segments: Segments, delta: float) -> tuple[float, str]:

@@ -36,7 +36,7 @@ PRIVACY_PLAN = {"sample_size": 60_000, "batch_size": 256, "steps": 14_040, "nois
 
 
 class Projected(Method):
-    """`clipwise.optim.ProjectedPrivate`, as a user runs it. The noise is large, so that no plan is refused."""
+    """`ProjectedNorms`, as a user runs it. The noise is large, so that no plan is refused."""
 
     name, title = "projected", "estimated norms"
 
@@ -46,12 +46,10 @@ class Projected(Method):
         super().__init__(workload)
         sampling = cw.Poisson(sample_size=1_000 * workload.batch_size, batch_size=workload.batch_size)
         plan = cw.Plan(sampling, 1_000, cw.Abadi(CLIP), 1e6, mechanism=cw.mechanisms.ProjectedNorms(count))
-        self.private = cw.optim.ProjectedPrivate(
-            plan, self.model, self.optimizer, loss_fn=workload.losses, own_batches=True
-        )
+        self.private = cw.Private(plan, self.model, self.optimizer, loss_fn=workload.losses, own_batches=True)
 
     def step(self, batch: Batch) -> None:
-        self.private.step(batch)
+        self.private.step(self.private.losses(batch))
 
 
 METHODS[Projected.name] = Projected
@@ -88,7 +86,7 @@ def errors(name: str) -> Json:
     """How far the estimates are from the exact norms of the same weights and batch, and what clipping makes of it."""
     import clipwise as cw
     from clipwise.entropy import Entropy
-    from clipwise.optim.projections import Projections, Replay, sums_by_backward
+    from clipwise.private.norms.projections import Projections, Replay, sums_by_backward
 
     workload = timed_workloads()[name]
     model, batch = workload.model(), workload.batch()

@@ -22,13 +22,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from papers.mnist.network import layers as mnist_cnn
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev, vmap
 from torch.nn import functional as F
 
 import clipwise as cw
 from benchmarks.measure import peak
-from benchmarks.workloads import mnist_cnn
 
 CHECKED = 8  # samples whose kernel is compared with float64
 

@@ -7,7 +7,7 @@ same function and can be compared with the per-sample loop.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
+from papers.mnist.network import layers as mnist_cnn
 from torch import Tensor, nn
 
 Batch: TypeAlias = dict[str, Tensor]
@@ -84,22 +85,6 @@ def mlp(inputs: int, outputs: int = 1, widths: tuple[int, ...] = (64, 64, 32)) -
     for fan_in, fan_out in zip((inputs, *widths), widths, strict=False):
         layers += [nn.Linear(fan_in, fan_out), nn.ReLU()]
     return nn.Sequential(*layers, nn.Linear(widths[-1], outputs))
-
-
-def mnist_cnn() -> nn.Module:
-    """The paper's MNIST network: two convolutions, two linear layers, 26,010 parameters."""
-    return nn.Sequential(
-        nn.Conv2d(1, 16, 8, 2, padding=3),
-        nn.ReLU(),
-        nn.MaxPool2d(2, 1),
-        nn.Conv2d(16, 32, 4, 2),
-        nn.ReLU(),
-        nn.MaxPool2d(2, 1),
-        nn.Flatten(),
-        nn.Linear(512, 32),
-        nn.ReLU(),
-        nn.Linear(32, 10),
-    )
 
 
 class ResidualBlock(nn.Module):
@@ -259,81 +244,27 @@ def bert_workload(
     )
 
 
-def _all() -> Iterator[Workload]:
-    yield Workload(
-        "mlp", "mlp 8-64-64-32-1, batch 256", partial(mlp, 8), partial(rows, 8), squared_error, 256, Goal(1.8), 300
-    )
-    yield Workload(
-        "mlp_full",
-        "mlp 11-64-64-32-1, full batch 1279",
-        partial(mlp, 11),
-        partial(rows, 11),
-        squared_error,
-        1279,
-        Goal(1.4),
-        200,
-    )
-    yield Workload(
-        "mnist_cnn",
-        "MNIST CNN of the paper, batch 256",
-        mnist_cnn,
-        partial(images, 1, 28),
-        cross_entropy,
-        256,
-        Goal(1.3, 1.3),
-        60,
-    )
-    yield Workload(
-        "resnet18",
-        "ResNet-18 with GroupNorm, 32x32, batch 64",
-        resnet18,
-        partial(images, 3, 32),
-        cross_entropy,
-        64,
-        Goal(1.2, 1.6),
-        5,
-    )
-    yield Workload(
-        "vit_tiny",
-        "ViT-tiny 224, batch 16",
-        partial(vit, 192, 12, 3),
-        partial(images, 3, 224),
-        vit_losses,
-        16,
-        Goal(1.10, 1.2),
-        8,
-    )
-    yield Workload(
-        "vit_wide",
-        "ViT-base width, 3 layers, batch 4",
-        partial(vit, 768, 3, 12),
-        partial(images, 3, 224),
-        vit_losses,
-        4,
-        Goal(1.10, 1.2),
-        12,
-    )
-    yield Workload(
-        "bert_last",
-        "BERT-base, last layer trained, seq 128, batch 8",
-        partial(bert, 768, 12, 12, True),
-        partial(texts, BERT_VOCABULARY, 128),
-        classification_losses,
-        8,
-        Goal(1.05, 1.2),
-        8,
-    )
-    yield bert_workload()
-    yield Workload(
-        "gpt2_wide",
-        "GPT-2 width, 3 layers, batch 4",
-        partial(gpt2, 768, 3, 12),
-        partial(texts, GPT2_VOCABULARY, 128, labelled=False),
-        language_model_losses,
-        4,
-        Goal(1.15, 1.2),
-        rounds=8,
-    )
-
-
-WORKLOADS: dict[str, Workload] = {workload.name: workload for workload in _all()}
+# fmt: off
+_ALL = (
+    Workload("mlp", "mlp 8-64-64-32-1, batch 256",
+             partial(mlp, 8), partial(rows, 8), squared_error, 256, Goal(1.8), 300),
+    Workload("mlp_full", "mlp 11-64-64-32-1, full batch 1279",
+             partial(mlp, 11), partial(rows, 11), squared_error, 1279, Goal(1.4), 200),
+    Workload("mnist_cnn", "MNIST CNN of the paper, batch 256",
+             mnist_cnn, partial(images, 1, 28), cross_entropy, 256, Goal(1.3, 1.3), 60),
+    Workload("resnet18", "ResNet-18 with GroupNorm, 32x32, batch 64",
+             resnet18, partial(images, 3, 32), cross_entropy, 64, Goal(1.2, 1.6), 5),
+    Workload("vit_tiny", "ViT-tiny 224, batch 16",
+             partial(vit, 192, 12, 3), partial(images, 3, 224), vit_losses, 16, Goal(1.10, 1.2), 8),
+    Workload("vit_wide", "ViT-base width, 3 layers, batch 4",
+             partial(vit, 768, 3, 12), partial(images, 3, 224), vit_losses, 4, Goal(1.10, 1.2), 12),
+    Workload("bert_last", "BERT-base, last layer trained, seq 128, batch 8",
+             partial(bert, 768, 12, 12, True), partial(texts, BERT_VOCABULARY, 128),
+             classification_losses, 8, Goal(1.05, 1.2), 8),
+    bert_workload(),
+    Workload("gpt2_wide", "GPT-2 width, 3 layers, batch 4",
+             partial(gpt2, 768, 3, 12), partial(texts, GPT2_VOCABULARY, 128, labelled=False),
+             language_model_losses, 4, Goal(1.15, 1.2), 8),
+)
+# fmt: on
+WORKLOADS = {workload.name: workload for workload in _ALL}

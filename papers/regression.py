@@ -10,8 +10,8 @@ from typing import Any
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from clipwise import plots
-from clipwise.accounting.published import Published
 from clipwise.calibration import Estimate, RegressionResult
+from clipwise.cli.published import Published
 from clipwise.report import ArmResults, Run, arms_of
 from papers.tables import epsilon, estimate, figure, findings_table, page, setting
 from papers.verdicts import Finding, seeds_of

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -62,15 +63,28 @@ def test_imports_go_downwards_only() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-WITHOUT_DOOR = {"accounting", "cli", "private", "report"}
+WITHOUT_DOOR = {"cli", "private", "report"}
+
+
+def contracts(kind: str) -> list[dict[str, Any]]:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    return [each for each in settings["tool"]["importlinter"]["contracts"] if each["type"] == kind]
+
+
+def test_the_layers_are_drawn_in_contributing() -> None:
+    (drawn,) = contracts("layers")
+    named = [re.findall(r"\w+", layer) for layer in drawn["layers"]]
+    there = {path.stem for path in SOURCE.iterdir()} - {"__main__"}
+    expected = [row for row in ([name for name in layer if name in there] for layer in named) if row]
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    table = re.search(r"^\| layer, top first .*?\n\n", text, flags=re.MULTILINE | re.DOTALL)
+    assert table is not None
+    assert [re.findall(r"`(\w+)/?`", row) for row in table.group().splitlines()[2:] if row] == expected
 
 
 def test_every_package_has_a_door() -> None:
     """And the modules inside that others may import all the same are documented ones."""
-    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"][
-        "contracts"
-    ]
-    doors = {tuple(each["protected_modules"]): each for each in contracts if each["type"] == "protected"}
+    doors = {tuple(each["protected_modules"]): each for each in contracts("protected")}
     packages = {path.parent.name for path in SOURCE.glob("*/__init__.py")} - WITHOUT_DOOR
     assert set(doors) == {(f"clipwise.{name}.*",) for name in packages}
     for (inside,), door in doors.items():

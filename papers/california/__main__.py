@@ -7,7 +7,7 @@ so the learning rate stays the same for every R.
 from functools import partial
 from pathlib import Path
 
-from clipwise.accounting.published import PUBLISHED
+from clipwise.cli.published import PUBLISHED
 from papers import regression
 from papers.study import Study, Variant, main
 

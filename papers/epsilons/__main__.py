@@ -1,6 +1,6 @@
 """Write the table of the paper's epsilons: `python -m papers.epsilons` makes epsilons.json and epsilons.md beside this.
 
-The paper reports epsilon by the central limit theorem's Gaussian DP; its settings are in clipwise.accounting.published,
+The paper reports epsilon by the central limit theorem's Gaussian DP; its settings are in clipwise.cli.published,
 where `clipwise epsilon --paper` finds them too.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 
 from clipwise.accounting import GaussianSteps, account, account_delta, noise_multiplier, saddle_interval, tight_mu
 from clipwise.accounting._problem import pose
-from clipwise.accounting.published import PUBLISHED, Published
+from clipwise.cli.published import PUBLISHED, Published
 from clipwise.sampling import Poisson, Shuffled
 
 
@@ -30,7 +30,7 @@ def check(run: Published) -> dict[str, Any]:
         "exact": exact.epsilon,
         "exact_kind": exact.kind,
         "exact_printed": exact.printed,
-        **{name: account(events, delta, name).epsilon for name in ("gdp", "pld", "rdp", "edgeworth")},  # type: ignore[arg-type]
+        **{name: account(events, delta, name).epsilon for name in ("gdp", "pld", "rdp", "edgeworth")},
         "replace_one": account(events, delta, relation="replace_one").epsilon,
         "delta_at_claim_over_delta": account_delta(events, run.claim).delta / delta,
         "noise_for_claim": noise_multiplier(run.claim, delta, run.sampling, run.steps),

@@ -5,9 +5,9 @@ from torch import nn
 from torch.nn.utils import convert_conv2d_weight_memory_format
 
 
-def network() -> nn.Module:
-    """28 x 28 grey images to 10 logits, 26,010 parameters; channels last, which takes a third less time on a CPU."""
-    network = nn.Sequential(
+def layers() -> nn.Module:
+    """28 x 28 grey images to 10 logits: two convolutions, two linear layers, 26,010 parameters."""
+    return nn.Sequential(
         nn.Conv2d(1, 16, 8, 2, padding=3),
         nn.ReLU(),
         nn.MaxPool2d(2, 1),
@@ -19,4 +19,8 @@ def network() -> nn.Module:
         nn.ReLU(),
         nn.Linear(32, 10),
     )
-    return convert_conv2d_weight_memory_format(network, torch.channels_last)
+
+
+def network() -> nn.Module:
+    """The same channels last, which takes a third less time on a CPU."""
+    return convert_conv2d_weight_memory_format(layers(), torch.channels_last)

@@ -9,8 +9,8 @@ from typing import Any
 
 from clipwise import plots
 from clipwise.accounting import account
-from clipwise.accounting.published import PUBLISHED
 from clipwise.calibration import CalibrationResult
+from clipwise.cli.published import PUBLISHED
 from clipwise.report import ArmResults
 from papers.tables import against, bins_table, epsilon, figure, findings_table, number, page
 from papers.verdicts import Claim, Finding, seeds_of, smaller

@@ -6,7 +6,7 @@ The paper's claim: training with a large R is as good as with a small one, and i
 from functools import partial
 from pathlib import Path
 
-from clipwise.accounting.published import PUBLISHED
+from clipwise.cli.published import PUBLISHED
 from papers import regression
 from papers.regression import WITHOUT_NOISE
 from papers.study import Study, Variant, main

@@ -8,11 +8,11 @@ from typing import Any
 
 from clipwise import clipping, mechanisms
 from clipwise.errors import InvalidPlan
-from clipwise.sampling import FixedSize, FullBatch, Poisson, Shuffled, arguments, made_from
+from clipwise.sampling import SAMPLINGS, arguments, made_from
 
-__all__ = ["SAMPLINGS", "decode", "encode", "keys"]
+__all__ = ["decode", "encode", "keys"]
 
-SAMPLINGS = (Poisson, FullBatch, Shuffled, FixedSize)
+_SAMPLINGS = tuple(SAMPLINGS.values())
 
 _CLIPS = tuple(
     getattr(clipping, name)
@@ -22,7 +22,7 @@ _CLIPS = tuple(
     )
 )
 _MECHANISMS = tuple(getattr(mechanisms, name) for name in mechanisms.__all__ if name not in ("Mechanism", "Repeated"))
-_VALUES: dict[str, type[Any]] = {cls.__name__: cls for cls in (*SAMPLINGS, *_CLIPS, *_MECHANISMS)}
+_VALUES: dict[str, type[Any]] = {cls.__name__: cls for cls in (*_SAMPLINGS, *_CLIPS, *_MECHANISMS)}
 
 
 def keys(record: object) -> object:
@@ -45,7 +45,7 @@ def encode(value: Any) -> Any:
     cls = type(value)
     known = _VALUES.get(cls.__name__) is cls
     kind = cls.__name__ if known else f"{cls.__module__}.{cls.__qualname__}"
-    if isinstance(value, SAMPLINGS):
+    if isinstance(value, _SAMPLINGS):
         return {"kind": kind, **arguments(value)}
     return {"kind": kind, **{f.name: encode(getattr(value, f.name)) for f in dataclasses.fields(value)}}
 
@@ -65,7 +65,7 @@ def decode(value: Any) -> Any:
     if cls is None:
         # Importing whatever a file names would let the file choose the code that runs.
         raise InvalidPlan(f"{kind!r} is not one of clipwise's own values; give the plan itself instead (plan=...).")
-    if cls in SAMPLINGS:
+    if cls in _SAMPLINGS:
         return made_from(cls, {name: item for name, item in value.items() if name != "kind"})
     names = {f.name for f in dataclasses.fields(cls)}
     if set(value) - {"kind"} != names:

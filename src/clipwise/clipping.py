@@ -44,17 +44,6 @@ class Rule(Protocol):
         ...
 
 
-def _positive(owner: object) -> None:
-    """Refuse a rule whose numbers are not positive and finite."""
-    for f in fields(owner):  # type: ignore[arg-type]
-        value = getattr(owner, f.name)
-        if not is_positive(value):
-            name = type(owner).__name__
-            raise InvalidPlan(f"{name}({f.name}=...) must be a positive finite number, got {value!r}.")
-        if value < torch.finfo(torch.float32).tiny:
-            raise InvalidPlan(f"{type(owner).__name__}({f.name}={value!r}) is smaller than float32 can hold.")
-
-
 def _finite(factors: Tensor) -> Tensor:
     """Leave out what no finite factor can bring to length R: zero, subnormal and NaN norms (0/0, overflow)."""
     return factors.nan_to_num(0.0, 0.0, 0.0)
@@ -65,13 +54,27 @@ def _at_most(norms: Tensor, bound: float) -> Tensor:
     return (norms <= min(bound, torch.finfo(norms.dtype).max)).to(norms.dtype)
 
 
-class _PositiveFields:
+@dataclass(frozen=True)
+class _UpToR:
+    """A rule that leaves no gradient longer than R; all its numbers are positive and finite."""
+
+    R: float
+
     def __post_init__(self) -> None:
-        _positive(self)
+        for f in fields(self):
+            value, name = getattr(self, f.name), type(self).__name__
+            if not is_positive(value):
+                raise InvalidPlan(f"{name}({f.name}=...) must be a positive finite number, got {value!r}.")
+            if value < torch.finfo(torch.float32).tiny:
+                raise InvalidPlan(f"{name}({f.name}={value!r}) is smaller than float32 can hold.")
+
+    @property
+    def sensitivity(self) -> float:
+        return self.R
 
 
 @dataclass(frozen=True)
-class Abadi(_PositiveFields):
+class Abadi(_UpToR):
     """`min(1, R/||g||)`: shorten long gradients to R, leave short ones (Abadi et al., 2016).
 
     Guarantees: `factor * ||g|| <= R`.
@@ -80,18 +83,12 @@ class Abadi(_PositiveFields):
     tensor([1.0000, 0.5000])
     """
 
-    R: float
-
-    @property
-    def sensitivity(self) -> float:
-        return self.R
-
     def __call__(self, norms: Tensor) -> Tensor:
         return (self.R / norms).clamp(max=1.0)
 
 
 @dataclass(frozen=True)
-class Automatic(_PositiveFields):
+class Automatic(_UpToR):
     """`R/(||g|| + gamma)`: every gradient is brought close to length R (automatic clipping, Bu et al., 2022).
 
     Guarantees: `factor * ||g|| < R`.
@@ -103,16 +100,12 @@ class Automatic(_PositiveFields):
     R: float = 1.0
     gamma: float = 0.01
 
-    @property
-    def sensitivity(self) -> float:
-        return self.R
-
     def __call__(self, norms: Tensor) -> Tensor:
         return _finite(self.R / (norms + self.gamma))
 
 
 @dataclass(frozen=True)
-class Normalize(_PositiveFields):
+class Normalize(_UpToR):
     """`R/||g||`: every gradient has length exactly R; a zero gradient contributes zero.
 
     Guarantees: `factor * ||g|| <= R`.
@@ -123,16 +116,12 @@ class Normalize(_PositiveFields):
 
     R: float = 1.0
 
-    @property
-    def sensitivity(self) -> float:
-        return self.R
-
     def __call__(self, norms: Tensor) -> Tensor:
         return _finite(self.R / norms)
 
 
 @dataclass(frozen=True)
-class Global(_PositiveFields):
+class Global(_UpToR):
     """`1 if ||g|| <= R else 0`: long gradients are left out, short ones kept as they are.
 
     Guarantees: `factor * ||g|| <= R`.
@@ -141,18 +130,12 @@ class Global(_PositiveFields):
     tensor([1., 0.])
     """
 
-    R: float
-
-    @property
-    def sensitivity(self) -> float:
-        return self.R
-
     def __call__(self, norms: Tensor) -> Tensor:
         return _at_most(norms, self.R)
 
 
 @dataclass(frozen=True)
-class GlobalScaled(_PositiveFields):
+class GlobalScaled(_UpToR):
     """`R/Z if ||g|| <= Z else 0`: keep the proportions of all gradients up to Z, leave out longer ones.
 
     Guarantees: `factor * ||g|| <= R`.
@@ -161,12 +144,7 @@ class GlobalScaled(_PositiveFields):
     tensor([0.1000, 0.0000])
     """
 
-    R: float
     Z: float
-
-    @property
-    def sensitivity(self) -> float:
-        return self.R
 
     def __call__(self, norms: Tensor) -> Tensor:
         return _finite(_at_most(norms, self.Z) * (self.R / self.Z))
@@ -189,14 +167,12 @@ class NoClip:
 
 
 @dataclass(frozen=True)
-class BatchClip(_PositiveFields):
+class BatchClip(_UpToR):
     """One common factor `min(1, R/sum_i ||g_i||)` for the whole batch. Not private, since each factor depends on all.
 
     >>> BatchClip(1.0)(torch.tensor([1.0, 3.0]))
     tensor([0.2500, 0.2500])
     """
-
-    R: float
 
     @property
     def sensitivity(self) -> float:

@@ -15,7 +15,7 @@ ClipwiseError
 ├── InvalidConfig (ValueError)     a configuration with an unknown key, a wrong value, or two that contradict
 ├── BudgetSpent (RuntimeError)     a step beyond the plan
 ├── UnaccountedUpdate (RuntimeError)   an update of a run's weights that clipwise did not make
-├── NotConverged (RuntimeError)    an eigenvalue iteration or a gradient flow that did not come to an end
+├── NotConverged (RuntimeError)    an eigenvalue iteration, a flow or an integral that did not come to an end
 └── MissingExtra (ImportError)     an optional dependency is not installed
 ```
 """
@@ -78,7 +78,7 @@ class UnaccountedUpdate(ClipwiseError, RuntimeError):
 
 
 class NotConverged(ClipwiseError, RuntimeError):
-    """An eigenvalue iteration or a gradient flow did not come to an end; the message says what to change."""
+    """An eigenvalue iteration, a flow or an integral did not come to an end; the message says what to change."""
 
 
 class MissingExtra(ClipwiseError, ImportError):

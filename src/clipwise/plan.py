@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from clipwise._encoding import SAMPLINGS, decode, encode, keys
+from clipwise._encoding import decode, encode, keys
 from clipwise._validate import is_count, is_finite
-from clipwise.accounting import Accountant, Event, Relation, account, noise_scale
+from clipwise.accounting import Event, Relation, account, noise_scale
 from clipwise.clipping import Clip, Flat, Groupwise, Layerwise, MixUp, Rule, Style, as_clip, is_private
 from clipwise.errors import InvalidPlan
 from clipwise.mechanisms import AdaptiveClip, Gaussian, Mechanism, Repeated
-from clipwise.sampling import Sampling
+from clipwise.sampling import SAMPLINGS, Sampling
 
 __all__ = ["Plan"]
 
@@ -43,7 +43,7 @@ class Plan:
     mechanism: Mechanism = Gaussian()  # noqa: RUF009 - a frozen value
 
     def __post_init__(self) -> None:
-        if not isinstance(self.sampling, SAMPLINGS):
+        if not isinstance(self.sampling, tuple(SAMPLINGS.values())):
             raise InvalidPlan(
                 f"sampling must be Poisson, FullBatch, Shuffled or FixedSize, got {self.sampling!r}. A bare rate or "
                 "batch size does not say how batches are drawn."
@@ -114,7 +114,7 @@ class Plan:
         epsilon: float,
         delta: float,
         *,
-        accountant: Accountant = "exact",
+        accountant: str = "exact",
         relation: Relation | None = None,
         fixed: Iterable[Event] = (),
     ) -> Plan:
@@ -130,12 +130,12 @@ class Plan:
         if not self.is_private:
             raise InvalidPlan(f"there is no noise that makes {self.clip!r} with {self.noise_multiplier!r} private.")
         shape = replace(self, noise_multiplier=1.0).events
-        scale = noise_scale(shape, epsilon, delta, accountant, relation, fixed)
+        scale = noise_scale(shape, epsilon, delta, accountant, relation=relation, fixed=fixed)
         return replace(self, noise_multiplier=scale)
 
-    def epsilon(self, delta: float, accountant: Accountant = "exact", relation: Relation | None = None) -> float:
+    def epsilon(self, delta: float, accountant: str = "exact", *, relation: Relation | None = None) -> float:
         """The epsilon that the whole run will have spent at this `delta`."""
-        return account(self.events, delta, accountant, relation).epsilon
+        return account(self.events, delta, accountant, relation=relation).epsilon
 
     @property
     def events(self) -> tuple[Repeated, ...]:

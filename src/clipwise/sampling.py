@@ -1,14 +1,16 @@
 """Sampling: which samples make a batch. The accountant reads these values, never a bare rate.
 
-The values (`Poisson`, ...) say how batches are drawn; `Draws` draws them.
+The values (`Poisson`, ...) say how batches are drawn; `Draws` draws them. A new kind is one such class and its place in
+`SAMPLINGS`, and one definition of how it is accounted (`clipwise/accounting/_schemes.py`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from fractions import Fraction
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -19,6 +21,7 @@ from clipwise.entropy import Entropy
 from clipwise.errors import InvalidSampling
 
 __all__ = [
+    "SAMPLINGS",
     "Draws",
     "FixedSize",
     "FullBatch",
@@ -119,6 +122,15 @@ class Poisson:
         most = self.largest if self.sample_size is None else self.sample_size
         return self.max_batch_size is not None and most is not None and self.max_batch_size < most
 
+    def draw(self, draws: Draws, step: int, records: int | None) -> Indices:
+        """The batch of a step; `records` is their number where the plan does not say it."""
+        count = records if self.sample_size is None else self.sample_size
+        if count is None:
+            raise InvalidSampling(f"{self!r} does not say how many records there are: the data must.")
+        # Independent coins = a binomial count, then a uniform subset of that size; a cap keeps a part.
+        most = count if self.max_batch_size is None else self.max_batch_size
+        return draws.subset(step, lambda random: min(int(random.binomial(count, self.rate)), most), count)
+
     def __repr__(self) -> str:
         return f"Poisson({', '.join(f'{name}={value!r}' for name, value in arguments(self).items())})"
 
@@ -135,6 +147,10 @@ class FullBatch:
 
     def __post_init__(self) -> None:
         _check_sizes(self.sample_size, self.sample_size)
+
+    def draw(self, draws: Draws, step: int, records: int | None) -> Indices:
+        """The batch of a step: all records."""
+        return np.arange(self.sample_size, dtype=np.int64)
 
     @property
     def batch_size(self) -> int:
@@ -153,25 +169,14 @@ class FullBatch:
 
 
 @dataclass(frozen=True)
-class Shuffled:
-    """Each epoch is a random order cut into batches, each sample once per epoch. Accounted without amplification.
-
-    The last batch of an epoch may be short; the gradient is still divided by `batch_size`.
-
-    >>> Shuffled(sample_size=10, batch_size=4).batches_per_epoch
-    3
-    """
+class _KnownSizes:
+    """Batches of a size that is known before they are drawn."""
 
     sample_size: int
     batch_size: int
 
     def __post_init__(self) -> None:
         _check_sizes(self.sample_size, self.batch_size)
-
-    @property
-    def batches_per_epoch(self) -> int:
-        """Batches that together hold each sample once."""
-        return -(-self.sample_size // self.batch_size)
 
     @property
     def largest_batch(self) -> int:
@@ -180,26 +185,46 @@ class Shuffled:
 
 
 @dataclass(frozen=True)
-class FixedSize:
+class Shuffled(_KnownSizes):
+    """Each epoch is a random order cut into batches, each sample once per epoch. Accounted without amplification.
+
+    The last batch of an epoch may be short; the gradient is still divided by `batch_size`.
+
+    >>> Shuffled(sample_size=10, batch_size=4).batches_per_epoch
+    3
+    """
+
+    def draw(self, draws: Draws, step: int, records: int | None) -> Indices:
+        """The batch of a step, in the order of its epoch."""
+        epoch, position = divmod(step, self.batches_per_epoch)
+        start = position * self.batch_size
+        return draws.order(epoch, self.sample_size)[start : start + self.batch_size]
+
+    @property
+    def batches_per_epoch(self) -> int:
+        """Batches that together hold each sample once."""
+        return -(-self.sample_size // self.batch_size)
+
+
+@dataclass(frozen=True)
+class FixedSize(_KnownSizes):
     """Each batch is a fresh uniform subset of exactly `batch_size` samples. Never accounted as Poisson.
 
     >>> FixedSize(sample_size=10, batch_size=4)
     FixedSize(sample_size=10, batch_size=4)
     """
 
-    sample_size: int
-    batch_size: int
-
-    def __post_init__(self) -> None:
-        _check_sizes(self.sample_size, self.batch_size)
-
-    @property
-    def largest_batch(self) -> int:
-        """No batch can have more samples."""
-        return self.batch_size
+    def draw(self, draws: Draws, step: int, records: int | None) -> Indices:
+        """The batch of a step: a fresh subset."""
+        return draws.subset(step, lambda _: self.batch_size, self.sample_size)
 
 
 Sampling: TypeAlias = Poisson | FullBatch | Shuffled | FixedSize
+
+SAMPLINGS: Mapping[str, type[Sampling]] = MappingProxyType(
+    {"poisson": Poisson, "full_batch": FullBatch, "shuffled": Shuffled, "fixed_size": FixedSize}
+)
+"""All kinds of sampling, by their name on a ledger and, with hyphens, on the command line."""
 
 
 def public_size(sampling: Sampling) -> float:
@@ -259,40 +284,22 @@ class Draws:
 
         `records` is their number, which only the data know where the rate is public.
         """
-        sampling = self.sampling
-        if isinstance(sampling, FullBatch):
-            return np.arange(sampling.sample_size, dtype=np.int64)
-        if isinstance(sampling, Shuffled):
-            return self._shuffled(sampling, step)
+        return self.sampling.draw(self, step, records)
+
+    def subset(self, step: int, size: Callable[[np.random.Generator], int], count: int) -> Indices:
+        """A fresh uniform subset of `count` records, whose size may be random as well."""
         random = self._entropy.generator("sampling", step)
-        if isinstance(sampling, Poisson):
-            # Independent coins = a binomial count, then a uniform subset of that size; a cap keeps a part.
-            count = _public_or(records, sampling)
-            size = int(random.binomial(count, sampling.rate))
-            if sampling.max_batch_size is not None:
-                size = min(size, sampling.max_batch_size)
-        else:
-            count, size = sampling.sample_size, sampling.batch_size
-        chosen: Indices = random.choice(count, size=size, replace=False, shuffle=False)
+        chosen: Indices = random.choice(count, size=size(random), replace=False, shuffle=False)
         chosen.sort()
         return chosen
 
-    def _shuffled(self, sampling: Shuffled, step: int) -> Indices:
-        epoch, position = divmod(step, sampling.batches_per_epoch)
+    def order(self, epoch: int, count: int) -> Indices:
+        """The random order of an epoch, the same whenever it is asked for."""
         if self._epoch is None or self._epoch[0] != epoch:
             key = Entropy(int.from_bytes(self.order_key, "little"))
-            order = key.generator("epoch", epoch).permutation(sampling.sample_size)
+            order = key.generator("epoch", epoch).permutation(count)
             self._epoch = (epoch, order.astype(np.int64, copy=False))
-        start = position * sampling.batch_size
-        return self._epoch[1][start : start + sampling.batch_size]
-
-
-def _public_or(records: int | None, sampling: Poisson) -> int:
-    """The number of records: the plan's where it is public, else that of the data."""
-    count = records if sampling.sample_size is None else sampling.sample_size
-    if count is None:
-        raise InvalidSampling(f"{sampling!r} does not say how many records there are: the data must.")
-    return count
+        return self._epoch[1]
 
 
 def split(indices: Indices, physical_batch_size: int | None) -> list[Indices]:

@@ -107,23 +107,23 @@ def test_a_target_that_the_least_noise_meets() -> None:
 def test_published_solutions() -> None:
     # jax_privacy's documentation: sigma(eps=1) = 9.66 and 155 steps at eps = 2, for rate 0.1.
     assert noise_multiplier(1.0, 1e-6, Poisson(1_000, 100), 512) == pytest.approx(9.66, rel=1e-3)
-    assert max_steps(2.0, 1e-6, Poisson(1_000, 100), 3.0) == 155
+    assert max_steps(2.0, 1e-6, Poisson(1_000, 100), noise_multiplier=3.0) == 155
 
 
 def test_steps_and_batch_size_are_the_largest() -> None:
-    steps = max_steps(2.0, 1e-5, Poisson(60_000, 256), 1.1)
+    steps = max_steps(2.0, 1e-5, Poisson(60_000, 256), noise_multiplier=1.1)
     assert epsilon(1.1, Poisson(60_000, 256), steps, 1e-5) <= 2.0 < epsilon(1.1, Poisson(60_000, 256), steps + 1, 1e-5)
-    size = max_batch_size(2.0, 1e-5, Poisson(60_000, 1), 1_000, 1.1)
+    size = max_batch_size(2.0, 1e-5, Poisson(60_000, 1), steps=1_000, noise_multiplier=1.1)
     assert epsilon(1.1, Poisson(60_000, size), 1_000, 1e-5) <= 2.0
     assert epsilon(1.1, Poisson(60_000, size + 1), 1_000, 1e-5) > 2.0
-    assert max_steps(1e-3, 1e-9, FullBatch(100), 1.0) == 0
-    assert max_batch_size(1e6, 1e-5, Poisson(100, 1), 10, 1.0) == 100
+    assert max_steps(1e-3, 1e-9, FullBatch(100), noise_multiplier=1.0) == 0
+    assert max_batch_size(1e6, 1e-5, Poisson(100, 1), steps=10, noise_multiplier=1.0) == 100
     with pytest.raises(AccountingError, match="batch size"):
-        max_batch_size(1.0, 1e-5, FullBatch(100), 10, 1.0)
+        max_batch_size(1.0, 1e-5, FullBatch(100), steps=10, noise_multiplier=1.0)
 
 
 def test_the_free_cap_is_the_smallest() -> None:
-    cap = free_cap(Poisson(60_000, 256), 1.1, 14_040, 1e-5)
+    cap = free_cap(Poisson(60_000, 256), noise_multiplier=1.1, steps=14_040, delta=1e-5)
     plain = account(MNIST, 1e-5).epsilon
     with_cap, below = (epsilon(1.1, Poisson(60_000, 256, c), 14_040, 1e-5) for c in (cap, cap - 1))
     assert with_cap <= plain * 1.001 < below
@@ -159,7 +159,7 @@ def test_the_curve_falls_and_bounds_attacks() -> None:
     misses = curve.trade_off(rates)
     assert misses[0] > 0.99 and misses[-1] == 0.0 and np.all(np.diff(misses) <= 0.0)
     assert np.all(misses + rates <= 1.0 + 1e-12)
-    assert curve.as_dict()["mu"] == curve.mu
+    assert curve.to_dict()["mu"] == curve.mu
     with pytest.raises(AccountingError, match="False positive"):
         curve.trade_off(np.array([1.5]))
 

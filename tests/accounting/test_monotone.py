@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clipwise.accounting import Accountant, GaussianSteps, PrivateCalibration, ProjectedSteps, account, account_delta
+from clipwise.accounting import GaussianSteps, PrivateCalibration, ProjectedSteps, account, account_delta
 from clipwise.accounting import saddle_interval as interval
 from clipwise.accounting._numerics.laws import Law, truncated_poisson, truncated_up_to
 from clipwise.accounting._numerics.single import single_delta
@@ -84,14 +84,14 @@ def dearer(event: Any) -> list[Any]:
     return found
 
 
-def obeys(event: Any, delta: float, relation: Any, accountant: Accountant, rate: bool = True) -> None:
+def obeys(event: Any, delta: float, relation: Any, accountant: str, rate: bool = True) -> None:
     """Epsilon never falls with what tells more or with less delta, delta never rises with epsilon, and both agree."""
 
     def asked(other: Any, at: float) -> float:
-        return account((other,), at, accountant, relation).epsilon
+        return account((other,), at, accountant, relation=relation).epsilon
 
     def back(epsilon: float) -> float:
-        return account_delta((event,), epsilon, accountant, relation).delta
+        return account_delta((event,), epsilon, accountant, relation=relation).delta
 
     base = asked(event, delta)
     assert base >= 0.0
@@ -126,8 +126,8 @@ def test_exact_for_one_step(sampling: Sampling, sigma: float, delta: float, rela
     there, nothing = (account_delta((event,), epsilon, relation=relation).delta for epsilon in (base, 0.0))
     assert there <= delta * SLACK + NO_COMPARISON and there <= nothing
     assert there >= delta * (1 - 1e-6) or base == 0.0
-    assert account_delta((event,), base, "rdp", relation).delta >= there - NO_COMPARISON
-    assert account((event,), delta, "rdp", relation).epsilon >= base / SLACK - LEAST
+    assert account_delta((event,), base, "rdp", relation=relation).delta >= there - NO_COMPARISON
+    assert account((event,), delta, "rdp", relation=relation).epsilon >= base / SLACK - LEAST
 
 
 @few
@@ -161,7 +161,7 @@ def test_exact_everywhere(sampling: Sampling, sigma: float, count: int, delta: f
 def test_gdp(sampling: Sampling, sigma: float, count: int, delta: float, relation: Any) -> None:
     """Near rate 1 the limit theorem's mu is larger than that of full batches: no larger rate is asked for."""
     event = GaussianSteps(sampling, sigma, count)
-    if account((event,), delta, "gdp", relation).epsilon < 1e6:  # beyond, delta has no digits left
+    if account((event,), delta, "gdp", relation=relation).epsilon < 1e6:  # beyond, delta has no digits left
         obeys(event, delta, relation, "gdp", rate=False)
 
 
@@ -172,7 +172,7 @@ def test_edgeworth_is_an_approximation_or_refuses(
 ) -> None:
     event = GaussianSteps(sampling, sigma, count)
     try:
-        found = account((event,), delta, "edgeworth", relation)
+        found = account((event,), delta, "edgeworth", relation=relation)
     except AccountingError:
         return
     exact = isinstance(sampling, FullBatch) or (isinstance(sampling, Poisson) and sampling.rate == 1.0)
@@ -189,7 +189,7 @@ def test_pld(sampling: Sampling, sigma: float, count: int, delta: float, relatio
     obeys(event, delta, relation, "pld")
     exact = account((event,), delta, relation=relation)
     if exact.accountant == "exact":
-        assert account((event,), delta, "pld", relation).epsilon >= exact.epsilon / SLACK - LEAST
+        assert account((event,), delta, "pld", relation=relation).epsilon >= exact.epsilon / SLACK - LEAST
 
 
 @pytest.mark.slow
@@ -199,12 +199,12 @@ def test_rdp_of_estimated_norms(
     sampling: Sampling, sigma: float, projections: int, count: int, delta: float, relation: Any
 ) -> None:
     event = ProjectedSteps(sampling, sigma, projections, count)
-    base = account((event,), delta, "rdp", relation).epsilon
+    base = account((event,), delta, "rdp", relation=relation).epsilon
     # Not a larger rate: with full batches a finer bound of the estimates is proven than for sampled ones.
     for other in (*dearer(event)[:2], *dearer(event)[3:]):
-        assert base <= account((other,), delta, "rdp", relation).epsilon * 1.001 + 1e-9, other
+        assert base <= account((other,), delta, "rdp", relation=relation).epsilon * 1.001 + 1e-9, other
     exact_norms = GaussianSteps(sampling, sigma, count)
-    assert base >= account((exact_norms,), delta, "rdp", relation).epsilon / SLACK
+    assert base >= account((exact_norms,), delta, "rdp", relation=relation).epsilon / SLACK
 
 
 phases = st.lists(st.tuples(EVERY, sigmas, steps), min_size=2, max_size=3)
@@ -217,9 +217,9 @@ def test_phases_together_cost_at_least_each_of_them(parts: Any, delta: float, re
     if any(isinstance(sampling, FixedSize) for sampling, *_ in parts):
         relation = "replace_one"  # the one that all of them have
     everything = [*events, PrivateCalibration(noise)]
-    whole = account(everything, delta, "rdp", relation).epsilon
+    whole = account(everything, delta, "rdp", relation=relation).epsilon
     for event in everything:
-        assert account((event,), delta, "rdp", relation).epsilon <= whole * SLACK + LEAST
+        assert account((event,), delta, "rdp", relation=relation).epsilon <= whole * SLACK + LEAST
 
 
 @settings(max_examples=3, deadline=None, derandomize=True)
@@ -230,7 +230,7 @@ def test_exact_phases_together_cost_at_least_each_of_them(parts: Any, delta: flo
     whole = account(events, delta, relation=relation).epsilon
     each = [account((event,), delta, relation=relation).epsilon for event in events]
     assert max(each) <= whole * SLACK + LEAST
-    apart = sum(account((event,), delta / 3, "rdp", relation).epsilon for event in events)
+    apart = sum(account((event,), delta / 3, "rdp", relation=relation).epsilon for event in events)
     assert whole <= apart * SLACK + LEAST
 
 

@@ -78,8 +78,8 @@ def test_one_sampled_step(sigma: float, rate: float, delta: float, relation: Any
     for epsilon in (0.0, found.epsilon):
         back = account_delta(events, epsilon, relation=relation).delta
         assert back == pytest.approx(max(1e-18, truth(epsilon)), rel=1e-6)
-        assert account_delta(events, epsilon, "rdp", relation).delta >= truth(epsilon) * (1 - 1e-9)
-    assert account(events, delta, "rdp", relation).epsilon >= found.epsilon * (1 - EXACT)
+        assert account_delta(events, epsilon, "rdp", relation=relation).delta >= truth(epsilon) * (1 - 1e-9)
+    assert account(events, delta, "rdp", relation=relation).epsilon >= found.epsilon * (1 - EXACT)
 
 
 @pytest.mark.parametrize("relation", ["zero_out", "replace_one"])
@@ -94,7 +94,7 @@ def test_two_sampled_steps(sigma: float, rate: float, delta: float, relation: An
     assert true <= delta * (1 + 1e-7)
     assert true >= delta * (1 - slack)
     assert account_delta(events, found.epsilon, relation=relation).delta >= true * (1 - 1e-7)
-    assert account(events, delta, "rdp", relation).epsilon >= found.epsilon * (1 - EXACT)
+    assert account(events, delta, "rdp", relation=relation).epsilon >= found.epsilon * (1 - EXACT)
 
 
 @pytest.mark.parametrize("accountant", ["exact", "rdp", "gdp", "edgeworth"])
@@ -115,11 +115,11 @@ def test_full_batches(sigma: float, steps: int, accountant: Any, mp: Any) -> Non
     ]
     for (event, relation, group, reach), delta in itertools.product(asked, (1e-12, 1e-5, 0.4)):
         step = Step("remove", 1.0, reach * steps**0.5 / sigma)
-        found = account((event,), delta, accountant, relation, group)
+        found = account((event,), delta, accountant, relation=relation, group=group)
         assert float(hockey_stick(step, mp.mpf(found.epsilon * (1 + EXACT)), mp)) <= delta
         if found.epsilon and accountant != "rdp":
             assert float(hockey_stick(step, mp.mpf(found.epsilon * (1 - EXACT)), mp)) >= delta
-        back = account_delta((event,), found.epsilon, accountant, relation, group).delta
+        back = account_delta((event,), found.epsilon, accountant, relation=relation, group=group).delta
         true = float(hockey_stick(step, mp.mpf(found.epsilon), mp))
         assert back >= true * (1 - 1e-7)
         assert accountant == "rdp" or back == pytest.approx(max(true, 1e-18), rel=1e-6, abs=1e-18)
@@ -189,8 +189,9 @@ def test_some_steps(relation: Any, events: list[Any], truth: list[list[tuple[Law
     assert low <= delta * (1 + 1e-9) and high >= delta * (1 - 2e-3)
     back = account_delta(events, found.epsilon, relation=relation).delta
     assert low * (1 - 1e-9) <= back <= high * (1 + 2e-3)
-    bound = account(events, delta, "rdp", relation).epsilon
-    assert bound >= found.epsilon * (1 - EXACT) and account_delta(events, found.epsilon, "rdp", relation).delta >= low
+    bound = account(events, delta, "rdp", relation=relation).epsilon
+    assert bound >= found.epsilon * (1 - EXACT)
+    assert account_delta(events, found.epsilon, "rdp", relation=relation).delta >= low
 
 
 @pytest.mark.slow
@@ -200,7 +201,7 @@ def test_some_steps(relation: Any, events: list[Any], truth: list[list[tuple[Law
 def test_pld_of_few_steps(batch: int, relation: Any, steps: int) -> None:
     pytest.importorskip("dp_accounting")
     events = (GaussianSteps(Poisson(1_000, batch), 3.0, steps),)
-    found = account(events, 1e-6, "pld", relation)
+    found = account(events, 1e-6, "pld", relation=relation)
     ends = [bracket([(law, steps)], found.epsilon) for law in plain(batch / 1_000, 3.0, relation)]
     assert max(low for low, _ in ends) <= 1e-6 and max(high for _, high in ends) >= 0.9e-6
 
@@ -228,12 +229,11 @@ def test_estimated_norms(rate: float, projections: int, steps: int) -> None:
     event = ProjectedSteps(Poisson(rate=rate, batch_size=1), 3.0, projections, steps)
     for epsilon in (0.2, 1.0):
         sides: list[Law] = [
-            [(share, Step(kind, rate, mu)) for share, mu in zip(shares, mus, strict=True)]
-            for kind in ("remove", "add")  # type: ignore[misc]
+            [(share, Step(kind, rate, mu)) for share, mu in zip(shares, mus, strict=True)] for kind in ("remove", "add")
         ]
         truth = max(bracket([(side, steps)], epsilon)[0] for side in sides)
         for accountant in ("exact", "rdp"):
-            assert account_delta((event,), epsilon, accountant).delta >= truth  # type: ignore[arg-type]
+            assert account_delta((event,), epsilon, accountant).delta >= truth
 
 
 # Mechanisms on few records, and every data set that they can have -------------------------------------------------
@@ -289,10 +289,10 @@ def test_no_data_are_worse_than_what_is_accounted(
     found = account_delta(events, epsilon, relation=relation)
     assert found.relation == relation
     assert least * found.delta <= truth <= found.delta
-    assert account_delta(events, epsilon, "rdp", relation).delta >= truth
+    assert account_delta(events, epsilon, "rdp", relation=relation).delta >= truth
     if found.lower is not None:
         assert found.lower <= truth * 1.01
-    assert account(events, truth, "rdp", relation).epsilon >= epsilon
+    assert account(events, truth, "rdp", relation=relation).epsilon >= epsilon
 
 
 @pytest.mark.parametrize("relation", ["zero_out", "replace_one"])
@@ -335,7 +335,7 @@ def test_fixed_size_is_the_convex_hull_of_both_directions(mp: Any) -> None:
     for sigma, rate in ((0.5, 0.01), (2.0, 0.5), (10.0, 0.9), (0.1, 1e-4)):
         event = GaussianSteps(FixedSize(10_000, round(10_000 * rate)), sigma)
         for epsilon in (0.0, 0.1, 1.0, 5.0):
-            both = [float(hockey_stick(Step(kind, rate, 2 / sigma), mp.mpf(epsilon), mp)) for kind in ("remove", "add")]  # type: ignore[arg-type]
+            both = [float(hockey_stick(Step(kind, rate, 2 / sigma), mp.mpf(epsilon), mp)) for kind in ("remove", "add")]
             found = account_delta((event,), epsilon)
             assert found.delta == pytest.approx(max(*both, 1e-18), rel=1e-7)
             assert found.lower is not None and found.lower <= found.delta

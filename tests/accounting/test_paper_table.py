@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from papers.epsilons.__main__ import markdown
 
-from clipwise.accounting.published import PUBLISHED
+from clipwise.cli.published import PUBLISHED
 
 FOLDER = Path(__file__).parents[2] / "papers" / "epsilons"
 ROWS = json.loads((FOLDER / "epsilons.json").read_text())

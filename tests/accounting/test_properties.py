@@ -63,7 +63,7 @@ def test_splitting_and_reordering_change_nothing(parts: list[tuple[int, float, i
 @given(sizes, shares, noises, st.integers(200, 5_000))
 def test_relations_are_ordered(size: int, share: float, sigma: float, steps: int) -> None:
     events = (GaussianSteps(poisson(size, share), sigma, steps),)
-    one, other = (account(events, 1e-5, relation=r).epsilon for r in ("zero_out", "replace_one"))  # type: ignore[arg-type]
+    one, other = (account(events, 1e-5, relation=r).epsilon for r in ("zero_out", "replace_one"))
     assert one <= other * SLACK
 
 

@@ -75,7 +75,7 @@ def test_add_remove_with_a_public_number_names_the_rate(sampling: Any) -> None:
         lambda: Ledger([event]).guarantee(1e-5, relation="add_remove"),
         lambda: plan.epsilon(1e-5, relation="add_remove"),
         lambda: plan.calibrate(3.0, 1e-5, relation="add_remove"),
-        lambda: privacy_curve((event,), "add_remove"),
+        lambda: privacy_curve((event,), relation="add_remove"),
     ]
     for ask in questions:
         with pytest.raises(AccountingError, match=r"rate=\.\.\."):
@@ -139,13 +139,13 @@ def test_batches_that_are_cut_are_an_upper_bound_everywhere() -> None:
 
 
 def test_caps_and_batch_sizes_at_a_public_rate() -> None:
-    assert free_cap(replace(CUT, max_batch_size=60_000), 1.1, 14_040, 1e-5) == free_cap(
-        Poisson(60_000, 256), 1.1, 14_040, 1e-5
+    assert free_cap(replace(CUT, max_batch_size=60_000), noise_multiplier=1.1, steps=14_040, delta=1e-5) == free_cap(
+        Poisson(60_000, 256), noise_multiplier=1.1, steps=14_040, delta=1e-5
     )
     with pytest.raises(AccountingError, match="largest="):
-        free_cap(RATE, 1.1, 14_040, 1e-5)
+        free_cap(RATE, noise_multiplier=1.1, steps=14_040, delta=1e-5)
     with pytest.raises(AccountingError, match="does not depend on batch_size"):
-        max_batch_size(2.0, 1e-5, RATE, 100, 1.1)
+        max_batch_size(2.0, 1e-5, RATE, steps=100, noise_multiplier=1.1)
 
 
 def test_a_rate_beyond_double_precision_is_refused() -> None:
@@ -226,9 +226,9 @@ def test_an_older_guarantee_is_restated_with_the_relation_and_the_kind_that_hold
     """Until version 2 of the ledger, add_remove and "numerically exact" were written there."""
     for events in (MNIST, steps(Poisson(60_000, 256, 330)), steps(FullBatch(100), 50.0)):
         today = account(events, 1e-5)
-        old = replace(today, relation="add_remove", kind="numerically exact").as_dict()
+        old = replace(today, relation="add_remove", kind="numerically exact").to_dict()
         assert "adding or removing" in old["statement"]
         assert restated(old, events) == today
-    assert restated(account(steps(RATE), 1e-5).as_dict(), steps(RATE)).relation == "add_remove"
-    infinite = replace(account(steps(Poisson(100, 10), 0.0, 3), 1e-5), relation="add_remove").as_dict()
+    assert restated(account(steps(RATE), 1e-5).to_dict(), steps(RATE)).relation == "add_remove"
+    infinite = replace(account(steps(Poisson(100, 10), 0.0, 3), 1e-5), relation="add_remove").to_dict()
     assert restated(infinite, steps(Poisson(100, 10), 0.0, 3)).epsilon == float("inf")

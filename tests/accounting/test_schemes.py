@@ -177,7 +177,7 @@ def test_fixed_size_of_everything_is_a_full_batch() -> None:
 def test_approximations_have_no_formula_for_fixed_size() -> None:
     for name in ("gdp", "edgeworth", "pld"):
         with pytest.raises(AccountingError):
-            account((GaussianSteps(FixedSize(1_000, 10), 1.0, 10),), 1e-5, name)  # type: ignore[arg-type]
+            account((GaussianSteps(FixedSize(1_000, 10), 1.0, 10),), 1e-5, name)
 
 
 def test_groups_of_records() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -37,6 +38,32 @@ def sgd(model: nn.Module, **options: Any) -> torch.optim.Optimizer:
 def plan(**changes: Any) -> cw.Plan:
     fields = {"sampling": cw.Poisson(N, 10), "steps": 6, "clip": cw.Abadi(1.0), "noise_multiplier": 1.0, **changes}
     return cw.Plan(**fields)
+
+
+@dataclass(frozen=True)
+class Own:
+    """A rule of a user's own, `R/(1 + ||g||)`."""
+
+    R: float
+
+    @property
+    def sensitivity(self) -> float:
+        return self.R
+
+    def __call__(self, norms: Tensor) -> Tensor:
+        return self.R / (1 + norms)
+
+
+class Tied(nn.Module):
+    """Two layers with one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 3), nn.Linear(3, 3)
+        self.b.weight = self.a.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.a(x).tanh()).sum(1, keepdim=True)
 
 
 def train(private: cw.Private, model: nn.Module, dataset: TensorDataset, **options: Any) -> int:

@@ -8,7 +8,6 @@ import json
 import math
 import os
 import zipfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from torch.utils.data import TensorDataset
 import clipwise as cw
 from clipwise.clipping import Style
 from clipwise.private import checkpoint
-from tests.core.common import N, Recorder, data, losses_of, mlp, plan, same, sgd, train, weights
+from tests.core.common import N, Own, Recorder, data, losses_of, mlp, plan, same, sgd, train, weights
 from tests.core.test_private import OPTIMIZERS
 
 X, Y = data().tensors
@@ -354,18 +353,6 @@ def test_another_model_optimizer_plan_or_data_is_refused_and_changes_nothing(tmp
         resumed.loader(data(seed=5))
     with pytest.raises(cw.InvalidSampling):
         resumed.loader(data(N + 1))
-
-
-@dataclass(frozen=True)
-class Own:
-    R: float
-
-    @property
-    def sensitivity(self) -> float:
-        return self.R
-
-    def __call__(self, norms: Tensor) -> Tensor:
-        return self.R / (1 + norms)
 
 
 def test_a_rule_of_ones_own_is_resumed_with_its_plan(tmp_path: Path) -> None:

@@ -10,53 +10,25 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import clipwise.clipping as clipping
-from clipwise.clipping import (
-    Abadi,
-    Automatic,
-    BatchClip,
-    Clip,
-    Flat,
-    Global,
-    GlobalScaled,
-    Groupwise,
-    Layerwise,
-    MixUp,
-    NoClip,
-    Normalize,
-    Rule,
-    as_clip,
-    is_private,
-)
+import clipwise as cw
+from clipwise import clipping
+from clipwise.clipping import Clip, Rule, as_clip, is_private
 from clipwise.errors import InvalidPlan
+from tests.core.common import Own
 
 positive = st.floats(min_value=1e-30, max_value=1e30, allow_nan=False)
 extreme = st.floats(min_value=1.2e-38, max_value=1e300, allow_nan=False)
 PRIVATE_RULES = {
-    "abadi": st.builds(Abadi, extreme),
-    "automatic": st.builds(Automatic, extreme, extreme),
-    "normalize": st.builds(Normalize, extreme),
-    "global": st.builds(Global, extreme),
-    "global_scaled": st.builds(GlobalScaled, extreme, extreme),
+    "abadi": st.builds(cw.Abadi, extreme),
+    "automatic": st.builds(cw.Automatic, extreme, extreme),
+    "normalize": st.builds(cw.Normalize, extreme),
+    "global": st.builds(cw.Global, extreme),
+    "global_scaled": st.builds(cw.GlobalScaled, extreme, extreme),
 }
 norm_values = st.one_of(
     st.floats(min_value=0, allow_nan=False, width=32),
     st.sampled_from([0.0, 1e-45, 1e-38, 1.0, 3e38, math.inf, math.nan]),
 )
-
-
-@dataclass(frozen=True)
-class Soft:
-    """A user's own rule: R/(R + ||g||)."""
-
-    R: float
-
-    @property
-    def sensitivity(self) -> float:
-        return self.R
-
-    def __call__(self, norms: torch.Tensor) -> torch.Tensor:
-        return self.R / (self.R + norms)
 
 
 def test_every_private_rule_of_the_module_is_in_the_table() -> None:
@@ -89,51 +61,59 @@ def test_a_contribution_never_exceeds_the_sensitivity(rule_name: str, dtype: tor
 
 def test_the_rules_are_the_equations() -> None:
     norms = torch.tensor([0.0, 0.5, 1.0, 2.0, 10.0], dtype=torch.float64)
-    assert Abadi(1.0)(norms).tolist() == [1.0, 1.0, 1.0, 0.5, 0.1]
-    assert Automatic(2.0, 0.5)(norms).tolist() == [2.0 / (n + 0.5) for n in norms.tolist()]
-    assert Normalize(3.0)(norms).tolist() == pytest.approx([0.0, 6.0, 3.0, 1.5, 0.3])
-    assert Global(1.0)(norms).tolist() == [1.0, 1.0, 1.0, 0.0, 0.0]
-    assert GlobalScaled(R=1.0, Z=2.0)(norms).tolist() == [0.5, 0.5, 0.5, 0.5, 0.0]
-    assert NoClip()(norms).tolist() == [1.0] * 5
-    assert BatchClip(1.35)(norms).tolist() == pytest.approx([0.1] * 5)
-    assert BatchClip(100.0)(norms).tolist() == [1.0] * 5
+    assert cw.Abadi(1.0)(norms).tolist() == [1.0, 1.0, 1.0, 0.5, 0.1]
+    assert cw.Automatic(2.0, 0.5)(norms).tolist() == [2.0 / (n + 0.5) for n in norms.tolist()]
+    assert cw.Normalize(3.0)(norms).tolist() == pytest.approx([0.0, 6.0, 3.0, 1.5, 0.3])
+    assert cw.Global(1.0)(norms).tolist() == [1.0, 1.0, 1.0, 0.0, 0.0]
+    assert cw.GlobalScaled(R=1.0, Z=2.0)(norms).tolist() == [0.5, 0.5, 0.5, 0.5, 0.0]
+    assert cw.NoClip()(norms).tolist() == [1.0] * 5
+    assert cw.BatchClip(1.35)(norms).tolist() == pytest.approx([0.1] * 5)
+    assert cw.BatchClip(100.0)(norms).tolist() == [1.0] * 5
 
 
 def test_one_bad_norm_does_not_turn_batch_clipping_off() -> None:
-    assert BatchClip(1.0)(torch.tensor([2.0, math.inf, math.nan])).tolist() == [0.5, 0.5, 0.5]
+    assert cw.BatchClip(1.0)(torch.tensor([2.0, math.inf, math.nan])).tolist() == [0.5, 0.5, 0.5]
 
 
 def test_rules_accept_an_empty_batch() -> None:
-    for rule in (Abadi(1.0), Automatic(), Normalize(), Global(1.0), GlobalScaled(1.0, 2.0), NoClip(), BatchClip(1.0)):
+    for rule in (
+        cw.Abadi(1.0),
+        cw.Automatic(),
+        cw.Normalize(),
+        cw.Global(1.0),
+        cw.GlobalScaled(1.0, 2.0),
+        cw.NoClip(),
+        cw.BatchClip(1.0),
+    ):
         assert rule(torch.empty(0)).shape == (0,)
 
 
 def test_a_clipping_norm_that_float32_rounds_to_zero_is_refused() -> None:
     with pytest.raises(InvalidPlan, match="float32"):
-        Abadi(1e-300)
+        cw.Abadi(1e-300)
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf, "1", True, None])
 def test_a_clipping_norm_that_is_not_positive_is_refused(value: object) -> None:
-    for rule in (Abadi, Normalize, Global, BatchClip):
+    for rule in (cw.Abadi, cw.Normalize, cw.Global, cw.BatchClip):
         with pytest.raises(InvalidPlan, match="positive finite"):
             rule(value)  # type: ignore[arg-type]
     with pytest.raises(InvalidPlan):
-        Automatic(1.0, value)  # type: ignore[arg-type]
+        cw.Automatic(1.0, value)  # type: ignore[arg-type]
     with pytest.raises(InvalidPlan):
-        GlobalScaled(1.0, value)  # type: ignore[arg-type]
+        cw.GlobalScaled(1.0, value)  # type: ignore[arg-type]
 
 
 def test_a_rule_of_ones_own_is_a_rule() -> None:
-    assert isinstance(Soft(1.0), Rule) and not isinstance(Soft(1.0), Clip)
-    assert as_clip(Soft(1.0)) == Flat(Soft(1.0))
-    for bad in (Soft(0.0), Soft(-1.0), Soft(math.nan)):
+    assert isinstance(Own(1.0), Rule) and not isinstance(Own(1.0), Clip)
+    assert as_clip(Own(1.0)) == cw.Flat(Own(1.0))
+    for bad in (Own(0.0), Own(-1.0), Own(math.nan)):
         with pytest.raises(InvalidPlan, match="sensitivity"):
-            Flat(bad)
+            cw.Flat(bad)
     for nothing in (1.0, "abadi", None, lambda norms: norms):
         with pytest.raises(InvalidPlan):
-            Flat(nothing)  # type: ignore[arg-type]
-    for cls in (Abadi, Flat, MixUp):
+            cw.Flat(nothing)  # type: ignore[arg-type]
+    for cls in (cw.Abadi, cw.Flat, cw.MixUp):
         with pytest.raises(InvalidPlan, match="class"):
             as_clip(cls)  # type: ignore[arg-type]
 
@@ -148,14 +128,14 @@ def test_a_rule_that_understates_its_sensitivity_is_refused() -> None:
 
     for wrong in (Wrong(1.0), Wrong(3.0)):
         with pytest.raises(InvalidPlan, match="times the sensitivity it states"):
-            Flat(wrong)
+            cw.Flat(wrong)
 
 
-def whole_vector_ratio(style: Layerwise | Groupwise | Flat, groups: list[str]) -> float:
+def whole_vector_ratio(style: cw.Layerwise | cw.Groupwise | cw.Flat, groups: list[str]) -> float:
     """Noise-to-sensitivity ratio of the whole gradient at noise multiplier 1, in units of each group's own noise."""
     scales = style.noise_scales(groups)
     rules = {group: style.rule_of(group).sensitivity for group in groups}
-    if isinstance(style, Flat):  # one norm over all groups: the worst sample spends it all where the noise is least
+    if isinstance(style, cw.Flat):  # one norm over all groups: the worst sample spends it all where the noise is least
         return min(scales.values()) / style.sensitivity()
     return 1 / math.sqrt(math.fsum((rules[g] / scales[g]) ** 2 for g in groups))
 
@@ -163,32 +143,32 @@ def whole_vector_ratio(style: Layerwise | Groupwise | Flat, groups: list[str]) -
 @given(st.lists(positive, min_size=1, max_size=6), st.sampled_from(["joint", "per_layer"]))
 def test_the_joint_noise_ratio_is_the_noise_multiplier(bounds: list[float], noise: str) -> None:
     groups = [f"layer{i}" for i in range(len(bounds))]
-    rules = {group: Abadi(bound) for group, bound in zip(groups, bounds, strict=True)}
+    rules = {group: cw.Abadi(bound) for group, bound in zip(groups, bounds, strict=True)}
     joint = math.sqrt(math.fsum(b * b for b in bounds))
-    for style in (Layerwise(rules, noise=noise), Groupwise(rules, noise=noise)):  # type: ignore[arg-type]
+    for style in (cw.Layerwise(rules, noise=noise), cw.Groupwise(rules, noise=noise)):  # type: ignore[arg-type]
         assert whole_vector_ratio(style, groups) == pytest.approx(1.0)
         assert style.sensitivity(groups) == pytest.approx(joint)
-    same = Layerwise(Abadi(bounds[0]), noise=noise)  # type: ignore[arg-type]
+    same = cw.Layerwise(cw.Abadi(bounds[0]), noise=noise)  # type: ignore[arg-type]
     assert whole_vector_ratio(same, groups) == pytest.approx(1.0)
     assert same.sensitivity(len(groups)) == pytest.approx(same.sensitivity(groups))
-    assert whole_vector_ratio(Flat(Abadi(bounds[0])), groups) == pytest.approx(1.0)
+    assert whole_vector_ratio(cw.Flat(cw.Abadi(bounds[0])), groups) == pytest.approx(1.0)
 
 
 def test_noise_scales_of_the_two_layerwise_forms() -> None:
-    rules = {"a": Abadi(3.0), "b": Abadi(4.0)}
-    assert Layerwise(rules).noise_scales(["a", "b"]) == {"a": 5.0, "b": 5.0}
-    per_layer = Layerwise(rules, noise="per_layer").noise_scales(["a", "b"])
+    rules = {"a": cw.Abadi(3.0), "b": cw.Abadi(4.0)}
+    assert cw.Layerwise(rules).noise_scales(["a", "b"]) == {"a": 5.0, "b": 5.0}
+    per_layer = cw.Layerwise(rules, noise="per_layer").noise_scales(["a", "b"])
     assert per_layer == {"a": pytest.approx(3 * math.sqrt(2)), "b": pytest.approx(4 * math.sqrt(2))}
 
 
 def test_layers_and_groups_are_found_or_refused() -> None:
-    layerwise = Layerwise({"fc": Abadi(1.0)})
+    layerwise = cw.Layerwise({"fc": cw.Abadi(1.0)})
     assert layerwise.group_of("fc", "fc.weight") == "fc"
     with pytest.raises(InvalidPlan, match="no rule for layer 'head'"):
         layerwise.group_of("head", "head.weight")
     with pytest.raises(InvalidPlan, match="names"):
         layerwise.sensitivity(2)
-    groupwise = Groupwise({"*.bias": Abadi(1.0), "encoder.*": Abadi(2.0)})
+    groupwise = cw.Groupwise({"*.bias": cw.Abadi(1.0), "encoder.*": cw.Abadi(2.0)})
     assert groupwise.group_of("encoder", "encoder.bias") == "*.bias"
     assert groupwise.group_of("encoder", "encoder.weight") == "encoder.*"
     with pytest.raises(InvalidPlan, match=r"matches parameter 'head\.weight'"):
@@ -199,19 +179,22 @@ def test_layers_and_groups_are_found_or_refused() -> None:
     assert groupwise.sensitivity(["*.bias"]) == 1.0
     with pytest.raises(InvalidPlan, match="2 groups"):
         groupwise.sensitivity(3)
-    assert Flat(Abadi(2.0)).group_of("fc", "fc.weight") == "" and Flat(Abadi(2.0)).sensitivity(["a", "b"]) == 2.0
+    assert (
+        cw.Flat(cw.Abadi(2.0)).group_of("fc", "fc.weight") == ""
+        and cw.Flat(cw.Abadi(2.0)).sensitivity(["a", "b"]) == 2.0
+    )
 
 
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: Layerwise({}),
-        lambda: Layerwise(Abadi(1.0), noise="per-layer"),  # type: ignore[arg-type]
-        lambda: Layerwise({"a": 1.0}),  # type: ignore[dict-item]
-        lambda: Groupwise({}),
-        lambda: Groupwise(Abadi(1.0)),  # type: ignore[arg-type]
-        lambda: Groupwise({"*": Abadi(1.0)}, noise="none"),  # type: ignore[arg-type]
-        lambda: Groupwise({"*": Abadi}),  # type: ignore[dict-item]
+        lambda: cw.Layerwise({}),
+        lambda: cw.Layerwise(cw.Abadi(1.0), noise="per-layer"),  # type: ignore[arg-type]
+        lambda: cw.Layerwise({"a": 1.0}),  # type: ignore[dict-item]
+        lambda: cw.Groupwise({}),
+        lambda: cw.Groupwise(cw.Abadi(1.0)),  # type: ignore[arg-type]
+        lambda: cw.Groupwise({"*": cw.Abadi(1.0)}, noise="none"),  # type: ignore[arg-type]
+        lambda: cw.Groupwise({"*": cw.Abadi}),  # type: ignore[dict-item]
     ],
 )
 def test_styles_that_make_no_sense_are_refused(make: object) -> None:
@@ -220,24 +203,24 @@ def test_styles_that_make_no_sense_are_refused(make: object) -> None:
 
 
 def test_a_style_keeps_its_own_copy_of_the_mapping() -> None:
-    rules = {"fc": Abadi(1.0)}
-    layerwise, groupwise = Layerwise(rules), Groupwise(rules)
-    rules["fc"] = Abadi(100.0)
-    assert layerwise.rule_of("fc") == groupwise.rule_of("fc") == Abadi(1.0)
+    rules = {"fc": cw.Abadi(1.0)}
+    layerwise, groupwise = cw.Layerwise(rules), cw.Groupwise(rules)
+    rules["fc"] = cw.Abadi(100.0)
+    assert layerwise.rule_of("fc") == groupwise.rule_of("fc") == cw.Abadi(1.0)
 
 
 @given(st.integers(1, 100_000), st.integers(1, 9_999))
 def test_mixup_switches_at_the_written_fraction(steps: int, ten_thousandths: int) -> None:
-    clip = MixUp(Abadi(0.1), Abadi(20.0), switch_at=ten_thousandths / 10_000)
+    clip = cw.MixUp(cw.Abadi(0.1), cw.Abadi(20.0), switch_at=ten_thousandths / 10_000)
     switch = -(-ten_thousandths * steps // 10_000)  # the ceiling, in integers
     assert clip.switch_step(steps) == switch
-    assert clip.at(switch - 1, steps) == Flat(Abadi(0.1))
-    assert clip.at(switch, steps) == Flat(Abadi(20.0))
+    assert clip.at(switch - 1, steps) == cw.Flat(cw.Abadi(0.1))
+    assert clip.at(switch, steps) == cw.Flat(cw.Abadi(20.0))
 
 
 def test_mixup_by_step_number() -> None:
-    clip = MixUp(Layerwise(Abadi(0.1)), Abadi(20.0), switch_at=3)
-    assert [clip.at(t, 5) for t in range(5)] == [Layerwise(Abadi(0.1))] * 3 + [Flat(Abadi(20.0))] * 2
+    clip = cw.MixUp(cw.Layerwise(cw.Abadi(0.1)), cw.Abadi(20.0), switch_at=3)
+    assert [clip.at(t, 5) for t in range(5)] == [cw.Layerwise(cw.Abadi(0.1))] * 3 + [cw.Flat(cw.Abadi(20.0))] * 2
     # One object throughout, so that noise and clipping cannot read different copies.
     assert clip.at(0, 5) is clip.at(2, 5) and clip.at(3, 5) is clip.at(4, 5)
     with pytest.raises(InvalidPlan, match="only 3 steps"):
@@ -247,16 +230,16 @@ def test_mixup_by_step_number() -> None:
 @pytest.mark.parametrize("switch_at", [0, -1, 0.0, 1.0, 1.5, math.nan, True, "0.5", None])
 def test_a_switch_outside_the_run_is_refused(switch_at: object) -> None:
     with pytest.raises(InvalidPlan, match="switch_at"):
-        MixUp(Abadi(0.1), Abadi(20.0), switch_at=switch_at)  # type: ignore[arg-type]
+        cw.MixUp(cw.Abadi(0.1), cw.Abadi(20.0), switch_at=switch_at)  # type: ignore[arg-type]
 
 
 def test_which_styles_are_private() -> None:
-    assert is_private(Flat(Abadi(1.0))) and is_private(Layerwise({"a": Abadi(1.0)}))
-    assert not is_private(Flat(BatchClip(1.0))) and not is_private(Layerwise(NoClip()))
-    assert not is_private(Layerwise({"a": Abadi(1.0), "b": NoClip()}))
-    assert not is_private(Groupwise({"a": Abadi(1.0), "*": NoClip()}))
+    assert is_private(cw.Flat(cw.Abadi(1.0))) and is_private(cw.Layerwise({"a": cw.Abadi(1.0)}))
+    assert not is_private(cw.Flat(cw.BatchClip(1.0))) and not is_private(cw.Layerwise(cw.NoClip()))
+    assert not is_private(cw.Layerwise({"a": cw.Abadi(1.0), "b": cw.NoClip()}))
+    assert not is_private(cw.Groupwise({"a": cw.Abadi(1.0), "*": cw.NoClip()}))
 
 
 def test_a_style_is_its_own_schedule() -> None:
-    for style in (Flat(Abadi(1.0)), Layerwise(Abadi(1.0)), Groupwise({"*": Abadi(1.0)})):
+    for style in (cw.Flat(cw.Abadi(1.0)), cw.Layerwise(cw.Abadi(1.0)), cw.Groupwise({"*": cw.Abadi(1.0)})):
         assert as_clip(style) is style and style.at(3, 10) is style

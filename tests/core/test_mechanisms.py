@@ -155,7 +155,7 @@ def test_only_its_own_runner_takes_it(row: Row) -> None:
     p = plan(row, noise_multiplier=30.0)
     runners = {
         Gaussian: lambda: cw.Private(p, model, optimizer),
-        ProjectedNorms: lambda: cw.optim.ProjectedPrivate(p, model, optimizer, loss_fn=lambda m, b: m(b)),
+        ProjectedNorms: lambda: cw.Private(p, model, optimizer, loss_fn=lambda m, b: m(b)),
         Rounds: lambda: cw.federated.Server(p, model),
     }
     for kind, runner in runners.items():

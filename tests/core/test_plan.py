@@ -7,10 +7,10 @@ import math
 from dataclasses import FrozenInstanceError, dataclass, replace
 
 import pytest
-import torch
 
 import clipwise as cw
 from clipwise.clipping import Style
+from tests.core.common import Own
 
 SAMPLING = cw.Poisson(sample_size=1000, batch_size=50)
 CLIPS = [
@@ -25,18 +25,6 @@ CLIPS = [
     cw.MixUp(cw.Abadi(0.1), cw.Layerwise(cw.Abadi(20.0)), switch_at=0.95),
     cw.MixUp(cw.Abadi(0.1), cw.Abadi(20.0), switch_at=7),
 ]
-
-
-@dataclass(frozen=True)
-class Own:
-    R: float
-
-    @property
-    def sensitivity(self) -> float:
-        return self.R
-
-    def __call__(self, norms: torch.Tensor) -> torch.Tensor:
-        return self.R / (1 + norms)
 
 
 @dataclass(frozen=True)

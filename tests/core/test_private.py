@@ -15,7 +15,21 @@ from torch import Tensor, nn
 
 import clipwise as cw
 from clipwise.clipping import Style
-from tests.core.common import Constant, N, Recorder, data, loop_sum, losses_of, mlp, plan, same, sgd, train, weights
+from tests.core.common import (
+    Constant,
+    N,
+    Recorder,
+    Tied,
+    data,
+    loop_sum,
+    losses_of,
+    mlp,
+    plan,
+    same,
+    sgd,
+    train,
+    weights,
+)
 
 X, Y = data().tensors
 
@@ -476,20 +490,11 @@ def test_the_optimizer_must_hold_exactly_the_trainable_parameters() -> None:
 
 
 def test_parameter_groups_and_tied_weights() -> None:
-    class Tied(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b = nn.Linear(3, 3), nn.Linear(3, 3)
-            self.b.weight = self.a.weight
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.b(self.a(x).tanh()).sum(1)
-
     model = Tied()
     groups = [{"params": [model.a.weight], "lr": 0.5}, {"params": [model.a.bias, model.b.bias]}]
     private = cw.Private(plan(noise_multiplier=0.0), model, torch.optim.SGD(groups, lr=0.1), own_batches=True)
     before = weights(model)
-    private.step(model(X))
+    private.step(model(X).squeeze(1))
     assert all(not torch.equal(before[k], v) for k, v in weights(model).items())
     assert model.b.weight is model.a.weight
 

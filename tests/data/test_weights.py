@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from clipwise.data import catalog, efficientnet_lite0, load_weights
-from clipwise.data.catalog_weights import EFFICIENTNET_FILE
 from clipwise.data.entries import Entry, File, Form, Supply
 from clipwise.data.origins import HUB, Address, PyPI
+from clipwise.data.weights import EFFICIENTNET_FILE
 from clipwise.errors import DataError
 from tests.data.common import Clients, Quiet, Web, package, sha
 

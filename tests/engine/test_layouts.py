@@ -201,14 +201,18 @@ def test_a_constant_table_as_long_as_the_batch_is_exact_or_refused(batch: int) -
     assert torch.allclose(norms, norms_of(loop), rtol=1e-10)
 
 
+def agree(losses: Tensor, params: dict[str, torch.nn.Parameter]) -> None:
+    loop = loop_gradients(losses, params)
+    assert torch.allclose(per_sample_norms(losses, params), norms_of(loop), rtol=1e-10)
+
+
 def test_a_model_that_is_gone_leaves_no_plan_to_another() -> None:
     """Python gives a new tensor the identity of a freed one; a plan must not outlive its parameters that way."""
     for step in range(60):
         torch.manual_seed(step)
         model = torch.nn.Conv2d(2, 2 + step % 3, 3, padding=step % 2).double()
         losses = model(torch.randn(4, 2, 6, 6, dtype=torch.float64)).square().flatten(1).sum(1)
-        loop = loop_gradients(losses, named(model))
-        assert torch.allclose(per_sample_norms(losses, named(model)), norms_of(loop), rtol=1e-10)
+        agree(losses, named(model))
         del model, losses
 
 
@@ -222,8 +226,7 @@ def test_structure_that_changes_with_the_data() -> None:
         for _ in range(depth):
             h = torch.tanh(layer(h))
         losses = h.square().sum(1)
-        loop = loop_gradients(losses, params)
-        assert torch.allclose(per_sample_norms(losses, params), norms_of(loop), rtol=1e-10)
+        agree(losses, params)
 
 
 def packed(model: torch.nn.Linear, lengths: list[int], how: str) -> Tensor:
@@ -247,8 +250,7 @@ def test_a_plan_from_equal_lengths_is_not_used_for_unequal_ones(how: str) -> Non
     params = named(model)
     for lengths in ([3, 3, 3, 3], [1, 5, 2, 4], [3, 3, 3, 3], [4, 4, 2, 2]):
         losses = packed(model, lengths, how)
-        loop = loop_gradients(losses, params)
-        assert torch.allclose(per_sample_norms(losses, params), norms_of(loop), rtol=1e-10)
+        agree(losses, params)
 
 
 def test_views_of_a_batch_may_come_in_other_numbers() -> None:
@@ -257,8 +259,7 @@ def test_views_of_a_batch_may_come_in_other_numbers() -> None:
     params = named(model)
     for views, length in ((1, 4), (2, 4), (4, 2), (2, 8), (1, 4)):
         losses = model(torch.randn(views, 4, length, 6, dtype=torch.float64)).square().sum((0, 2, 3))
-        loop = loop_gradients(losses, params)
-        assert torch.allclose(per_sample_norms(losses, params), norms_of(loop), rtol=1e-10)
+        agree(losses, params)
 
 
 def test_a_mixing_term_that_wakes_up_later_is_refused() -> None:

@@ -63,19 +63,22 @@ def without_rounding(loop: dict[str, Tensor], style: Style) -> dict[str, Tensor]
     return {name: kept[name] for name in loop}
 
 
+def prepared(case: Case) -> tuple[torch.dtype, torch.nn.Module, int]:
+    """The precision, the model and the batch size in which a case is tried."""
+    dtype = precision(case)
+    return dtype, shared_model(case, dtype), case.batches[2]
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_neighbouring_batches_differ_by_at_most_the_sensitivity(case: Case) -> None:
     """Add or remove one sample, here one with a huge loss: the others' contributions stay what they are."""
-    dtype = precision(case)
-    model = shared_model(case, dtype)
-    params = named(model)
-    batch = case.batches[2]
+    dtype, model, batch = prepared(case)
     scale = torch.ones(batch, dtype=dtype)
     scale[1] = HUGE
     data = case.draw(batch, seed=6, dtype=dtype)
     losses = scale * case.loss(model, **data)
     without = case.loss(model, **leave_out(data, 1))
-    loop, rounding = loop_gradients(without, params), tolerance(case, losses, dtype)
+    loop, rounding = loop_gradients(without, named(model)), tolerance(case, losses, dtype)
     for number, style in enumerate(STYLES):
         way = WAYS[number % 2]
         params = above_rounding(named(model), loop, style)
@@ -114,10 +117,8 @@ SPOILT_TOGETHER = {"bilinear", "bilinear_sequences", "distances"}
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_samples_that_are_not_finite_contribute_nothing(case: Case) -> None:
     """A NaN or infinite loss, and NaN in the data, next to good samples: the sum is that of the good ones."""
-    dtype = precision(case)
-    model = shared_model(case, dtype)
+    dtype, model, batch = prepared(case)
     params = named(model)
-    batch = case.batches[2]
     data = case.draw(batch, seed=7, dtype=dtype)
     losses = case.loss(model, **data)
     rounding = tolerance(case, losses, dtype)

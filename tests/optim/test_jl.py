@@ -20,9 +20,9 @@ from clipwise.entropy import Entropy
 from clipwise.errors import CheckpointError, InvalidLosses, InvalidPlan, NotSeparable, UnsupportedNode
 from clipwise.mechanisms import ProjectedNorms
 from clipwise.noise import SecureNormals
-from clipwise.optim import ProjectedPrivate
-from clipwise.optim.projections import Projections, Replay
-from tests.core.common import Recorder
+from clipwise.private.norms.estimated import EstimatedNorms
+from clipwise.private.norms.projections import Projections, Replay
+from tests.core.common import Recorder, Tied
 from tests.optim.common import N, Remembered, data, flat, gradients_of_each, loss_fn, network
 
 
@@ -66,11 +66,11 @@ def joined(tensors: list[Tensor]) -> Tensor:
 def test_steps_equal_the_printed_algorithm_in_a_plain_loop(rule: Any, size: int | None) -> None:
     model, source, seed, r = network(), Remembered(), 3, 60
     recorder = Recorder(model.parameters())
-    private = ProjectedPrivate(plan_of(clip=rule), model, recorder, loss_fn=loss_fn, seed=seed, noise=source)
+    private = cw.Private(plan_of(clip=rule), model, recorder, loss_fn=loss_fn, seed=seed, noise=source)
     total = torch.zeros_like(flat(model))
     for batch in private.loader(data(), physical_batch_size=size, yield_empty=True):
         step = private.steps_done
-        finished = private.step(batch)
+        finished = private.step(private.losses(batch))
         if len(batch[0]):
             directions = [source.direction(step, j) for j in range(r)]
             total += clipped_sum(model, batch, rule, directions)
@@ -115,15 +115,6 @@ def test_norms_of_other_layers(model: Any, function: Any) -> None:
 
 
 def test_tied_weights_are_one_direction() -> None:
-    class Tied(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b = nn.Linear(3, 3), nn.Linear(3, 3)
-            self.b.weight = self.a.weight
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.b(self.a(x)).sum(1, keepdim=True)
-
     torch.manual_seed(0)
     net, batch = Tied().double(), [column[:3] for column in data().tensors]
     exact = cw.per_sample_norms(loss_fn(net, batch), list(net.parameters()))
@@ -132,13 +123,13 @@ def test_tied_weights_are_one_direction() -> None:
 
 def test_no_backward_pass_is_made_for_the_norms(monkeypatch: pytest.MonkeyPatch) -> None:
     model, calls = network(), []
-    private = ProjectedPrivate(
+    private = cw.Private(
         plan_of(sampling=cw.FullBatch(N)), model, sgd(model), loss_fn=loss_fn, seed=0, own_batches=True
     )
-    private.step(data().tensors)  # the first batch is checked
+    private.step(private.losses(data().tensors))  # the first batch is checked
     grad = torch.autograd.grad
     monkeypatch.setattr(torch.autograd, "grad", lambda *args, **kwargs: calls.append(1) or grad(*args, **kwargs))
-    private.step(data().tensors)
+    private.step(private.losses(data().tensors))
     assert len(calls) == 1
 
 
@@ -147,10 +138,10 @@ def test_the_norm_is_that_of_the_gradient_with_the_same_dropout_mask() -> None:
     model = network(dropout=0.5)
     recorder = Recorder(model.parameters())
     plan = plan_of(sampling=cw.FullBatch(1), clip=cw.Normalize(1.0), noise_multiplier=0.0, projections=400, steps=4)
-    private = ProjectedPrivate(plan, model, recorder, loss_fn=loss_fn, seed=0, own_batches=True)
+    private = cw.Private(plan, model, recorder, loss_fn=loss_fn, seed=0, own_batches=True)
     for i in range(4):
         torch.manual_seed(i)
-        private.step([column[:1] for column in data().tensors])
+        private.step(private.losses([column[:1] for column in data().tensors]))
     lengths = [joined(seen).norm().item() for seen in recorder.seen]
     assert lengths == pytest.approx([1.0] * 4, rel=0.15)
     torch.manual_seed(3)
@@ -174,8 +165,8 @@ def test_buffers_move_once_a_step() -> None:
 
     model = Counting()
     plan = plan_of(sampling=cw.FullBatch(N))
-    private = ProjectedPrivate(plan, model, sgd(model), loss_fn=loss_fn, own_batches=True)
-    private.step(data().tensors)
+    private = cw.Private(plan, model, sgd(model), loss_fn=loss_fn, own_batches=True)
+    private.step(private.losses(data().tensors))
     assert int(model.calls) == 1
 
 
@@ -183,17 +174,17 @@ def test_samples_that_are_not_finite_contribute_nothing() -> None:
     model, source = network(), Remembered()
     recorder = Recorder(model.parameters())
     plan = plan_of(sampling=cw.FullBatch(N), noise_multiplier=0.0, steps=3, projections=20)
-    private = ProjectedPrivate(plan, model, recorder, loss_fn=loss_fn, seed=0, noise=source, own_batches=True)
+    private = cw.Private(plan, model, recorder, loss_fn=loss_fn, seed=0, noise=source, own_batches=True)
     x, y = data().tensors
-    private.step([x, y])
+    private.step(private.losses([x, y]))
     broken, others = x.clone(), [i for i in range(N) if i not in (2, 5)]
     broken[2], broken[5] = torch.nan, torch.inf
-    private.step([broken, y])
+    private.step(private.losses([broken, y]))
     assert private.last is not None and private.last.bad_samples == 2
     directions = [source.direction(1, j) for j in range(20)]
     expected = clipped_sum(model, [x[others], y[others]], cw.Abadi(0.5), directions) / N
     torch.testing.assert_close(joined(recorder.seen[1]), expected, rtol=1e-10, atol=1e-12)
-    private.step([x * torch.nan, y])
+    private.step(private.losses([x * torch.nan, y]))
     assert private.last.bad_samples == N
     assert not joined(recorder.seen[2]).any()
 
@@ -203,10 +194,10 @@ def test_the_first_batch_may_hold_samples_that_are_not_finite(broken: int) -> No
     model = network(dropout=0.5)
     recorder = Recorder(model.parameters())
     plan = plan_of(sampling=cw.FullBatch(N), noise_multiplier=0.0, steps=2, projections=300)
-    private = ProjectedPrivate(plan, model, recorder, loss_fn=loss_fn, seed=0, own_batches=True)
+    private = cw.Private(plan, model, recorder, loss_fn=loss_fn, seed=0, own_batches=True)
     x, y = (column.clone() for column in data().tensors)
     x[:broken] = torch.nan
-    private.step([x, y])
+    private.step(private.losses([x, y]))
     assert private.last is not None and private.last.bad_samples == broken
     assert joined(recorder.seen[0]).norm() * N <= 0.5 * (N - broken) * 1.3
     assert bool(joined(recorder.seen[0]).any()) == (broken < N)
@@ -218,11 +209,11 @@ def test_losses_that_see_other_samples_are_refused_beside_a_sample_that_is_not_f
 
     model = network()
     plan = plan_of(sampling=cw.FullBatch(N), noise_multiplier=0.0, steps=2, projections=20)
-    private = ProjectedPrivate(plan, model, sgd(model), loss_fn=mixing, own_batches=True)
+    private = cw.Private(plan, model, sgd(model), loss_fn=mixing, own_batches=True)
     x, y = (column.clone() for column in data().tensors)
     x[0] = torch.nan
     with pytest.raises(cw.NotSeparable):
-        private.step([x, y])
+        private.step(private.losses([x, y]))
 
 
 class Peeking(torch.autograd.Function):
@@ -244,9 +235,9 @@ def test_losses_that_change_from_call_to_call_are_refused() -> None:
         return loss_fn(model, batch) * (1 + torch.rand((), generator=own))
 
     model = network()
-    private = ProjectedPrivate(plan_of(sampling=cw.FullBatch(2)), model, sgd(model), loss_fn=wavering, own_batches=True)
+    private = cw.Private(plan_of(sampling=cw.FullBatch(2)), model, sgd(model), loss_fn=wavering, own_batches=True)
     with pytest.raises(InvalidLosses, match="other losses when it was called again"):
-        private.step([column[:2] for column in data().tensors])
+        private.step(private.losses([column[:2] for column in data().tensors]))
     assert private.steps_done == 0 and not private.ledger.events
 
 
@@ -262,19 +253,60 @@ def test_losses_that_change_from_call_to_call_are_refused() -> None:
 )
 def test_losses_that_have_no_norms_to_estimate(function: Any, error: type[Exception], message: str) -> None:
     model = network()
-    private = ProjectedPrivate(plan_of(sampling=cw.FullBatch(N)), model, sgd(model), loss_fn=function, own_batches=True)
+    private = cw.Private(plan_of(sampling=cw.FullBatch(N)), model, sgd(model), loss_fn=function, own_batches=True)
     before = flat(model)
     with pytest.raises(error, match=message):
-        private.step(data().tensors)
+        private.step(private.losses(data().tensors))
     assert torch.equal(flat(model), before) and not private.ledger.events
     assert all(type(p) is nn.Parameter and p.requires_grad for p in model.parameters())
 
 
-def test_the_losses_themselves_are_refused() -> None:
+def test_losses_without_an_estimate_of_their_own_are_refused() -> None:
     model = network()
-    private = ProjectedPrivate(plan_of(sampling=cw.FullBatch(N)), model, sgd(model), loss_fn=loss_fn, own_batches=True)
-    with pytest.raises(InvalidLosses, match="takes the batch"):
-        private.step(loss_fn(model, data().tensors))
+    private = cw.Private(plan_of(sampling=cw.FullBatch(N)), model, sgd(model), loss_fn=loss_fn, own_batches=True)
+    batch = data().tensors
+    early, measured = private.losses(batch), private.losses(batch)
+    for losses in (loss_fn(model, batch), measured * 1.0, early):  # `early` has an older estimate
+        with pytest.raises(InvalidLosses, match="no estimated norms"):
+            private.step(losses)
+    assert private.steps_done == 0 and not private.ledger.events
+    assert private.step(measured)
+
+
+def test_an_estimate_serves_the_step_whose_directions_it_has() -> None:
+    """Given in the next step, its directions would have served two."""
+    model = network()
+    private = cw.Private(plan_of(), model, sgd(model), loss_fn=loss_fn, own_batches=True)
+    kept = private.losses([column[:4] for column in data().tensors])
+    private.step()  # noise alone
+    with pytest.raises(InvalidLosses, match="no estimated norms"):
+        private.step(kept)
+    assert private.steps_done == 1
+
+
+def test_forward_passes_with_dual_numbers_are_not_watched() -> None:
+    model = network()
+    private = cw.Private(plan_of(sampling=cw.FullBatch(N)), model, sgd(model), loss_fn=loss_fn, own_batches=True)
+    with private.watch(data().tensors):
+        losses = private.losses(data().tensors)
+    assert private.step(losses)
+    assert private.checked.steps == (0,) and not private.checked.unclear  # by check_model
+
+
+def test_losses_of_a_plan_with_exact_norms_are_loss_fn() -> None:
+    model = network()
+    plan = cw.Plan(cw.FullBatch(N), 3, cw.Abadi(0.5), 5.0)
+    private = cw.Private(plan, model, sgd(model), loss_fn=loss_fn)
+    for batch in private.loader(data()):
+        losses = private.losses(batch)
+        torch.testing.assert_close(losses, loss_fn(model, batch))
+        assert private.step(losses)
+    assert private.ledger.events == plan.events and private.checked.steps
+    with pytest.raises(cw.BudgetSpent):
+        private.losses(data().tensors)
+    without = cw.Private(plan, model, sgd(model), own_batches=True)
+    with pytest.raises(InvalidPlan, match="calls loss_fn"):
+        without.losses(data().tensors)
 
 
 @pytest.mark.parametrize(
@@ -295,19 +327,14 @@ def test_plans_that_make_no_sense_are_refused(changes: dict[str, Any], message: 
 def test_runs_that_prove_nothing_are_refused_with_the_number() -> None:
     model, many = network(), cw.Poisson(1_000_000, 8)
     with pytest.raises(InvalidPlan, match="epsilon is infinite at delta"):
-        ProjectedPrivate(plan_of(projections=1, sampling=many), model, sgd(model), loss_fn=loss_fn)
+        cw.Private(plan_of(projections=1, sampling=many), model, sgd(model), loss_fn=loss_fn)
     with pytest.raises(InvalidPlan, match=r"epsilon is \d+.* Use more projections"):
-        ProjectedPrivate(plan_of(sampling=cw.FullBatch(N), noise_multiplier=0.2), model, sgd(model), loss_fn=loss_fn)
-    with pytest.raises(InvalidPlan, match="accounted differently"):
-        ProjectedPrivate(
-            cw.Plan(cw.FullBatch(N), 1, cw.Abadi(1.0), 1.0),
-            model,
-            sgd(model),
-            loss_fn=loss_fn,  # type: ignore[arg-type]
-        )
+        cw.Private(plan_of(sampling=cw.FullBatch(N), noise_multiplier=0.2), model, sgd(model), loss_fn=loss_fn)
+    with pytest.raises(InvalidPlan, match="needs loss_fn"):
+        cw.Private(plan_of(), model, sgd(model))
     half = network().bfloat16()
     with pytest.raises(InvalidPlan, match="half precision"):
-        ProjectedPrivate(plan_of(), half, sgd(half), loss_fn=loss_fn)
+        cw.Private(plan_of(), half, sgd(half), loss_fn=loss_fn)
 
 
 @pytest.mark.slow
@@ -317,32 +344,32 @@ def test_a_seeded_run_resumes_to_the_same_weights(tmp_path: Path) -> None:
         return model, sgd(model)
 
     model, optimizer = begin()
-    private = ProjectedPrivate(plan_of(), model, optimizer, loss_fn=loss_fn, seed=4)
+    private = cw.Private(plan_of(), model, optimizer, loss_fn=loss_fn, seed=4)
     for batch in private.loader(data(), physical_batch_size=4):
-        if private.step(batch) and private.steps_done == 2:
+        if private.step(private.losses(batch)) and private.steps_done == 2:
             private.save(tmp_path / "run.ckpt")
     whole = flat(model)
     model, optimizer = begin()
     with pytest.raises(InvalidPlan, match="loss_fn"):
-        ProjectedPrivate.resume(tmp_path / "run.ckpt", model, optimizer)
-    private = ProjectedPrivate.resume(tmp_path / "run.ckpt", model, optimizer, loss_fn=loss_fn)
+        cw.Private.resume(tmp_path / "run.ckpt", model, optimizer)
+    private = cw.Private.resume(tmp_path / "run.ckpt", model, optimizer, loss_fn=loss_fn)
     for batch in private.loader(data(), physical_batch_size=4):
-        private.step(batch)
+        private.step(private.losses(batch))
     assert torch.equal(flat(model), whole)
     assert private.ledger.steps == 5
     model, optimizer = begin()
     other = plan_of(projections=61)
     with pytest.raises(CheckpointError, match="another plan"):
-        ProjectedPrivate.resume(tmp_path / "run.ckpt", model, optimizer, plan=other, loss_fn=loss_fn)
+        cw.Private.resume(tmp_path / "run.ckpt", model, optimizer, plan=other, loss_fn=loss_fn)
 
 
 def test_interrupted_steps_stay_charged_as_what_they_were(tmp_path: Path) -> None:
     model = network()
-    private = ProjectedPrivate(plan_of(sampling=cw.FullBatch(N)), model, sgd(model), loss_fn=loss_fn, own_batches=True)
+    private = cw.Private(plan_of(sampling=cw.FullBatch(N)), model, sgd(model), loss_fn=loss_fn, own_batches=True)
     private.save(tmp_path / "run.ckpt")
-    private.step(data().tensors)
+    private.step(private.losses(data().tensors))
     model = network()
-    private = ProjectedPrivate.resume(tmp_path / "run.ckpt", model, sgd(model), loss_fn=loss_fn)
+    private = cw.Private.resume(tmp_path / "run.ckpt", model, sgd(model), loss_fn=loss_fn)
     assert private.ledger.events == (ProjectedSteps(cw.FullBatch(N), 5.0, 60, 1, "interrupted", own_batches=True),)
 
 
@@ -355,14 +382,16 @@ def test_directions_are_fresh_in_every_step_and_one_set_for_all_its_physical_bat
         pytest.skip("a secure source takes no seed, and needs its extra")
     model, source = network(), SecureNormals() if secure else None
     plan = plan_of(sampling=cw.FullBatch(N), noise_multiplier=0.0, steps=4)
-    private = ProjectedPrivate(plan, model, torch.optim.SGD(model.parameters(), lr=0.0), loss_fn=loss_fn, seed=seed,
+    private = cw.Private(plan, model, torch.optim.SGD(model.parameters(), lr=0.0), loss_fn=loss_fn, seed=seed,
                                noise=source, own_batches=True)  # fmt: skip
     batch, found = data().tensors, []
     for _ in range(4):
         for part in (slice(0, 0), slice(0, 4), slice(4, N)):
-            private.backward([column[part] for column in batch])
+            private.backward(private.losses([column[part] for column in batch]))
         first, second = (part.norms.clone() for part in private._batch.parts[1:])
-        again = private._projections.norms(batch, 60, private._directions(), Replay(model))[0]
+        norms = private._norms
+        assert isinstance(norms, EstimatedNorms)
+        again = norms._projections.norms(batch, 60, norms._directions(), Replay(model))[0]
         torch.testing.assert_close(torch.cat([first, second]), again)
         found.append(first)
         private.step()
@@ -376,10 +405,10 @@ def test_it_trains() -> None:
     ds, model = TensorDataset(x, x.sum(1)), nn.Linear(3, 1)
     plan = cw.Plan(cw.Poisson(200, 50), 60, cw.Abadi(1.0), mechanism=ProjectedNorms(50))
     plan = plan.calibrate(epsilon=8.0, delta=1e-3)
-    private = ProjectedPrivate(plan, model, sgd(model), loss_fn=loss_fn, seed=0)
+    private = cw.Private(plan, model, sgd(model), loss_fn=loss_fn, seed=0)
     before = float(loss_fn(model, ds.tensors).detach().mean())
     for batch in private.loader(ds):
-        private.step(batch)
+        private.step(private.losses(batch))
     assert float(loss_fn(model, ds.tensors).detach().mean()) < 0.3 * before
     assert 7.9 < private.epsilon(1e-3) <= 8.0
     assert private.ledger.guarantee(1e-3).kind == "upper bound"

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import clipwise as cw
+from clipwise.accounting._vacuous import least_epsilon
 from clipwise.errors import DataError, InvalidPlan
 from clipwise.optim import (
     FlatPrior,
@@ -24,7 +25,6 @@ from clipwise.optim import (
     printed_temperature,
 )
 from clipwise.optim.sgld import SGLD, to_dp_sgd
-from clipwise.optim.vacuous import least_epsilon
 from tests.optim.common import N, Remembered, data, flat, gradients_of_each, loss_fn, network, put
 
 

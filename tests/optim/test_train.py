@@ -43,7 +43,7 @@ JL = 'algorithm = "dp-sgd-jl"\nprojections = 40\noptimizer.learning_rate = 0.5\n
 @pytest.fixture(autouse=True)
 def _one_accountant(monkeypatch: pytest.MonkeyPatch) -> None:
     train_module._guarantees.cache_clear()
-    monkeypatch.setattr(train_module, "panel_of", exact_panel)
+    monkeypatch.setattr(train_module, "privacy_panel", exact_panel)
 
 
 def config(text: str, *overrides: str) -> Config:
@@ -94,9 +94,9 @@ def test_dp_sgd_jl_is_the_loop_by_hand(tmp_path: Path) -> None:
     run, digits, model = trained(tmp_path / "run", JL, "steps=3"), cw.data.load("digits"), network()
     plan = cw.Plan(cw.Poisson(1_297, 64), 3, cw.Abadi(1.0), 4.0, cw.mechanisms.ProjectedNorms(40))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    private = cw.optim.ProjectedPrivate(plan, model, optimizer, loss_fn=cross_entropy, seed=arm_seed(3, run.name))
+    private = cw.Private(plan, model, optimizer, loss_fn=cross_entropy, seed=arm_seed(3, run.name))
     for batch in private.loader(digits.train):
-        private.step(batch)
+        private.step(private.losses(batch))
     assert same_weights(tmp_path / "run", model)
     assert run.ledger is not None
     assert run.ledger.events == (ProjectedSteps(cw.Poisson(1_297, 64), 4.0, 40, 3),)

@@ -214,34 +214,16 @@ VISION = [
     ),
 ]
 
+
+def speech(name: str, prefix: str, **more: Any) -> Case:
+    names = f"{prefix}ForSequenceClassification", f"{prefix}Config"
+    return hf(name, *names, {"x": floats(120), "y": ids(2)}, hear, SPEECH | more, batches=(1, 2, 6, 3))
+
+
 AUDIO = [
-    hf(
-        "wav2vec2",
-        "Wav2Vec2ForSequenceClassification",
-        "Wav2Vec2Config",
-        {"x": floats(120), "y": ids(2)},
-        hear,
-        SPEECH,
-        batches=(1, 2, 6, 3),
-    ),
-    hf(
-        "hubert",
-        "HubertForSequenceClassification",
-        "HubertConfig",
-        {"x": floats(120), "y": ids(2)},
-        hear,
-        SPEECH,
-        batches=(1, 2, 6, 3),
-    ),
-    hf(
-        "wavlm",
-        "WavLMForSequenceClassification",
-        "WavLMConfig",
-        {"x": floats(120), "y": ids(2)},
-        hear,
-        SPEECH | {"num_buckets": 8, "max_bucket_distance": 16},
-        batches=(1, 2, 6, 3),
-    ),
+    speech("wav2vec2", "Wav2Vec2"),
+    speech("hubert", "Hubert"),
+    speech("wavlm", "WavLM", num_buckets=8, max_bucket_distance=16),
     hf(
         "whisper",
         "WhisperForConditionalGeneration",

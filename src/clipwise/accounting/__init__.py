@@ -1,7 +1,9 @@
 """Accounting: what was released -> epsilon. The ledger stores facts, accountants are functions of it."""
 
-from clipwise.accounting.account import Accountant, account, account_delta
+from clipwise.accounting._vacuous import refuse_vacuous
+from clipwise.accounting.accountants import ACCOUNTANTS, Accountant
 from clipwise.accounting.accountants.edgeworth import saddle_interval
+from clipwise.accounting.accounts import account, account_delta, delta, epsilon, privacy_panel
 from clipwise.accounting.curves import PrivacyCurve, privacy_curve, tight_mu
 from clipwise.accounting.events import (
     Event,
@@ -11,14 +13,13 @@ from clipwise.accounting.events import (
     ProjectedSteps,
     check_projected_sampling,
 )
-from clipwise.accounting.functions import delta, epsilon
 from clipwise.accounting.guarantee import Guarantee, neighbours, round_up
 from clipwise.accounting.ledger import Ledger
-from clipwise.accounting.panel import panel_of, privacy_panel
 from clipwise.accounting.relation import Relation, restated
 from clipwise.accounting.solve import free_cap, max_batch_size, max_steps, noise_multiplier, noise_scale
 
 __all__ = [
+    "ACCOUNTANTS",
     "Accountant",
     "Event",
     "FederatedRounds",
@@ -40,9 +41,9 @@ __all__ = [
     "neighbours",
     "noise_multiplier",
     "noise_scale",
-    "panel_of",
     "privacy_curve",
     "privacy_panel",
+    "refuse_vacuous",
     "restated",
     "round_up",
     "saddle_interval",

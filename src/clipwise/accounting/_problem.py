@@ -5,38 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from clipwise._validate import is_count, is_finite, is_number
-from clipwise.accounting._numerics.laws import (
-    Composition,
-    Law,
-    fixed_size,
-    gaussian,
-    mixed,
-    poisson,
-    truncated_poisson,
-    truncated_up_to,
-)
+from clipwise.accounting._numerics.laws import Composition, mixed
 from clipwise.accounting._numerics.projected import Spread, spread
 from clipwise.accounting._numerics.shuffle import ShuffledRun
-from clipwise.accounting.events import Event, GaussianSteps, PrivateCalibration, ProjectedSteps
-from clipwise.accounting.relation import Relation, is_tight, relation_of, sampling_of
+from clipwise.accounting._schemes import Laws, Steps, scheme_of
+from clipwise.accounting.events import Event, ProjectedSteps, is_event
+from clipwise.accounting.relation import Relation, is_tight, relation_of
 from clipwise.errors import AccountingError
-from clipwise.sampling import FixedSize, FullBatch, Poisson, Sampling, Shuffled, public_size
+from clipwise.sampling import Poisson, Sampling, public_size
 
 __all__ = [
     "LEAST_NOISE",
-    "Accountant",
     "Problem",
-    "Relation",
     "check_delta",
     "check_epsilon",
     "pose",
-    "uses",
 ]
-
-Accountant = Literal["exact", "rdp", "pld", "gdp", "edgeworth"]
 
 _GROUP_LIMIT = 1_000
 LEAST_NOISE = 0.01
@@ -110,8 +96,8 @@ def pose(events: Iterable[Event], relation: Relation | None = None, group: int =
             "The ledger mixes events that protect examples with events that protect clients; one epsilon cannot "
             "state both. Keep two ledgers."
         )
-    schemes = [sampling_of(event) for event in events]
-    own = any(_own_batches(event) for event in events)
+    schemes = [event.sampling for event in events]
+    own = any(event.own_batches for event in events)
     private = all(event.noise_multiplier >= LEAST_NOISE for event in events)
     sizes = [public_size(scheme) for scheme in schemes if scheme is not None]
     spreads = _spreads(events, relation, group, spare) if private else {}
@@ -123,7 +109,7 @@ def pose(events: Iterable[Event], relation: Relation | None = None, group: int =
     return Problem(
         upper=upper,
         lower=lower,
-        shuffled=tuple(_shuffled_runs(events)) if lower is not None else (),
+        shuffled=_shuffled_runs(events, relation, group) if lower is not None else (),
         events=events,
         relation=relation,
         unit=units.pop(),
@@ -142,17 +128,13 @@ def _merged(events: Iterable[Event]) -> tuple[Event, ...]:
     """Equal consecutive events counted together, as on a ledger: how a run is split changes nothing."""
     found: list[Event] = []
     for event in events:
-        if not isinstance(event, Event):
+        if not is_event(event):
             raise AccountingError(f"Only events (a ledger's `events`, say) can be accounted for, got {event!r}.")
         if found and found[-1].same_mechanism(event):
             found[-1] = event.repeated(found[-1].count + event.count)
         else:
             found.append(event)
     return tuple(found)
-
-
-def _own_batches(event: Event) -> bool:
-    return isinstance(event, (GaussianSteps, ProjectedSteps)) and event.own_batches
 
 
 def _spreads(events: Sequence[Event], relation: Relation, group: int, spare: float) -> dict[Event, Spread]:
@@ -177,18 +159,18 @@ def _directions(
     upper: list[Composition] = []
     lower: list[Composition] = []
     # The lower end of steps with exact norms is none of steps with estimated ones.
-    interval = any(isinstance(sampling_of(event), (FixedSize, Shuffled)) for event in events) and not spreads
+    interval = any(scheme_of(event.sampling).interval for event in events) and not spreads
     # Disjoint calibration data composes in parallel: a record is in one of two parts, but a group may be in both.
     numbered = list(enumerate(events))
-    apart = [(i, e) for i, e in numbered if isinstance(e, PrivateCalibration) and e.disjoint]
-    together = [(i, e) for i, e in numbered if not (isinstance(e, PrivateCalibration) and e.disjoint)]
+    apart = [(i, e) for i, e in numbered if e.disjoint]
+    together = [(i, e) for i, e in numbered if not e.disjoint]
     for part in (together, apart) if group == 1 else (numbered,):
         for bucket, bound in ((upper, "upper"), (lower, "lower")):
             composition = Composition.of(
                 [
                     (mixed(law, spreads[event].parts) if event in spreads else law, n)
                     for i, event in part
-                    for law, n in _laws(event, relation, group, bound, first=i == 0)
+                    for law, n in _laws(event, _steps(event, relation, group, i == 0), bound)
                 ]
             )
             if composition.empty:
@@ -203,83 +185,29 @@ def _symmetric(composition: Composition) -> bool:
     return all(pair == pair.mirrored() for law, _ in composition.terms for _, pair in law.parts)
 
 
-def _laws(event: Event, relation: Relation, group: int, bound: str, first: bool) -> list[tuple[Law, int]]:
-    mu = 1.0 / event.noise_multiplier
-    replace = relation == "replace_one"
-    reach = group * mu * (2.0 if replace else 1.0)
-    scheme = sampling_of(event)
-    if scheme is None or isinstance(scheme, FullBatch):
-        return [(gaussian(reach), event.count)]
-    if isinstance(scheme, Poisson):
-        if not scheme.is_cut:
-            return [(poisson(scheme.rate, mu, replace, group), event.count)]
-        _single(group, "truncated Poisson sampling")
-        return [(_truncated(scheme, mu, replace), event.count)]
-    _single(group, "shuffled and fixed-size batches")
-    if isinstance(scheme, Shuffled):
-        return [(gaussian(reach), uses(scheme, event.count, first))] if bound == "upper" else []
-    rate = scheme.batch_size / scheme.sample_size
-    if bound == "upper" or rate == 1.0:
-        return [(fixed_size(rate, mu), event.count)]
-    # Reached by data where every other record pushes the other way, so that the filled-up place counts double.
-    return [(poisson(rate, 2.0 * mu, replace=False), event.count)]
+def _laws(event: Event, steps: Steps, bound: str) -> Laws:
+    scheme = scheme_of(event.sampling)
+    return (scheme.upper if bound == "upper" else scheme.lower)(event.sampling, steps)
 
 
-def _truncated(scheme: Poisson, mu: float, replace: bool) -> Law:
-    cap = scheme.max_batch_size
-    assert cap is not None
-    if scheme.sample_size is not None:
-        return truncated_poisson(scheme.sample_size, scheme.rate, cap, mu, replace)
-    assert scheme.largest is not None
-    return truncated_up_to(scheme.largest, scheme.rate, cap, mu, replace)
+def _steps(event: Event, relation: Relation, group: int, first: bool) -> Steps:
+    return Steps(1.0 / event.noise_multiplier, event.count, relation == "replace_one", group, first)
 
 
-def uses(scheme: Shuffled, steps: int, first: bool) -> int:
-    """In how many of the steps a record can be: once an epoch, and only the first event surely begins with one."""
-    batches = scheme.sample_size // scheme.batch_size
-    return -(-steps // batches) if first else -(-(steps - 1) // batches) + 1
-
-
-def _single(group: int, scheme: str) -> None:
-    if group > 1:
-        raise AccountingError(f"Group privacy is not available for {scheme}; use plain Poisson or full batches.")
-
-
-def _shuffled_runs(events: tuple[Event, ...]) -> list[ShuffledRun]:
-    runs = []
-    for i, event in enumerate(events):
-        scheme = sampling_of(event)
-        if isinstance(scheme, Shuffled):
-            longest = -(-scheme.sample_size // scheme.batch_size)
-            # Only whole epochs: an unfinished one, or the rest of one that a later event may begin in, is left out,
-            # and anyone who sees less of the output learns at most as much, so the bound stays below the truth.
-            whole = (event.count if i == 0 else event.count - longest + 1) // longest
-            if whole > 0:
-                runs.append(ShuffledRun(1.0 / event.noise_multiplier, longest, whole))
-    return runs
+def _shuffled_runs(events: tuple[Event, ...], relation: Relation, group: int) -> tuple[ShuffledRun, ...]:
+    found = (
+        scheme_of(event.sampling).shuffled_run(event.sampling, _steps(event, relation, group, i == 0))
+        for i, event in enumerate(events)
+    )
+    return tuple(run for run in found if run is not None)
 
 
 def _describe(schemes: Sequence[Sampling | None]) -> str:
     texts: list[str] = []
     for scheme in schemes:
-        text = _describe_one(scheme)
+        text = scheme_of(scheme).describe(scheme)
         if text not in texts:
             texts.append(text)
     if len(texts) > 3:
         texts = [*texts[:2], f"{len(texts) - 2} more such schemes"]
     return " and ".join(texts) or "no release at all"
-
-
-def _describe_one(scheme: Sampling | None) -> str:
-    if scheme is None:
-        return "calibration statistics over all records"
-    if isinstance(scheme, Poisson):
-        cut = "" if scheme.max_batch_size is None else f", batches cut at {scheme.max_batch_size}"
-        of = "" if scheme.largest is None else f" of at most {scheme.largest} records"
-        public = "rate" if scheme.sample_size is not None else "the public rate"
-        return f"Poisson sampling at {public} {scheme.rate:.6g}{cut}{of}"
-    if isinstance(scheme, FullBatch):
-        return "every record in every step"
-    if isinstance(scheme, Shuffled):
-        return f"shuffled batches of {scheme.batch_size} from {scheme.sample_size}, without amplification"
-    return f"fresh subsets of exactly {scheme.batch_size} from {scheme.sample_size}"

@@ -10,11 +10,12 @@ import numpy as np
 
 from clipwise.accounting._numerics.gaussian import gaussian_mu
 from clipwise.accounting._numerics.lattice import Floats
-from clipwise.accounting._problem import Relation, check_delta, pose
-from clipwise.accounting.account import account, account_delta
+from clipwise.accounting._problem import check_delta, pose
 from clipwise.accounting.accountants.gdp import clt_mu
+from clipwise.accounting.accounts import account, account_delta
 from clipwise.accounting.events import Event
 from clipwise.accounting.guarantee import Kind
+from clipwise.accounting.relation import Relation
 from clipwise.errors import AccountingError
 
 __all__ = ["PrivacyCurve", "privacy_curve", "tight_mu"]
@@ -52,7 +53,7 @@ class PrivacyCurve:
             steep, flat = 1.0 - delta - np.exp(eps) * a, np.exp(-eps) * (1.0 - delta - a)
         return np.asarray(np.maximum(0.0, np.max(np.maximum(steep, flat), axis=0)))
 
-    def as_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """The curve as a JSON object."""
         return {
             "epsilon": self.epsilon.tolist(),
@@ -67,7 +68,7 @@ class PrivacyCurve:
 
 
 def privacy_curve(
-    events: Iterable[Event], relation: Relation | None = None, min_delta: float = 1e-10, count: int = 40
+    events: Iterable[Event], *, relation: Relation | None = None, min_delta: float = 1e-10, count: int = 40
 ) -> PrivacyCurve:
     """The curve from epsilon 0 to where delta is `min_delta`.
 
@@ -84,10 +85,10 @@ def privacy_curve(
         raise AccountingError("A privacy curve needs at least one release, and noise in all of them.")
     if problem.lower is not None:
         raise AccountingError("Shuffled and fixed-size batches have an interval, not a privacy curve.")
-    top = account(events, min_delta, "exact", relation).epsilon
+    top = account(events, min_delta, relation=relation).epsilon
     # Denser near zero, where delta bends most.
     epsilon = np.asarray(top * np.linspace(0.0, 1.0, count) ** 1.5)
-    delta = np.array([account_delta(events, float(e), "exact", relation).delta for e in epsilon])
+    delta = np.array([account_delta(events, float(e), relation=relation).delta for e in epsilon])
     delta = np.minimum.accumulate(delta)
     mu = max((gaussian_mu(e, d) for e, d in zip(epsilon, delta, strict=True) if 0.0 < d < 1.0), default=0.0)
     approximate = max(clt_mu(c) for c in problem.upper)
@@ -95,7 +96,7 @@ def privacy_curve(
     return PrivacyCurve(epsilon, delta, mu, approximate, min_delta, problem.relation, problem.sampling, kind)
 
 
-def tight_mu(events: Iterable[Event], relation: Relation | None = None, min_delta: float = 1e-10) -> float:
+def tight_mu(events: Iterable[Event], *, relation: Relation | None = None, min_delta: float = 1e-10) -> float:
     """The smallest mu such that the run is mu-GDP for all delta >= `min_delta`, measured and not by the CLT.
 
     >>> from clipwise.accounting.events import GaussianSteps
@@ -103,4 +104,4 @@ def tight_mu(events: Iterable[Event], relation: Relation | None = None, min_delt
     >>> round(tight_mu([GaussianSteps(FullBatch(100), noise_multiplier=2.0, steps=4)]), 6)
     1.0
     """
-    return privacy_curve(events, relation, min_delta).mu
+    return privacy_curve(events, relation=relation, min_delta=min_delta).mu

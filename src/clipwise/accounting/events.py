@@ -1,18 +1,18 @@
 """Events: what was released, as plain facts. Accountants read these, never a bare sampling rate.
 
-Each event kind is one frozen dataclass with a `count` (how often the mechanism ran), a `unit` (whose privacy it
-protects) and `repeated(count)`; `encode` and `decode` are its JSON form.
+A kind of event is one frozen dataclass below and its place in `_KINDS`; `encode` and `decode` are its JSON form.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeGuard, TypeVar, cast
 
 from clipwise._validate import is_count, is_finite
+from clipwise.accounting._schemes import scheme_of
 from clipwise.errors import AccountingError, ClipwiseError, LedgerError
-from clipwise.sampling import FixedSize, FullBatch, Poisson, Sampling, Shuffled, arguments, made_from
+from clipwise.sampling import SAMPLINGS, Poisson, Sampling, arguments, made_from
 
 __all__ = [
     "Event",
@@ -23,25 +23,18 @@ __all__ = [
     "check_projected_sampling",
     "decode",
     "encode",
+    "is_event",
 ]
-
-_SAMPLINGS: dict[str, type[Any]] = {
-    "poisson": Poisson,
-    "full_batch": FullBatch,
-    "shuffled": Shuffled,
-    "fixed_size": FixedSize,
-}
-
 
 MOST = 10**12
 """Steps, or records: more than anybody has, and few enough for double precision."""
 
+E = TypeVar("E", bound="Event")
 
-def _check_noise(noise_multiplier: object) -> None:
-    if not is_finite(noise_multiplier) or noise_multiplier < 0:
-        raise AccountingError(
-            f"noise_multiplier must be a finite number >= 0 (0 means not private), got {noise_multiplier!r}."
-        )
+
+def _check_noise(name: str, noise: object) -> None:
+    if not is_finite(noise) or noise < 0:
+        raise AccountingError(f"{name} must be a finite number >= 0 (0 means not private), got {noise!r}.")
 
 
 def _check_count(name: str, count: object) -> None:
@@ -51,9 +44,9 @@ def _check_count(name: str, count: object) -> None:
         raise AccountingError(f"{name} must be at most {MOST:.0e}, got a larger number.")
 
 
-def _check_reason(reason: object) -> None:
-    if not isinstance(reason, str):
-        raise AccountingError(f"reason must be a text, got {reason!r}.")
+def _check_text(name: str, text: object) -> None:
+    if not isinstance(text, str):
+        raise AccountingError(f"{name} must be a text, got {text!r}.")
 
 
 def _check_flag(name: str, flag: object) -> None:
@@ -61,10 +54,11 @@ def _check_flag(name: str, flag: object) -> None:
         raise AccountingError(f"{name} must be True or False, got {flag!r}.")
 
 
-def _check_sampling(sampling: object) -> None:
-    if not isinstance(sampling, (Poisson, FullBatch, Shuffled, FixedSize)):
+def _check_sampling(name: str, sampling: Any) -> None:
+    if not any(isinstance(sampling, kind) for kind in SAMPLINGS.values()):
+        known = [f"cw.{kind.__name__}" for kind in SAMPLINGS.values()]
         raise AccountingError(
-            f"sampling must be cw.Poisson, cw.FullBatch, cw.Shuffled or cw.FixedSize, got {sampling!r}. "
+            f"{name} must be {', '.join(known[:-1])} or {known[-1]}, got {sampling!r}. "
             "A bare rate does not say how batches were drawn."
         )
     if max(sampling.sample_size or 0, getattr(sampling, "largest", None) or 0) > MOST:
@@ -73,8 +67,64 @@ def _check_sampling(sampling: object) -> None:
         raise AccountingError(f"rate must be at least {1 / MOST:.0e} for accounting, got {sampling.rate!r}.")
 
 
+_CHECKS: dict[str, Callable[[str, Any], None]] = {
+    "sampling": _check_sampling,
+    "noise_multiplier": _check_noise,
+    **dict.fromkeys(("steps", "rounds", "releases", "projections"), _check_count),
+    **dict.fromkeys(("own_batches", "disjoint"), _check_flag),
+    "reason": _check_text,
+}
+"""What the fields of events may hold, by name."""
+
+
+class Event:
+    """Something that was released, a number of times. Each kind is a frozen dataclass with fields of `_CHECKS`."""
+
+    counted: ClassVar[str]
+    """The field that says how often the mechanism ran."""
+    unit: ClassVar[str] = "example"
+    """Whose privacy is protected."""
+    trains: ClassVar[bool] = True
+    """Whether it is a training step (or round)."""
+
+    sampling: Sampling | None
+    """How its records were drawn; None: all of them, whatever their number."""
+    noise_multiplier: float
+    reason: str
+    own_batches: bool = False
+    disjoint: bool = False
+
+    def __post_init__(self) -> None:
+        for name in _names(type(self)):
+            _CHECKS[name](name, getattr(self, name))
+
+    @property
+    def count(self) -> int:
+        """How often the mechanism ran."""
+        return cast(int, getattr(self, self.counted))
+
+    def repeated(self: E, count: int) -> E:
+        """The same mechanism, run `count` times."""
+        return self.changed(**{self.counted: count})
+
+    def changed(self: E, **values: Any) -> E:
+        """The same event with other values of these fields."""
+        return cast(E, replace(cast(Any, self), **values))
+
+    def same_mechanism(self, other: object) -> bool:
+        """Whether `other` differs at most in how often it ran."""
+        if type(other) is not type(self):
+            return False
+        names = [name for name in _names(type(self)) if name != self.counted]
+        return [getattr(self, name) for name in names] == [getattr(other, name) for name in names]
+
+
+def _names(kind: type[Event]) -> tuple[str, ...]:
+    return tuple(f.name for f in fields(cast(Any, kind)))
+
+
 @dataclass(frozen=True)
-class GaussianSteps:
+class GaussianSteps(Event):
     """`steps` optimizer steps, each a noisy clipped sum over a batch drawn by `sampling`.
 
     `noise_multiplier` is the noise's standard deviation over the joint sensitivity of one sample. A schedule (of
@@ -86,54 +136,24 @@ class GaussianSteps:
     14040
     """
 
+    counted = "steps"
+
     sampling: Sampling
     noise_multiplier: float
     steps: int = 1
     reason: str = "training"
     own_batches: bool = False
 
-    def __post_init__(self) -> None:
-        _check_sampling(self.sampling)
-        _check_noise(self.noise_multiplier)
-        _check_count("steps", self.steps)
-        _check_reason(self.reason)
-        _check_flag("own_batches", self.own_batches)
-
-    @property
-    def count(self) -> int:
-        """How often the mechanism ran."""
-        return self.steps
-
-    @property
-    def unit(self) -> str:
-        """Whose privacy is protected."""
-        return "example"
-
-    def repeated(self, count: int) -> GaussianSteps:
-        """The same steps, `count` of them."""
-        return GaussianSteps(self.sampling, self.noise_multiplier, count, self.reason, self.own_batches)
-
-    def same_mechanism(self, other: object) -> bool:
-        """Whether `other` differs at most in its number of steps."""
-        return (
-            type(other) is GaussianSteps
-            and self.noise_multiplier == other.noise_multiplier
-            and (self.sampling is other.sampling or self.sampling == other.sampling)
-            and self.reason == other.reason
-            and self.own_batches == other.own_batches
-        )
-
 
 def check_projected_sampling(sampling: Sampling) -> None:
     """Refuse schemes in which a record takes the place of another: then the estimates for both of them matter."""
-    cut = isinstance(sampling, Poisson) and sampling.max_batch_size is not None
-    if cut or isinstance(sampling, FixedSize):
-        what = "batches that are cut: leave max_batch_size out" if cut else "batches of a fixed size: use cw.Poisson"
-        raise AccountingError(f"estimated norms have no proof for {what}, or use exact norms.")
+    unproven = scheme_of(sampling).unproven(sampling)
+    if unproven is not None:
+        raise AccountingError(f"estimated norms have no proof for {unproven}, or use exact norms.")
 
 
 @dataclass(frozen=True)
-class ProjectedSteps:
+class ProjectedSteps(Event):
     """Steps whose norms were only estimated, each from `projections` fresh random ones (DP-SGD-JL).
 
     An estimate that is too small lets a sample contribute more than the sensitivity that `noise_multiplier` refers to,
@@ -145,6 +165,8 @@ class ProjectedSteps:
     10
     """
 
+    counted = "steps"
+
     sampling: Sampling
     noise_multiplier: float
     projections: int
@@ -153,35 +175,12 @@ class ProjectedSteps:
     own_batches: bool = False
 
     def __post_init__(self) -> None:
-        _check_sampling(self.sampling)
-        _check_noise(self.noise_multiplier)
-        _check_count("projections", self.projections)
-        _check_count("steps", self.steps)
-        _check_reason(self.reason)
-        _check_flag("own_batches", self.own_batches)
+        super().__post_init__()
         check_projected_sampling(self.sampling)
-
-    @property
-    def count(self) -> int:
-        """How often the mechanism ran."""
-        return self.steps
-
-    @property
-    def unit(self) -> str:
-        """Whose privacy is protected."""
-        return "example"
-
-    def repeated(self, count: int) -> ProjectedSteps:
-        """The same steps, `count` of them."""
-        return replace(self, steps=count)
-
-    def same_mechanism(self, other: object) -> bool:
-        """Whether `other` differs at most in its number of steps."""
-        return type(other) is ProjectedSteps and self.repeated(1) == other.repeated(1)
 
 
 @dataclass(frozen=True)
-class FederatedRounds:
+class FederatedRounds(Event):
     """`rounds` noisy sums over clients, drawn by `sampling` among the clients. Protects a whole client.
 
     >>> from clipwise.sampling import Poisson
@@ -189,38 +188,17 @@ class FederatedRounds:
     'client'
     """
 
+    counted = "rounds"
+    unit = "client"
+
     sampling: Sampling
     noise_multiplier: float
     rounds: int = 1
     reason: str = "federated"
 
-    def __post_init__(self) -> None:
-        _check_sampling(self.sampling)
-        _check_noise(self.noise_multiplier)
-        _check_count("rounds", self.rounds)
-        _check_reason(self.reason)
-
-    @property
-    def count(self) -> int:
-        """How often the mechanism ran."""
-        return self.rounds
-
-    @property
-    def unit(self) -> str:
-        """Whose privacy is protected."""
-        return "client"
-
-    def repeated(self, count: int) -> FederatedRounds:
-        """The same rounds, `count` of them."""
-        return FederatedRounds(self.sampling, self.noise_multiplier, count, self.reason)
-
-    def same_mechanism(self, other: object) -> bool:
-        """Whether `other` differs at most in its number of rounds."""
-        return type(other) is FederatedRounds and self.repeated(1) == other.repeated(1)
-
 
 @dataclass(frozen=True)
-class PrivateCalibration:
+class PrivateCalibration(Event):
     """`releases` noisy statistics of a calibration set (every record each time), such as a private temperature.
 
     `disjoint=True` states that no calibration record was trained on; the two sets then compose in parallel.
@@ -229,50 +207,34 @@ class PrivateCalibration:
     1
     """
 
+    counted = "releases"
+    trains = False
+    sampling = None
+
     noise_multiplier: float
     releases: int = 1
     disjoint: bool = False
     reason: str = "calibration"
 
-    def __post_init__(self) -> None:
-        _check_noise(self.noise_multiplier)
-        _check_count("releases", self.releases)
-        _check_reason(self.reason)
-        _check_flag("disjoint", self.disjoint)
 
-    @property
-    def count(self) -> int:
-        """How often the mechanism ran."""
-        return self.releases
-
-    @property
-    def unit(self) -> str:
-        """Whose privacy is protected."""
-        return "example"
-
-    def repeated(self, count: int) -> PrivateCalibration:
-        """The same releases, `count` of them."""
-        return PrivateCalibration(self.noise_multiplier, count, self.disjoint, self.reason)
-
-    def same_mechanism(self, other: object) -> bool:
-        """Whether `other` differs at most in its number of releases."""
-        return type(other) is PrivateCalibration and self.repeated(1) == other.repeated(1)
-
-
-Event: TypeAlias = GaussianSteps | ProjectedSteps | FederatedRounds | PrivateCalibration
-
-_KINDS: dict[str, type[Any]] = {
+_KINDS: dict[str, type[Event]] = {
     "gaussian_steps": GaussianSteps,
     "projected_steps": ProjectedSteps,
     "federated_rounds": FederatedRounds,
     "private_calibration": PrivateCalibration,
 }
 
+
+def is_event(value: object) -> TypeGuard[Event]:
+    """Whether this is an event of a known kind."""
+    return isinstance(value, tuple(_KINDS.values()))
+
+
 _ONLY_IF_TRUE = {"own_batches"}  # left out otherwise, so that a ledger reads as it did before there was the field
 
 
 def _encode_value(value: Any) -> Any:
-    for name, kind in _SAMPLINGS.items():
+    for name, kind in SAMPLINGS.items():
         if type(value) is kind:
             return {"kind": name, **arguments(value)}
     return value
@@ -281,7 +243,7 @@ def _encode_value(value: Any) -> Any:
 def _decode_value(value: Any) -> Any:
     if not isinstance(value, Mapping):
         return value
-    kind = _kind(_SAMPLINGS, value, "sampling scheme")
+    kind = _kind(SAMPLINGS, value, "sampling scheme")
     return made_from(kind, {name: item for name, item in value.items() if name != "kind"})
 
 
@@ -298,10 +260,10 @@ def encode(event: Event) -> dict[str, Any]:
     >>> encode(PrivateCalibration(2.0))["kind"]
     'private_calibration'
     """
-    for name, kind in _KINDS.items():
+    for found, kind in _KINDS.items():
         if type(event) is kind:
-            values = {f.name: _encode_value(getattr(event, f.name)) for f in fields(kind)}
-            return {"kind": name, **{key: value for key, value in values.items() if value or key not in _ONLY_IF_TRUE}}
+            values = {name: _encode_value(getattr(event, name)) for name in _names(kind)}
+            return {"kind": found, **{key: value for key, value in values.items() if value or key not in _ONLY_IF_TRUE}}
     raise LedgerError(f"Only events can go on a ledger ({', '.join(k.__name__ for k in _KINDS.values())}): {event!r}.")
 
 
@@ -314,7 +276,7 @@ def decode(record: Mapping[str, Any]) -> Event:
     if not isinstance(record, Mapping):
         raise LedgerError(f"An event must be a JSON object, got {record!r}.")
     kind = _kind(_KINDS, record, "event")
-    names = {f.name for f in fields(kind)}
+    names = set(_names(kind))
     if (set(record) - {"kind"}) | (names & _ONLY_IF_TRUE) != names:
         raise LedgerError(f"A {record['kind']} has the fields {sorted(names)}, got {sorted(set(record) - {'kind'})}.")
     try:

@@ -6,11 +6,12 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
-__all__ = ["Guarantee", "Kind", "neighbours"]
+__all__ = ["Guarantee", "Kind", "Relation", "neighbours", "round_up"]
 
 Kind = Literal["numerically exact", "upper bound", "approximation"]
+Relation = Literal["add_remove", "replace_one", "zero_out"]
 
-_RELATIONS = {
+_RELATIONS: dict[str, str] = {
     "add_remove": "adding or removing one {unit}",
     "replace_one": "replacing one {unit}",
     "zero_out": "blanking one {unit} (its contribution becomes zero; the number of {unit}s is public)",
@@ -80,7 +81,7 @@ class Guarantee:
             f"under {who}; assumes {self.sampling}.{interval}"
         )
 
-    def as_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """The answer as a JSON object."""
         names = ("epsilon", "delta", "kind", "accountant", "relation", "sampling", "lower", "unit", "group", "seconds")
         finite = {name: getattr(self, name) for name in names}

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from clipwise._validate import is_count
-from clipwise.accounting.account import Accountant, Relation, account, account_delta
-from clipwise.accounting.events import MOST, Event, PrivateCalibration, decode, encode
+from clipwise.accounting.accounts import account, account_delta
+from clipwise.accounting.events import MOST, Event, decode, encode, is_event
 from clipwise.accounting.guarantee import Guarantee
-from clipwise.accounting.relation import relation_of
+from clipwise.accounting.relation import Relation, relation_of
 from clipwise.errors import LedgerError
 from clipwise.files import replacing
 
@@ -54,7 +54,7 @@ class Ledger:
                 raise LedgerError(f"One kind of step cannot stand on a ledger more than {MOST:.0e} times.")
             self._counts[-1] += event.count
             return
-        if not isinstance(event, Event):
+        if not is_event(event):
             raise LedgerError(f"Only events can go on a ledger, got {event!r}.")
         self._mechanisms.append(event)
         self._counts.append(event.count)
@@ -68,7 +68,7 @@ class Ledger:
     def steps(self) -> int:
         """How many training steps (and federated rounds) were recorded."""
         pairs = zip(self._mechanisms, self._counts, strict=True)
-        return sum(count for m, count in pairs if not isinstance(m, PrivateCalibration))
+        return sum(count for m, count in pairs if m.trains)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Ledger) and self.events == other.events
@@ -88,19 +88,19 @@ class Ledger:
         """
         return relation_of(self._mechanisms)[0]
 
-    def epsilon(self, delta: float, accountant: Accountant = "exact", relation: Relation | None = None) -> float:
+    def epsilon(self, delta: float, accountant: str = "exact", *, relation: Relation | None = None) -> float:
         """The epsilon spent so far at this `delta` (the upper end where only an interval is known)."""
-        return self.guarantee(delta, accountant, relation).epsilon
+        return self.guarantee(delta, accountant, relation=relation).epsilon
 
-    def delta(self, epsilon: float, accountant: Accountant = "exact", relation: Relation | None = None) -> float:
+    def delta(self, epsilon: float, accountant: str = "exact", *, relation: Relation | None = None) -> float:
         """The delta spent so far at this `epsilon`."""
-        return account_delta(self.events, epsilon, accountant, relation).delta
+        return account_delta(self.events, epsilon, accountant, relation=relation).delta
 
     def guarantee(
-        self, delta: float, accountant: Accountant = "exact", relation: Relation | None = None, group: int = 1
+        self, delta: float, accountant: str = "exact", *, relation: Relation | None = None, group: int = 1
     ) -> Guarantee:
         """The whole answer: epsilon with its kind, relation, sampling scheme and warnings."""
-        return account(self.events, delta, accountant, relation, group)
+        return account(self.events, delta, accountant, relation=relation, group=group)
 
     def to_json(self) -> str:
         """The ledger as one JSON object with a version and a checksum.

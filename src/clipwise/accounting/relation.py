@@ -18,25 +18,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
-from clipwise.accounting.events import Event, PrivateCalibration
-from clipwise.accounting.guarantee import Guarantee
+from clipwise.accounting._schemes import OF_A_RATE, scheme_of
+from clipwise.accounting.events import Event
+from clipwise.accounting.guarantee import Guarantee, Relation
 from clipwise.errors import AccountingError
-from clipwise.sampling import FixedSize, FullBatch, Poisson, Sampling, Shuffled
+from clipwise.sampling import FullBatch, Poisson
 
-__all__ = ["Relation", "is_tight", "relation_of", "restated", "sampling_of"]
-
-Relation = Literal["add_remove", "replace_one", "zero_out"]
-
-_OF_A_RATE: tuple[Relation, ...] = ("add_remove", "zero_out", "replace_one")
-_OF_A_NUMBER: tuple[Relation, ...] = ("zero_out", "replace_one")
-_OF_A_FIXED_SIZE: tuple[Relation, ...] = ("replace_one",)
-
-
-def sampling_of(event: Event) -> Sampling | None:
-    """How the event's records were drawn; None: all of them, whatever their number."""
-    return None if isinstance(event, PrivateCalibration) else event.sampling
+__all__ = ["Relation", "is_tight", "relation_of", "restated"]
 
 
 def relation_of(events: Iterable[Event], asked: Relation | None = None) -> tuple[Relation, tuple[str, ...]]:
@@ -50,12 +40,12 @@ def relation_of(events: Iterable[Event], asked: Relation | None = None) -> tuple
     """
     if asked is not None and asked not in get_args(Relation):
         raise AccountingError(f"relation must be None or one of {', '.join(get_args(Relation))}, got {asked!r}.")
-    schemes = [sampling_of(event) for event in events]
-    common = [relation for relation in _OF_A_RATE if all(relation in _supported(scheme) for scheme in schemes)]
+    held = [(event.sampling, scheme_of(event.sampling).relations(event.sampling)) for event in events]
+    common = [relation for relation in OF_A_RATE if all(relation in relations for _, relations in held)]
     if asked is None or asked in common:
         return asked or common[0], ()
     if asked == "add_remove":
-        scheme = next(scheme for scheme in schemes if asked not in _supported(scheme))
+        scheme = next(sampling for sampling, relations in held if asked not in relations)
         raise AccountingError(
             f"relation='add_remove' does not hold for {scheme!r}: its number of records is public and part of the "
             "mechanism, so a data set with one record more would run another one. Draw with a public rate, "
@@ -67,25 +57,13 @@ def relation_of(events: Iterable[Event], asked: Relation | None = None) -> tuple
     )
 
 
-def _supported(scheme: Sampling | None) -> tuple[Relation, ...]:
-    if isinstance(scheme, FixedSize):
-        return _OF_A_FIXED_SIZE
-    public_rate = scheme is None or scheme.sample_size is None
-    return _OF_A_RATE if public_rate else _OF_A_NUMBER
-
-
 def is_tight(events: Iterable[Event]) -> bool:
-    """Whether the laws that are accounted are reached by some data; else an answer is an upper bound at best.
-
-    Of batches that are cut the law assumes the worst of every record that takes another's place.
-    """
-    schemes = [sampling_of(event) for event in events]
-    loose = (isinstance(s, (FixedSize, Shuffled)) or (isinstance(s, Poisson) and s.is_cut) for s in schemes)
-    return not any(loose)
+    """Whether the laws that are accounted are reached by some data; else an answer is an upper bound at best."""
+    return all(scheme_of(event.sampling).is_tight(event.sampling) for event in events)
 
 
 def restated(saved: Mapping[str, Any], events: Iterable[Event]) -> Guarantee:
-    """What `Guarantee.as_dict()` wrote as it would be today: its number, with the relation and the kind that hold.
+    """What `Guarantee.to_dict()` wrote as it would be today: its number, with the relation and the kind that hold.
 
     Guarantees of earlier versions say add_remove where the number of records is public, and call batches that are cut
     numerically exact. The number is right under zero_out, which has the same law.

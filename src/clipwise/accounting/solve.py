@@ -8,13 +8,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from clipwise._validate import is_positive
-from clipwise.accounting import functions
 from clipwise.accounting._numerics.saddle import quick_epsilon
-from clipwise.accounting._problem import LEAST_NOISE, Accountant, Relation, check_delta, pose
-from clipwise.accounting.account import account
+from clipwise.accounting._problem import LEAST_NOISE, check_delta, pose
+from clipwise.accounting.accountants import accountant_named
+from clipwise.accounting.accounts import account
+from clipwise.accounting.accounts import epsilon as epsilon_of
 from clipwise.accounting.events import Event, GaussianSteps
+from clipwise.accounting.relation import Relation
 from clipwise.errors import AccountingError
-from clipwise.sampling import FixedSize, FullBatch, Poisson, Sampling, Shuffled
+from clipwise.sampling import FixedSize, Poisson, Sampling
 
 __all__ = ["free_cap", "max_batch_size", "max_steps", "noise_multiplier", "noise_scale"]
 
@@ -28,7 +30,8 @@ def noise_multiplier(
     delta: float,
     sampling: Sampling,
     steps: int,
-    accountant: Accountant = "exact",
+    accountant: str = "exact",
+    *,
     relation: Relation | None = None,
 ) -> float:
     """The noise multiplier whose accounted epsilon is at most the target, and within 0.1 % of it.
@@ -40,14 +43,15 @@ def noise_multiplier(
     >>> 1.3458 < sigma < 1.347
     True
     """
-    return noise_scale((GaussianSteps(sampling, 1.0, steps),), epsilon, delta, accountant, relation)
+    return noise_scale((GaussianSteps(sampling, 1.0, steps),), epsilon, delta, accountant, relation=relation)
 
 
 def noise_scale(
     events: Iterable[Event],
     epsilon: float,
     delta: float,
-    accountant: Accountant = "exact",
+    accountant: str = "exact",
+    *,
     relation: Relation | None = None,
     fixed: Iterable[Event] = (),
 ) -> float:
@@ -70,18 +74,18 @@ def noise_scale(
 
     def scaled(noise: float) -> tuple[Event, ...]:
         """The run whose least noise multiplier is `noise`."""
-        return (*(replace(event, noise_multiplier=noise * (event.noise_multiplier / least)) for event in shape), *rest)
+        return (*(event.changed(noise_multiplier=noise * (event.noise_multiplier / least)) for event in shape), *rest)
 
     def bound(noise: float) -> float:
         return max((quick_epsilon(c, delta) for c in pose(scaled(noise), relation).upper), default=math.inf)
 
-    def spent(by: Accountant) -> Callable[[float], float]:
-        return lambda noise: account(scaled(noise), delta, by, relation).epsilon
+    def spent(by: str) -> Callable[[float], float]:
+        return lambda noise: account(scaled(noise), delta, by, relation=relation).epsilon
 
     start = 1.0
     with contextlib.suppress(AccountingError):  # not every event has so quick a bound
         start = _smallest_noise(bound, target, start, tight=0.1)
-    if accountant == "pld":  # each of its answers takes a second, and the exact one is nearly the same
+    if accountant_named(accountant).slow:
         start = _smallest_noise(spent("exact"), target, start)
     return _smallest_noise(spent(accountant), target, start) / least
 
@@ -90,8 +94,9 @@ def max_steps(
     epsilon: float,
     delta: float,
     sampling: Sampling,
+    *,
     noise_multiplier: float,
-    accountant: Accountant = "exact",
+    accountant: str = "exact",
     relation: Relation | None = None,
 ) -> int:
     """The largest number of steps, up to 10^9, whose epsilon is at most the target (0 when not even one fits).
@@ -100,22 +105,18 @@ def max_steps(
     >>> max_steps(2.0, 1e-6, Poisson(1_000, 100), noise_multiplier=3.0)
     155
     """
-    target = _check_target(epsilon)
-    delta = check_delta(delta)
-
-    def fits(steps: int, by: Accountant) -> bool:
-        return functions.epsilon(noise_multiplier, sampling, steps, delta, by, relation) <= target
-
-    return _largest_integer(fits, accountant, _MOST_STEPS)
+    within = _within(epsilon, delta, relation)
+    return _largest_integer(lambda steps, by: within(noise_multiplier, sampling, steps, by), accountant, _MOST_STEPS)
 
 
 def max_batch_size(
     epsilon: float,
     delta: float,
     sampling: Sampling,
-    steps: int,
+    *,
     noise_multiplier: float,
-    accountant: Accountant = "exact",
+    steps: int,
+    accountant: str = "exact",
     relation: Relation | None = None,
 ) -> int:
     """The largest batch size (expected, for Poisson) whose epsilon is at most the target, all else as in `sampling`.
@@ -124,22 +125,22 @@ def max_batch_size(
     >>> max_batch_size(2.0, 1e-6, Poisson(1_000, 1), steps=155, noise_multiplier=3.0)
     100
     """
-    target = _check_target(epsilon)
-    delta = check_delta(delta)
-    if isinstance(sampling, (FullBatch, Shuffled)):
+    within = _within(epsilon, delta, relation)
+    if not isinstance(sampling, (Poisson, FixedSize)):
         raise AccountingError("The batch size can be solved for Poisson and fixed-size sampling only.")
     if sampling.sample_size is None:
         raise AccountingError("At a public rate epsilon does not depend on batch_size: there is nothing to solve for.")
 
-    def fits(batch_size: int, by: Accountant) -> bool:
+    def fits(batch_size: int, by: str) -> bool:
         scheme: Poisson | FixedSize = replace(sampling, batch_size=batch_size)
-        return functions.epsilon(noise_multiplier, scheme, steps, delta, by, relation) <= target
+        return within(noise_multiplier, scheme, steps, by)
 
     return _largest_integer(fits, accountant, sampling.sample_size)
 
 
 def free_cap(
     sampling: Poisson,
+    *,
     noise_multiplier: float,
     steps: int,
     delta: float,
@@ -165,7 +166,7 @@ def free_cap(
 
     def spent(cap: int) -> float:
         scheme = replace(sampling, max_batch_size=cap)
-        return functions.epsilon(noise_multiplier, scheme, steps, delta, relation=relation)
+        return epsilon_of(noise_multiplier, scheme, steps, delta, relation=relation)
 
     limit = spent(most) * (1.0 + tolerance)
     low, high = sampling.batch_size, min(most, 2 * sampling.batch_size + 40)
@@ -175,6 +176,16 @@ def free_cap(
         middle = (low + high) // 2
         low, high = (low, middle) if spent(middle) <= limit else (middle, high)
     return high
+
+
+def _within(epsilon: float, delta: float, relation: Relation | None) -> Callable[[float, Sampling, int, str], bool]:
+    """Whether a run (noise, sampling, steps) meets the target by the epsilon of an accountant."""
+    target, delta = _check_target(epsilon), check_delta(delta)
+
+    def within(noise_multiplier: float, sampling: Sampling, steps: int, by: str) -> bool:
+        return epsilon_of(noise_multiplier, sampling, steps, delta, by, relation=relation) <= target
+
+    return within
 
 
 def _check_target(epsilon: object) -> float:
@@ -216,7 +227,7 @@ def _smallest_noise(spent: Callable[[float], float], target: float, start: float
     return math.exp(high)
 
 
-def _largest_integer(fits: Callable[[int, Accountant], bool], accountant: Accountant, most: int) -> int:
+def _largest_integer(fits: Callable[[int, str], bool], accountant: str, most: int) -> int:
     """The largest value up to `most` that fits; the search starts where the quick Renyi bound says it surely fits."""
     start = _gallop(lambda value: fits(value, "rdp"), 0, most)
     return _gallop(lambda value: fits(value, accountant), start if start and fits(start, accountant) else 0, most)

@@ -15,7 +15,7 @@ import torch
 from scipy import optimize
 from torch import Tensor
 
-from clipwise.accounting import Accountant, Guarantee, Ledger, PrivateCalibration, Relation, noise_scale
+from clipwise.accounting import Guarantee, Ledger, PrivateCalibration, Relation, noise_scale
 from clipwise.calibration.inputs import ArrayLike, checked_labels, matrix
 from clipwise.calibration.scaling import Temperature, limited
 from clipwise.entropy import Entropy
@@ -36,13 +36,13 @@ class PrivateTemperature(Temperature):
     disjoint: bool = False
     ledger: Ledger = field(default_factory=Ledger, repr=False, compare=False)
 
-    def epsilon(self, delta: float, accountant: Accountant = "exact", relation: Relation | None = None) -> float:
+    def epsilon(self, delta: float, accountant: str = "exact", *, relation: Relation | None = None) -> float:
         """The combined epsilon of the ledger."""
-        return self.ledger.epsilon(delta, accountant, relation)
+        return self.ledger.epsilon(delta, accountant, relation=relation)
 
-    def guarantee(self, delta: float, accountant: Accountant = "exact", relation: Relation | None = None) -> Guarantee:
+    def guarantee(self, delta: float, accountant: str = "exact", *, relation: Relation | None = None) -> Guarantee:
         """The combined guarantee of the ledger, with all it assumes."""
-        return self.ledger.guarantee(delta, accountant, relation)
+        return self.ledger.guarantee(delta, accountant, relation=relation)
 
 
 @dataclass(frozen=True)
@@ -93,12 +93,12 @@ class PrivateTemperatureScaling:
         ledger: Ledger,
         *,
         disjoint: bool = False,
-        accountant: Accountant = "exact",
+        accountant: str = "exact",
         relation: Relation | None = None,
     ) -> PrivateTemperatureScaling:
         """With the least noise that keeps the combined epsilon, of this ledger and the fit to come, at the target."""
         shape = [PrivateCalibration(1.0, disjoint=disjoint)]
-        scale = noise_scale(shape, epsilon, delta, accountant, relation, fixed=ledger.events)
+        scale = noise_scale(shape, epsilon, delta, accountant, relation=relation, fixed=ledger.events)
         return cls(noise_multiplier=scale, disjoint=disjoint)
 
     @property

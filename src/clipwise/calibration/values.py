@@ -17,7 +17,16 @@ Interval = tuple[float, float]
 
 
 @dataclass(frozen=True)
-class CalibrationResult:
+class _Written:
+    count: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """The result as a JSON object; infinite numbers, and numbers that are keys, are written as text."""
+        return {f.name: _plain(getattr(self, f.name)) for f in fields(self)}
+
+
+@dataclass(frozen=True)
+class CalibrationResult(_Written):
     """How good the probabilities of a classifier are. `docs/calibration.md` says what each number means.
 
     `intervals` maps a metric's name to its bootstrap interval at the probability `level`, or is None when no
@@ -28,7 +37,6 @@ class CalibrationResult:
 
     task: ClassVar[Task] = "classification"
 
-    count: int
     classes: int
     accuracy: float
     confidence: float
@@ -55,22 +63,17 @@ class CalibrationResult:
         """Every single number by its name, without the bins and the intervals."""
         return numbers_of(self)
 
-    def to_dict(self) -> dict[str, Any]:
-        """The result as a JSON object; an infinite number is written as a string."""
-        return {f.name: _plain(getattr(self, f.name)) for f in fields(self)}
-
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> CalibrationResult:
         """Read what `to_dict` wrote; unknown and missing fields are refused."""
-        values = _checked(cls, record)
-        values |= _floats(cls, values)
+        values = _read(cls, record)
         values |= {name: Bins.from_dict(values[name]) for name in ("bins", "adaptive_bins", "fine_bins")}
         values |= {name: tuple(values[name]) for name in ("true_class_histogram", "notes")}
         return cls(**{**values, "intervals": _read_intervals(values["intervals"])})
 
 
 @dataclass(frozen=True)
-class RegressionResult:
+class RegressionResult(_Written):
     """How good predictions of a number are, and how often their Gaussian intervals hold the truth.
 
     `coverage` maps the nominal level of the central interval to the share of targets inside, and with `nll` (of the
@@ -80,7 +83,6 @@ class RegressionResult:
 
     task: ClassVar[Task] = "regression"
 
-    count: int
     mse: float
     rmse: float
     r2: float | None
@@ -95,15 +97,10 @@ class RegressionResult:
         """Every single number by its name, as far as it is defined; the coverage at 0.9 is "coverage 0.9"."""
         return numbers_of(self)
 
-    def to_dict(self) -> dict[str, Any]:
-        """The result as a JSON object, the levels of `coverage` as text."""
-        return {f.name: _plain(getattr(self, f.name)) for f in fields(self)}
-
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> RegressionResult:
         """Read what `to_dict` wrote; unknown and missing fields are refused."""
-        values = _checked(cls, record)
-        values |= _floats(cls, values)
+        values = _read(cls, record)
         values["coverage"] = {float(level): float(share) for level, share in values["coverage"].items()}
         return cls(**{**values, "intervals": _read_intervals(values["intervals"])})
 
@@ -125,18 +122,14 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _checked(kind: type[Any], record: Mapping[str, Any]) -> dict[str, Any]:
+def _read(kind: type[Any], record: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a result; numbers that `to_dict` wrote as text are numbers again."""
     names = {f.name for f in fields(kind)}
     if not isinstance(record, Mapping) or set(record) != names:
         got = sorted(record) if isinstance(record, Mapping) else record
         raise DataError(f"A {kind.__name__} has the fields {sorted(names)}, got {got!r}.")
-    return dict(record)
-
-
-def _floats(kind: type[Any], values: Mapping[str, Any]) -> dict[str, float]:
-    """The fields that are numbers, which `to_dict` wrote as text where they are infinite."""
-    names = [f.name for f in fields(kind) if f.type in ("float", "float | None")]
-    return {name: float(values[name]) for name in names if values[name] is not None}
+    numbers = [f.name for f in fields(kind) if f.type in ("float", "float | None")]
+    return {**record, **{name: float(record[name]) for name in numbers if record[name] is not None}}
 
 
 def _read_intervals(record: Mapping[str, Any] | None) -> dict[str, Interval] | None:

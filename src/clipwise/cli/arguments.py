@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable, Iterable, Iterator
 
-__all__ = ["count"]
+__all__ = ["Later", "count"]
 
 
 def count(text: str) -> int:
@@ -17,3 +18,17 @@ def count(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
     return number
+
+
+class Later(Iterable[str]):
+    """The choices of an option, from the registry that has them, which is imported only when somebody looks.
+
+    >>> "b" in Later(lambda: ("a", "b"))
+    True
+    """
+
+    def __init__(self, find: Callable[[], Iterable[str]]) -> None:
+        self._find = find
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._find())

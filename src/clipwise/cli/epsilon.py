@@ -6,25 +6,22 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
+from clipwise.cli.arguments import Later
 from clipwise.cli.table import table
 from clipwise.errors import AccountingError, ClipwiseError
 
 if TYPE_CHECKING:
-    from clipwise.accounting import Accountant, Event, Guarantee, Relation
-    from clipwise.accounting.published import Published
+    from clipwise.accounting import Event, Guarantee, Relation
+    from clipwise.cli.published import Published
     from clipwise.sampling import Sampling
 
 NAME = "epsilon"
 HELP = "say what epsilon a run has, by every accountant, and what the number is worth"
 
-SCHEMES = ("poisson", "full-batch", "shuffled", "fixed-size")
-RELATIONS = ("add-remove", "replace-one", "zero-out")
-ACCOUNTANTS = ("exact", "rdp", "pld", "gdp", "edgeworth")
-PAPER_RUNS = ("cifar10", "mnist", "snli", "snli-as-run", "california", "wine")
 PLOT_FORMATS = (".svg", ".pdf", ".png")
 
 _RUN_OPTIONS = (
@@ -59,8 +56,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--noise-multiplier", type=float, metavar="SIGMA", help="noise deviation over sensitivity")
     add_run_arguments(parser)
     parser.add_argument("--ledger", metavar="FILE", help="account for a saved ledger instead of the options above")
-    parser.add_argument("--paper", choices=PAPER_RUNS, help="account for a run of the paper, beside what it reports")
-    parser.add_argument("--accountant", choices=ACCOUNTANTS, help="only this one (default: all that are installed)")
+    parser.add_argument(
+        "--paper",
+        choices=Later(_papers),
+        metavar="RUN",
+        help="account for a run of the paper, beside what it reports: %(choices)s",
+    )
+    add_accountant(parser, "only this one (default: all that are installed)")
     parser.add_argument("--group", type=int, default=1, metavar="K", help="protect K records together (default 1)")
     parser.add_argument("--plot", metavar="FILE", help="draw the privacy curves (.svg, .pdf or .png)")
 
@@ -72,15 +74,51 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch-size", type=int, metavar="B", help="(expected) batch size")
     parser.add_argument("--steps", type=int, metavar="T", help="optimizer steps")
     parser.add_argument("--delta", type=float, help="the delta of (epsilon, delta), below 1/N")
-    parser.add_argument("--sampling", choices=SCHEMES, help="how batches are drawn (default poisson)")
+    parser.add_argument(
+        "--sampling",
+        choices=Later(_samplings),
+        metavar="NAME",
+        help="how batches are drawn (default poisson): %(choices)s",
+    )
     parser.add_argument("--max-batch-size", type=int, metavar="CAP", help="cut Poisson batches at CAP records")
     parser.add_argument("--largest", type=int, metavar="N", help="with --rate and a cap: never more records than this")
     parser.add_argument(
         "--relation",
-        choices=RELATIONS,
-        help="what neighbouring data sets are (default: what the sampling supports)",
+        choices=Later(_relations),
+        metavar="NAME",
+        help="what neighbouring data sets are (default: what the sampling supports): %(choices)s",
     )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def add_accountant(parser: argparse.ArgumentParser, what: str, default: str | None = None) -> None:
+    """Declare the option that chooses an accountant."""
+    choices = Later(_accountants)
+    parser.add_argument("--accountant", choices=choices, metavar="NAME", default=default, help=f"{what}: %(choices)s")
+
+
+def _accountants() -> Iterable[str]:
+    from clipwise.accounting import ACCOUNTANTS
+
+    return ACCOUNTANTS
+
+
+def _samplings() -> Iterable[str]:
+    from clipwise.sampling import SAMPLINGS
+
+    return [name.replace("_", "-") for name in SAMPLINGS]
+
+
+def _relations() -> Iterable[str]:
+    from clipwise.accounting import Relation
+
+    return [name.replace("_", "-") for name in get_args(Relation)]
+
+
+def _papers() -> Iterable[str]:
+    from clipwise.cli.published import PUBLISHED
+
+    return PUBLISHED
 
 
 def fill_in(args: argparse.Namespace, wanted: dict[str, Callable[[str], Any]]) -> None:
@@ -104,7 +142,7 @@ def relation_asked(args: argparse.Namespace) -> Relation | None:
 
 def scheme_of(args: argparse.Namespace, batch_size: int) -> Sampling:
     """The sampling scheme that the options describe."""
-    from clipwise.sampling import FixedSize, FullBatch, Poisson, Shuffled
+    from clipwise.sampling import SAMPLINGS, FullBatch, Poisson
 
     name = args.sampling or "poisson"
     if name != "poisson":
@@ -120,7 +158,8 @@ def scheme_of(args: argparse.Namespace, batch_size: int) -> Sampling:
         return Poisson(batch_size=batch_size, max_batch_size=args.max_batch_size, rate=args.rate, largest=args.largest)
     if name == "poisson":
         return Poisson(args.sample_size, batch_size, args.max_batch_size, largest=args.largest)
-    return Shuffled(args.sample_size, batch_size) if name == "shuffled" else FixedSize(args.sample_size, batch_size)
+    kind: Callable[[int, int], Sampling] = SAMPLINGS[name.replace("-", "_")]
+    return kind(args.sample_size, batch_size)
 
 
 def needs(args: argparse.Namespace) -> dict[str, Callable[[str], Any]]:
@@ -146,7 +185,7 @@ def _flag(name: str) -> str:
 
 def _events(args: argparse.Namespace) -> tuple[Event, ...]:
     from clipwise.accounting import GaussianSteps, Ledger
-    from clipwise.accounting.published import PUBLISHED
+    from clipwise.cli.published import PUBLISHED
 
     if args.paper is not None:
         refuse_given(args, (*_RUN_OPTIONS, "delta", "ledger"), "--paper has its own settings; leave the option out")
@@ -163,16 +202,17 @@ def _events(args: argparse.Namespace) -> tuple[Event, ...]:
 
 
 def _panel(args: argparse.Namespace, events: tuple[Event, ...], published: Published | None) -> dict[str, Guarantee]:
-    from clipwise.accounting import account, panel_of
+    from clipwise.accounting import ACCOUNTANTS, account, privacy_panel
 
     relation = relation_asked(args)
     if args.accountant is not None:
         # Neither an approximation nor a published value stands alone.
-        alone = args.accountant not in ("gdp", "edgeworth") and (published is None or args.accountant == "exact")
-        beside: tuple[Accountant, ...] = () if alone else ("exact",)
-        names: tuple[Accountant, ...] = (*beside, args.accountant)
-        return {name: account(events, args.delta, name, relation, args.group) for name in names}
-    return panel_of(events, args.delta, relation, args.group)
+        bound = ACCOUNTANTS[args.accountant].kind != "approximation"
+        alone = bound and (published is None or args.accountant == "exact")
+        beside: tuple[str, ...] = () if alone else ("exact",)
+        names: tuple[str, ...] = (*beside, args.accountant)
+        return {name: account(events, args.delta, name, relation=relation, group=args.group) for name in names}
+    return privacy_panel(events, args.delta, relation=relation, group=args.group)
 
 
 def reading(panel: dict[str, Guarantee], published: Published | None = None) -> list[str]:
@@ -230,7 +270,7 @@ def _answer(args: argparse.Namespace) -> int:
         if args.group != 1:
             raise AccountingError("--plot draws the curves of a single record: leave --group out.")
     events = _events(args)
-    from clipwise.accounting.published import published_for
+    from clipwise.cli.published import published_for
 
     relation = relation_asked(args)
     published = published_for(events, args.delta) if relation in (None, "zero_out") and args.group == 1 else None
@@ -239,15 +279,15 @@ def _answer(args: argparse.Namespace) -> int:
         from clipwise.accounting import privacy_curve
         from clipwise.plots import privacy_curves
 
-        curve = privacy_curve(events, relation, min(1e-10, args.delta))
+        curve = privacy_curve(events, relation=relation, min_delta=min(1e-10, args.delta))
         privacy_curves(curve, delta=args.delta).savefig(args.plot)
     lines = reading(panel, published)
     if args.json:
-        body: dict[str, Any] = {"accountants": {name: g.as_dict() for name, g in panel.items()}, "reading": lines}
+        body: dict[str, Any] = {"accountants": {name: g.to_dict() for name, g in panel.items()}, "reading": lines}
         if published is not None:
             body["published"] = {"title": published.title, "epsilon": published.claim}
         if args.plot is not None:
-            body["curve"] = curve.as_dict()
+            body["curve"] = curve.to_dict()
         print(json.dumps(body, indent=1))
         return 0
     _print(panel, lines)

@@ -8,7 +8,7 @@ from decimal import ROUND_CEILING, Context
 from typing import Any
 
 from clipwise.cli.epsilon import (
-    ACCOUNTANTS,
+    add_accountant,
     add_run_arguments,
     fill_in,
     guarded,
@@ -44,28 +44,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--noise-multiplier", type=float, metavar="SIGMA", help="given, when solving for something else"
     )
     add_run_arguments(parser)
-    parser.add_argument("--accountant", choices=ACCOUNTANTS, default="exact", help="by whose epsilon (default exact)")
+    add_accountant(parser, "by whose epsilon (default exact)", default="exact")
     parser.add_argument("--free-cap", action="store_true", help="also find the smallest cap that costs under 0.1 %%")
 
 
 def _solve(args: argparse.Namespace) -> dict[str, Any]:
     from clipwise.accounting import max_batch_size, max_steps, noise_multiplier
 
-    relation = relation_asked(args)
-    if args.solve == "noise":
-        sampling = scheme_of(args, args.batch_size)
-        sigma = noise_multiplier(args.epsilon, args.delta, sampling, args.steps, args.accountant, relation)
-        return {"noise_multiplier": sigma, "steps": args.steps, "batch_size": sampling.batch_size}
-    if not args.noise_multiplier > 0.0:
+    if args.solve != "noise" and not args.noise_multiplier > 0.0:
         raise AccountingError(f"--noise-multiplier must be > 0, got {args.noise_multiplier:g}.")
-    if args.solve == "steps":
-        sampling = scheme_of(args, args.batch_size)
-        steps = max_steps(args.epsilon, args.delta, sampling, args.noise_multiplier, args.accountant, relation)
-        return {"noise_multiplier": args.noise_multiplier, "steps": steps, "batch_size": sampling.batch_size}
-    size = max_batch_size(
-        args.epsilon, args.delta, scheme_of(args, 1), args.steps, args.noise_multiplier, args.accountant, relation
-    )
-    return {"noise_multiplier": args.noise_multiplier, "steps": args.steps, "batch_size": size}
+    run = {"accountant": args.accountant, "relation": relation_asked(args)}
+    found = {"noise_multiplier": args.noise_multiplier, "steps": args.steps}
+    if args.solve == "batch-size":
+        found["batch_size"] = max_batch_size(args.epsilon, args.delta, scheme_of(args, 1), **found, **run)
+        return found
+    sampling = scheme_of(args, args.batch_size)
+    target = (args.epsilon, args.delta, sampling)
+    if args.solve == "noise":
+        found["noise_multiplier"] = noise_multiplier(*target, args.steps, **run)
+    else:
+        found["steps"] = max_steps(*target, noise_multiplier=args.noise_multiplier, **run)
+    return {**found, "batch_size": sampling.batch_size}
 
 
 def _rounded_up(noise: float) -> str:
@@ -91,16 +90,18 @@ def _answer(args: argparse.Namespace) -> int:
     sampling = scheme_of(args, found["batch_size"])
     relation = relation_asked(args)
     event = GaussianSteps(sampling, found["noise_multiplier"], found["steps"])
-    guarantee = account((event,), args.delta, args.accountant, relation)
+    guarantee = account((event,), args.delta, args.accountant, relation=relation)
     if args.free_cap:
         if not isinstance(sampling, Poisson):
             raise AccountingError("--free-cap is for --sampling poisson only.")
-        found["free_cap"] = free_cap(sampling, event.noise_multiplier, event.steps, args.delta, relation=relation)
+        found["free_cap"] = free_cap(
+            sampling, noise_multiplier=event.noise_multiplier, steps=event.steps, delta=args.delta, relation=relation
+        )
     # An approximation never stands alone.
-    exact = account((event,), args.delta, "exact", relation) if guarantee.kind == "approximation" else None
+    exact = account((event,), args.delta, "exact", relation=relation) if guarantee.kind == "approximation" else None
     if args.json:
-        beside = {} if exact is None else {"exact": exact.as_dict()}
-        print(json.dumps({**found, "guarantee": guarantee.as_dict(), **beside}, indent=1))
+        beside = {} if exact is None else {"exact": exact.to_dict()}
+        print(json.dumps({**found, "guarantee": guarantee.to_dict(), **beside}, indent=1))
         return 0
     for name, value in found.items():
         print(f"{name.replace('_', ' ')}: {_rounded_up(value) if isinstance(value, float) else value}")

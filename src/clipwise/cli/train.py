@@ -127,7 +127,7 @@ def _summary(run: Run) -> dict[str, Any]:
         "noise_multiplier": run.plan.noise_multiplier,
         "steps": run.plan.steps,
         "delta": run.delta,
-        "guarantees": {name: guarantee.as_dict() for name, guarantee in run.guarantees.items()},
+        "guarantees": {name: guarantee.to_dict() for name, guarantee in run.guarantees.items()},
         "seconds": run.provenance["seconds"],
         "warnings": run.warnings,
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ from clipwise.errors import DataError
 __all__ = [
     "CIFAR_BATCHES",
     "CIFAR_MEMBERS",
+    "CONVERSIONS",
     "IDX_FILES",
     "MNIST_CSV",
     "SNLI_ZIP",
@@ -76,3 +77,11 @@ def cifar_from_png(members: Mapping[str, bytes]) -> dict[str, bytes]:
         pixels = picture.reshape(_BATCH, 1024, 3).transpose(0, 2, 1).reshape(_BATCH, 3072)
         files[name] = np.concatenate([labels[k * _BATCH : (k + 1) * _BATCH, None], pixels], axis=1).tobytes()
     return files
+
+
+Conversion = tuple[Mapping[str, str], Callable[[Mapping[str, bytes]], dict[str, bytes]], str]
+CONVERSIONS: dict[str, Conversion] = {
+    "idx_from_csv": (MNIST_CSV, idx_from_csv, ""),
+    "cifar_from_png": ({member: member for member in CIFAR_MEMBERS}, cifar_from_png, "PIL"),
+}
+"""For each its members in the archive, the function, and a module of the extra `data` that it imports."""

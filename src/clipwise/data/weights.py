@@ -11,12 +11,13 @@ import torch
 from torch import nn
 
 from clipwise.data.catalog import CATALOG, entry
-from clipwise.data.catalog_weights import EFFICIENTNET_FILE
 from clipwise.data.store import obtain
 from clipwise.errors import DataError, MissingExtra
 from clipwise.progress import Console
 
 __all__ = ["Weights", "efficientnet_lite0", "load_weights"]
+
+EFFICIENTNET_FILE = "efficientnet-lite0-57934424.pth"
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from clipwise.engine.origin import Evidence, Origin, backing, constant_tensors, 
 from clipwise.engine.parameters import Parameters
 from clipwise.engine.precision import HALF, widened
 from clipwise.engine.run import Backward
+from clipwise.engine.substitute import Substitute
 from clipwise.engine.summary import Summary
 from clipwise.engine.uses import Gathered, Outer, Use
 from clipwise.engine.verify import dense
@@ -44,6 +45,7 @@ __all__ = [
     "Outer",
     "Parameters",
     "Planning",
+    "Substitute",
     "Summary",
     "Use",
     "backing",

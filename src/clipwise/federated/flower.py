@@ -16,7 +16,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
-from clipwise.accounting import Accountant, Ledger, Relation
+from clipwise.accounting import Ledger, Relation
 from clipwise.clipping import Style
 from clipwise.errors import DataError, InvalidPlan, InvalidSampling, MissingExtra
 from clipwise.federated.local import Task, Work
@@ -92,9 +92,9 @@ class DPFedAvg(FedAvg):
         """Everything that was released, as facts."""
         return self.server.ledger
 
-    def epsilon(self, delta: float, accountant: Accountant = "exact", relation: Relation | None = None) -> float:
+    def epsilon(self, delta: float, accountant: str = "exact", *, relation: Relation | None = None) -> float:
         """The epsilon spent so far at this `delta`, for everything of one node."""
-        return self.server.epsilon(delta, accountant, relation)
+        return self.server.epsilon(delta, accountant, relation=relation)
 
     def summary(self) -> None:
         """Log the plan where Flower logs its sampling."""

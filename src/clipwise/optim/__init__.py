@@ -1,6 +1,5 @@
-"""Algorithms beyond DP-SGD on the same mechanism: sampling from a posterior, and clipping by estimated norms."""
+"""Algorithms beyond DP-SGD on the same mechanism: sampling from a posterior."""
 
-from clipwise.optim.jl import ProjectedPrivate
 from clipwise.optim.langevin import Langevin, LangevinOptimizer, printed_temperature
 from clipwise.optim.posterior import AveragedCalibration, Posterior
 from clipwise.optim.priors import FlatPrior, GaussianPrior, LaplacePrior, Prior
@@ -14,6 +13,5 @@ __all__ = [
     "LaplacePrior",
     "Posterior",
     "Prior",
-    "ProjectedPrivate",
     "printed_temperature",
 ]

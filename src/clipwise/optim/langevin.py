@@ -21,14 +21,13 @@ from torch import nn
 from torch.optim import Optimizer
 
 from clipwise._validate import is_count, is_number, is_positive
-from clipwise.accounting import Accountant, Relation
+from clipwise.accounting import Relation, refuse_vacuous
 from clipwise.accounting import noise_multiplier as noise_for
 from clipwise.clipping import Clip, Flat, Groupwise, Layerwise, Rule, Style, as_clip, is_private
 from clipwise.errors import InvalidPlan
 from clipwise.optim.posterior import Posterior
 from clipwise.optim.priors import FlatPrior, Prior
 from clipwise.optim.sgld import SGHMC, posterior_learning_rate, to_dp_heavy_ball
-from clipwise.optim.vacuous import refuse_vacuous
 from clipwise.plan import Plan
 from clipwise.sampling import Sampling
 
@@ -149,7 +148,8 @@ class Langevin:
         epsilon: float,
         delta: float,
         model: nn.Module | None = None,
-        accountant: Accountant = "exact",
+        accountant: str = "exact",
+        *,
         relation: Relation | None = None,
     ) -> Langevin:
         """The same chain with the largest learning rate that keeps the whole of it within (epsilon, delta).
@@ -161,7 +161,7 @@ class Langevin:
         >>> round(chain.plan().epsilon(1e-4), 2)
         3.0
         """
-        noise = noise_for(epsilon, delta, self.sampling, self.steps, accountant, relation)
+        noise = noise_for(epsilon, delta, self.sampling, self.steps, accountant, relation=relation)
         sampling, R = self.sampling, self.sensitivity(model)
         at_one = posterior_learning_rate(noise, R, sampling.batch_size, self.records, self.momentum)
         return replace(self, learning_rate=self.temperature * at_one)

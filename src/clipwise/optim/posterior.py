@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from clipwise.calibration import CalibrationResult, evaluate
+from clipwise.engine import Substitute
 from clipwise.errors import DataError
-from clipwise.optim.substitute import Substitute
 
 __all__ = ["AveragedCalibration", "Posterior"]
 

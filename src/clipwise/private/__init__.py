@@ -1,8 +1,8 @@
 """Private training inside an ordinary loop."""
 
 from clipwise.private.digests import Looked
-from clipwise.private.evidence import Checked, check_model
+from clipwise.private.evidence import Checked, LossFn, check_model
 from clipwise.private.statistics import LayerStatistics, StepStatistics
 from clipwise.private.train import Private
 
-__all__ = ["Checked", "LayerStatistics", "Looked", "Private", "StepStatistics", "check_model"]
+__all__ = ["Checked", "LayerStatistics", "Looked", "LossFn", "Private", "StepStatistics", "check_model"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, NoReturn
@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
-from clipwise.accounting import Accountant, GaussianSteps, Ledger, ProjectedSteps, Relation
+from clipwise.accounting import GaussianSteps, Ledger, ProjectedSteps, Relation
 from clipwise.clipping import Style
-from clipwise.engine import Clipped, Clipper, Constants, Evidence
+from clipwise.engine import Constants
 from clipwise.errors import InvalidPlan, InvalidSampling, NotSeparable, UnaccountedUpdate, UnsupportedNode
 from clipwise.noise import Normals
 from clipwise.plan import Plan
@@ -27,6 +27,7 @@ from clipwise.private.evidence.modes import none_watching
 from clipwise.private.feeding import Feeding
 from clipwise.private.fit import Fit
 from clipwise.private.loader import Loader, check_dataset, check_options, not_declared
+from clipwise.private.norms import norms_of
 from clipwise.private.position import Position
 from clipwise.private.release import Release
 from clipwise.private.state import PrivateState
@@ -93,6 +94,7 @@ class Private:
         if plan.mechanism.unit != "example":
             raise InvalidPlan(f"the mechanism {plan.mechanism!r} is run by clipwise.federated.Server, not by Private.")
         self._plan, self._model, self._optimizer = plan, model, optimizer
+        self._fit = Fit.of(model, optimizer)
         self._position = Position(
             plan.steps,
             plan.sampling,
@@ -105,18 +107,24 @@ class Private:
         event = replace(planned, own_batches=own_batches)
         self._release = Release(event, self._position, plan.noise_multiplier, noise)
         self._batch = Batch(plan.sampling, own_batches)
-        self._bind()
         declared = (constants,) if isinstance(constants, (Tensor, nn.Module)) else tuple(constants)
         counted = isinstance(plan.sampling, Poisson)
         self._checks = Checks(model, declared, counted, self._position.entropy, loss_fn)
+        self._norms = norms_of(plan, model, loss_fn, noise, self._position, self._batch, self._checks)
+        self._attach()
         self._state = PrivateState(plan, model, optimizer, own_batches, self._release)
         self.extra: Any = None
         """What was given to `save(path, extra=...)`, after a resume."""
 
     def _bind(self) -> None:
         """Find the parameters that are trained now."""
-        self._fit = fit = Fit.of(self._model, self._optimizer)
-        self._clip: Callable[[Tensor, Style, Evidence], Clipped[Any]] = Clipper(fit.named)
+        self._fit = Fit.of(self._model, self._optimizer)
+        self._attach()
+
+    def _attach(self) -> None:
+        """Clip, guard and release for these parameters."""
+        fit = self._fit
+        self._clip = self._norms.bind(fit)
         self._release.guard.bind(fit.names, fit.tensors, fit.frozen)
         self._release.bind(fit.names, fit.tensors)
 
@@ -171,7 +179,7 @@ class Private:
         """Whether the data of a seeded run stayed the same, as far as they were looked at."""
         return self._position.digests.looked
 
-    def epsilon(self, delta: float, accountant: Accountant = "exact", relation: Relation | None = None) -> float:
+    def epsilon(self, delta: float, accountant: str = "exact", *, relation: Relation | None = None) -> float:
         """The epsilon spent so far at this `delta`; refused after an update that clipwise did not make."""
         self._release.check_accounted()
         if self._position.passed_by and not self._position.done:
@@ -179,9 +187,35 @@ class Private:
                 "batches of the loader were used, but the losses of none were given to private.step: whatever was "
                 "computed from them is not on the ledger, so epsilon 0 would say nothing of it."
             )
-        return self._release.ledger.epsilon(delta, accountant, relation)
+        return self._release.ledger.epsilon(delta, accountant, relation=relation)
 
     # The step
+
+    def losses(self, batch: Any) -> Tensor:
+        """`loss_fn(model, batch)`, one loss per sample, for `step` or `backward`; no loss for an empty batch.
+
+        A plan with estimated norms (`cw.mechanisms.ProjectedNorms`) takes its losses from here only: they are
+        measured with them, by several forward passes with the same random numbers. With exact norms it saves a line.
+
+        >>> import clipwise as cw, torch
+        >>> from torch.utils.data import TensorDataset
+        >>> model = torch.nn.Linear(3, 1)
+        >>> plan = cw.Plan(cw.Poisson(100, 10), 5, cw.Abadi(1.0), 2.0, mechanism=cw.mechanisms.ProjectedNorms(100))
+        >>> def loss_fn(model, batch):
+        ...     x, y = batch
+        ...     return (model(x).squeeze(1) - y).square()
+        >>> private = cw.Private(plan, model, torch.optim.SGD(model.parameters(), lr=0.1), loss_fn=loss_fn, seed=0)
+        >>> for batch in private.loader(TensorDataset(torch.randn(100, 3), torch.randn(100))):
+        ...     done = private.step(private.losses(batch))
+        >>> private.ledger.events
+        (ProjectedSteps(sampling=Poisson(sample_size=100, batch_size=10, max_batch_size=None), noise_multiplier=2.0,
+        projections=100, steps=5, reason='training', own_batches=False),)
+        """
+        with none_watching():
+            self._check_ready()
+        if self._batch.offered is not None and not self._batch.offered.size:  # many networks cannot run on no sample
+            return self._fit.tensors[0].new_zeros(0)
+        return self._norms.losses(batch)
 
     def backward(self, losses: Tensor) -> None:
         """Add the clipped gradients of a physical batch to the sum of the logical one. Nothing is released.

@@ -13,7 +13,7 @@ from typing import Any
 from torch.optim import Optimizer
 
 import clipwise
-from clipwise.accounting import Event, Guarantee, panel_of
+from clipwise.accounting import Event, Guarantee, privacy_panel
 from clipwise.noise import DESCRIPTION
 from clipwise.private import Checked, Looked
 from clipwise.report.plans import Choices
@@ -26,7 +26,7 @@ _PACKAGES = ("torch", "numpy", "scipy", "transformers")
 @lru_cache(maxsize=16)
 def guarantees_of(events: tuple[Event, ...], delta: float) -> Mapping[str, Guarantee]:
     """What every accountant says; the seeds of an experiment share it."""
-    return panel_of(events, delta)
+    return privacy_panel(events, delta)
 
 
 def not_checked(checked: Checked | None) -> tuple[str, ...]:

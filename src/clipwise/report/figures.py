@@ -184,5 +184,5 @@ def _privacy(arms: Sequence[ArmResults]) -> list[Drawing]:
             continue  # shuffled and fixed-size batches have an interval, not a curve
         name = "privacy" if len(ledgers) == 1 else f"privacy-{k + 1}"
         drawn = plots.privacy_curves(curve, delta=sharing[0].first.delta)
-        found.append(_wide(name, curve.as_dict(), drawn, f"For {' · '.join(arm.name for arm in sharing)}."))
+        found.append(_wide(name, curve.to_dict(), drawn, f"For {' · '.join(arm.name for arm in sharing)}."))
     return found

@@ -59,7 +59,7 @@ class Run:
     """What was released; None for a run that is not private."""
     delta: float | None = None
     guarantees: Mapping[str, Guarantee] = field(default_factory=dict)
-    """`Guarantee.as_dict()` by accountant, as `privacy_panel` gives them."""
+    """By accountant, as `privacy_panel` gives them."""
     provenance: Mapping[str, Any] = field(default_factory=dict)
     """Versions, seeds, command, started, seconds, data set, model, parameters.
 
@@ -161,7 +161,7 @@ class Run:
             "seed": self.seed,
             "plan": {**self.plan.to_dict(), **self.choices.to_dict()},
             "delta": self.delta,
-            "guarantees": {name: guarantee.as_dict() for name, guarantee in self.guarantees.items()},
+            "guarantees": {name: guarantee.to_dict() for name, guarantee in self.guarantees.items()},
             "provenance": self.provenance,
             "test": self.test.to_dict(),
             "recalibrated": {name: result.to_dict() for name, result in self.recalibrated.items()},

@@ -333,9 +333,9 @@ def test_estimated_norms_are_guarded_too() -> None:
     s = Setting()
     s.private.close()
     plan = cw.Plan(cw.FullBatch(N), 3, cw.Abadi(1.0), 5.0, mechanism=cw.mechanisms.ProjectedNorms(60))
-    private = cw.optim.ProjectedPrivate(plan, s.model, s.optimizer, loss_fn=lambda model, b: s.losses(*b, model=model))
+    private = cw.Private(plan, s.model, s.optimizer, loss_fn=lambda model, b: s.losses(*b, model=model))
     for k, batch in enumerate(private.loader(s.records)):
-        private.step(batch)
+        private.step(private.losses(batch))
         if k == 1:
             break
     stopped(s, s.optimizer.step)

@@ -39,25 +39,27 @@ def returns_normalised_over_the_batch(model: nn.Module, batch: Batch) -> Tensor:
     return policy + F.smooth_l1_loss(value, returns, reduction="none")
 
 
-@mixing(build=actor_critic, dataset=transitions)
-def proximal_policy_with_normalised_advantages(model: nn.Module, batch: Batch) -> Tensor:
+def proximal_policy(model: nn.Module, batch: Batch, advantage: Tensor) -> Tensor:
     state, action, returns, old = batch
-    value = model.critic(state).squeeze(1)
-    advantage = returns - value.detach()
-    advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
     ratio = torch.exp(log_probability(model, state, action) - old)
     clipped = torch.min(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
-    return -clipped + 0.5 * (value - returns).square()
+    return -clipped + 0.5 * (model.critic(state).squeeze(1) - returns).square()
+
+
+def surplus(model: nn.Module, batch: Batch) -> Tensor:
+    state, _, returns, _ = batch
+    return returns - model.critic(state).squeeze(1).detach()
+
+
+@mixing(build=actor_critic, dataset=transitions)
+def proximal_policy_with_normalised_advantages(model: nn.Module, batch: Batch) -> Tensor:
+    advantage = surplus(model, batch)
+    return proximal_policy(model, batch, (advantage - advantage.mean()) / (advantage.std() + 1e-8))
 
 
 @honest(build=actor_critic, dataset=transitions)
 def proximal_policy_with_public_constants(model: nn.Module, batch: Batch) -> Tensor:
-    state, action, returns, old = batch
-    value = model.critic(state).squeeze(1)
-    advantage = (returns - value.detach() - 0.1) / 1.5
-    ratio = torch.exp(log_probability(model, state, action) - old)
-    clipped = torch.min(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
-    return -clipped + 0.5 * (value - returns).square()
+    return proximal_policy(model, batch, (surplus(model, batch) - 0.1) / 1.5)
 
 
 @mixing(build=actor_critic, dataset=transitions)

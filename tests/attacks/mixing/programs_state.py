@@ -78,29 +78,29 @@ def memory_bank_filled_in_the_forward_pass(model: nn.Module, batch: Batch) -> Te
     return cross_entropy(z, y) + torch.logsumexp(z @ model.bank.T, dim=1)
 
 
-@mixing(build=holding(bank=(12, 3)), refused_by=2)
-def memory_bank_replaced_in_the_forward_pass(model: nn.Module, batch: Batch) -> Tensor:
+def against_the_bank(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
     x, y = batch
     z = model(x)
-    losses = cross_entropy(z, y) + torch.logsumexp(z @ model.bank.T, dim=1)
+    return z, cross_entropy(z, y) + torch.logsumexp(z @ model.bank.T, dim=1)
+
+
+@mixing(build=holding(bank=(12, 3)), refused_by=2)
+def memory_bank_replaced_in_the_forward_pass(model: nn.Module, batch: Batch) -> Tensor:
+    z, losses = against_the_bank(model, batch)
     model.bank = torch.cat([z.detach(), model.bank])[:12]
     return losses
 
 
 @mixing(build=holding(bank=(12, 3)), refused_by=2)
 def memory_bank_written_behind_the_version_counter(model: nn.Module, batch: Batch) -> Tensor:
-    x, y = batch
-    z = model(x)
-    losses = cross_entropy(z, y) + torch.logsumexp(z @ model.bank.T, dim=1)
+    z, losses = against_the_bank(model, batch)
     model.bank.data[:2] = z.detach()[:2]
     return losses
 
 
 @mixing(build=holding(bank=(12, 3)), refused_by=2)
 def memory_bank_written_with_numpy(model: nn.Module, batch: Batch) -> Tensor:
-    x, y = batch
-    z = model(x)
-    losses = cross_entropy(z, y) + torch.logsumexp(z @ model.bank.T, dim=1)
+    z, losses = against_the_bank(model, batch)
     model.bank.numpy()[:2] = z.detach().numpy()[:2]
     return losses
 

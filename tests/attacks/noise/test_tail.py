@@ -14,8 +14,8 @@ import pytest
 import torch
 from scipy import integrate, stats
 
-from clipwise.accounting.functions import delta, epsilon
-from clipwise.accounting.published import PUBLISHED, Published
+from clipwise.accounting import delta, epsilon
+from clipwise.cli.published import PUBLISHED, Published
 from clipwise.entropy import Entropy
 from clipwise.noise import Normals, SecureNormals
 from clipwise.noise.polar import PolarNormals, _exponentials, _Pairs

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 import clipwise as cw
 from clipwise.mechanisms import ProjectedNorms
-from clipwise.optim import ProjectedPrivate
 from tests.core.common import Recorder
 
 R, DIMENSION = 1.0, 8
@@ -27,9 +26,9 @@ def released(records: Tensor, seed: int, physical: int) -> Tensor:
     model = nn.Linear(DIMENSION, 1, bias=False)
     recorder = Recorder(model.parameters())
     plan = cw.Plan(cw.Poisson(1_000, 100), 1, cw.Abadi(R), noise_multiplier=0.0, mechanism=ProjectedNorms(4))
-    private = ProjectedPrivate(plan, model, recorder, loss_fn=losses, seed=seed, own_batches=True)
+    private = cw.Private(plan, model, recorder, loss_fn=losses, seed=seed, own_batches=True)
     for part in records.split(physical):
-        private.backward((part,))
+        private.backward(private.losses((part,)))
     private.step()
     return recorder.seen[0][0] * 100  # the sum
 

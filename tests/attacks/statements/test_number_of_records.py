@@ -126,7 +126,9 @@ def _leaves(value: Any) -> Iterator[Any]:
 @pytest.fixture(autouse=True)
 def _exact_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """The other accountants say the same of sampling and relation, and take seconds."""
-    monkeypatch.setattr("clipwise.training.run.train.panel_of", lambda events, delta: {"exact": account(events, delta)})
+    monkeypatch.setattr(
+        "clipwise.training.run.train.privacy_panel", lambda events, delta: {"exact": account(events, delta)}
+    )
 
 
 def test_no_file_of_a_run_tells_the_number_of_its_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

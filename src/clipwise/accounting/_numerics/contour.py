@@ -29,7 +29,6 @@ from clipwise.accounting._numerics.lattice import count_points, points, points_c
 from clipwise.accounting._numerics.laws import Composition, Law
 from clipwise.accounting._numerics.moments import Complexes, large_share, log1p, log_moment, split_moment
 from clipwise.accounting._numerics.saddle import (
-    NotConverged,
     Saddle,
     abscissa,
     first_guess,
@@ -39,8 +38,9 @@ from clipwise.accounting._numerics.saddle import (
     tail_share,
 )
 from clipwise.accounting._numerics.single import single_delta, single_epsilon
+from clipwise.errors import NotConverged
 
-__all__ = ["EASY", "HARD", "Attempt", "NotConverged", "exact_delta", "exact_epsilon"]
+__all__ = ["EASY", "HARD", "Attempt", "exact_delta", "exact_epsilon"]
 
 _REST = 1e-10  # share of delta in the part of the contour that is not summed
 _AGREE = 1e-7  # two contours must agree to this share of delta

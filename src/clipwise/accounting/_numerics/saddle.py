@@ -13,10 +13,9 @@ from scipy import optimize
 from clipwise.accounting._numerics.gaussian import gaussian_delta, gaussian_epsilon
 from clipwise.accounting._numerics.lattice import Floats, Points, points_cut
 from clipwise.accounting._numerics.laws import Composition, Pair
-from clipwise.errors import ClipwiseError
+from clipwise.errors import NotConverged
 
 __all__ = [
-    "NotConverged",
     "Saddle",
     "abscissa",
     "first_guess",
@@ -31,10 +30,6 @@ __all__ = [
 _TILT = 8.0
 _WIDEST = 150.0  # distance of two means in deviations of the noise, at most
 ALIAS = 1e-11  # share of delta that the equal steps of a contour may add, at most
-
-
-class NotConverged(ClipwiseError):
-    """The contour integral did not reach its accuracy; a bound must answer instead."""
 
 
 @dataclass(frozen=True)

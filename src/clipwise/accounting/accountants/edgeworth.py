@@ -24,9 +24,10 @@ from clipwise.accounting._numerics.gaussian import gaussian_delta, gaussian_epsi
 from clipwise.accounting._numerics.lattice import Floats, points_cut
 from clipwise.accounting._numerics.laws import Composition
 from clipwise.accounting._numerics.saddle import largest_loss, tail_share
+from clipwise.accounting.accountants.definition import approximation
 from clipwise.errors import AccountingError
 
-__all__ = ["Form", "edgeworth_delta", "edgeworth_epsilon", "saddle_interval"]
+__all__ = ["EDGEWORTH", "Form", "edgeworth_delta", "edgeworth_epsilon", "saddle_interval"]
 
 Form = Literal["classic", "one_density", "tilted"]
 
@@ -246,3 +247,6 @@ def _tilted_curve(composition: Composition, tilts: tuple[float, ...], order: int
         log_delta = law.log_moment - epsilon * t + np.log(_tilted_sum(law, t, epsilon, order))
     fine = np.isfinite(log_delta) & np.isfinite(epsilon)
     return t[fine], epsilon[fine], log_delta[fine]
+
+
+EDGEWORTH = approximation("edgeworth", edgeworth_epsilon, edgeworth_delta)

@@ -13,8 +13,9 @@ import numpy as np
 
 from clipwise.accounting._numerics.gaussian import gaussian_delta, gaussian_epsilon
 from clipwise.accounting._numerics.laws import Composition, Pair
+from clipwise.accounting.accountants.definition import approximation
 
-__all__ = ["clt_mu", "gdp_delta", "gdp_epsilon"]
+__all__ = ["GDP", "clt_mu", "gdp_delta", "gdp_epsilon"]
 
 
 def clt_mu(composition: Composition) -> float:
@@ -42,3 +43,6 @@ def _chi_square(pair: Pair) -> float:
     means = np.array([m for _, m in pair.p] + [m for _, m in pair.q])
     with np.errstate(over="ignore"):
         return float(weights @ np.expm1(np.outer(means, means)) @ weights)
+
+
+GDP = approximation("gdp", gdp_epsilon, gdp_delta)

@@ -10,19 +10,21 @@ import math
 from typing import Any
 
 from clipwise.accounting._numerics.saddle import quick_epsilon
-from clipwise.accounting._problem import Problem, uses
-from clipwise.accounting.events import PrivateCalibration, ProjectedSteps
+from clipwise.accounting._problem import Problem
+from clipwise.accounting._schemes import uses
+from clipwise.accounting.accountants.definition import Accountant, Answer
+from clipwise.accounting.events import Event, ProjectedSteps
 from clipwise.errors import AccountingError, MissingExtra
 from clipwise.sampling import FixedSize, FullBatch, Poisson, Shuffled
 
-__all__ = ["MIN_DELTA", "pld_delta", "pld_epsilon"]
+__all__ = ["MIN_DELTA", "PLD"]
 
 MIN_DELTA = 1e-8
 _COARSE, _FINE = 1e-4, 1e-5
 _MOST_EVENTS = 50
 
 
-def pld_epsilon(problem: Problem, delta: float) -> float:
+def _epsilon(problem: Problem, delta: float) -> Answer:
     """Epsilon by connect-the-dots discretisation, with a finer one where epsilon is small."""
     if delta < MIN_DELTA:
         raise AccountingError(
@@ -35,14 +37,14 @@ def pld_epsilon(problem: Problem, delta: float) -> float:
     epsilon = max(float(d.get_epsilon_for_delta(delta)) for d in _distributions(problem, interval))
     if 0.0 < epsilon < 0.4:
         epsilon = min(epsilon, max(float(d.get_epsilon_for_delta(delta)) for d in _distributions(problem, _FINE)))
-    return max(0.0, epsilon)
+    return Answer(max(0.0, epsilon), "upper bound", "pld")
 
 
-def pld_delta(problem: Problem, epsilon: float) -> float:
+def _delta(problem: Problem, epsilon: float) -> Answer:
     """Delta by connect-the-dots discretisation; a value below 1e-8 is given as 1e-8."""
     interval = _COARSE * max(1.0, epsilon / 50.0)
     delta = max(float(d.get_delta_for_epsilon(epsilon)) for d in _distributions(problem, interval))
-    return min(1.0, max(delta, MIN_DELTA))
+    return Answer(min(1.0, max(delta, MIN_DELTA)), "upper bound", "pld")
 
 
 def _distributions(problem: Problem, interval: float) -> list[Any]:
@@ -60,7 +62,7 @@ def _distributions(problem: Problem, interval: float) -> list[Any]:
     for apart in (False, True):
         total = None
         for i, event in enumerate(problem.events):
-            if (isinstance(event, PrivateCalibration) and event.disjoint) != apart:
+            if event.disjoint != apart:
                 continue
             piece = _event(pld, relation, event, problem.group * (2.0 if replace else 1.0), interval, first=i == 0)
             total = piece if total is None else total.compose(piece)
@@ -69,15 +71,14 @@ def _distributions(problem: Problem, interval: float) -> list[Any]:
     return results
 
 
-def _event(pld: Any, relation: Any, event: Any, sensitivity: float, interval: float, first: bool) -> Any:
-    scheme = None if isinstance(event, PrivateCalibration) else event.sampling
+def _event(pld: Any, relation: Any, event: Event, sensitivity: float, interval: float, first: bool) -> Any:
+    scheme = event.sampling
     common: dict[str, Any] = {"value_discretization_interval": interval, "neighboring_relation": relation}
     if isinstance(event, ProjectedSteps):
         raise AccountingError("dp-accounting has no privacy loss distribution for estimated norms; ask exact or rdp.")
-    if isinstance(scheme, FixedSize):
-        raise AccountingError(
-            "dp-accounting has no privacy loss distribution for fixed-size batches; ask exact or rdp."
-        )
+    if not isinstance(scheme, (FullBatch, Poisson, Shuffled, type(None))):
+        what = "fixed-size batches" if isinstance(scheme, FixedSize) else f"{type(scheme).__name__} sampling"
+        raise AccountingError(f"dp-accounting has no privacy loss distribution for {what}; ask exact or rdp.")
     if isinstance(scheme, Poisson) and scheme.is_cut:
         if scheme.sample_size is None:
             raise AccountingError("The pld accountant cuts batches of a known number of records only; ask exact.")
@@ -89,7 +90,9 @@ def _event(pld: Any, relation: Any, event: Any, sensitivity: float, interval: fl
         step = pld.from_gaussian_mechanism(event.noise_multiplier, sampling_prob=scheme.rate, **common)
         return step.self_compose(event.count)
     count = uses(scheme, event.count, first) if isinstance(scheme, Shuffled) else event.count
-    assert scheme is None or isinstance(scheme, (FullBatch, Poisson, Shuffled))
     # Gaussian steps add up to one Gaussian step with less noise.
     deviation = event.noise_multiplier / (sensitivity * count**0.5)
     return pld.from_gaussian_mechanism(deviation, value_discretization_interval=interval)
+
+
+PLD = Accountant("pld", "upper bound", _epsilon, _delta, slow=True)

@@ -16,8 +16,9 @@ from scipy import special
 
 from clipwise.accounting._numerics.lattice import Floats, Points, points_whole
 from clipwise.accounting._numerics.laws import Composition, Law
+from clipwise.accounting.accountants.definition import upper_bound
 
-__all__ = ["ORDERS", "rdp_delta", "rdp_epsilon", "renyi"]
+__all__ = ["ORDERS", "RDP", "rdp_delta", "rdp_epsilon", "renyi"]
 
 ORDERS: Floats = np.array(
     [1.02, 1.05] + [1.0 + k / 10.0 for k in range(1, 100)] + list(range(11, 65)) + [float(2**k) for k in range(7, 17)]
@@ -133,3 +134,6 @@ def _log_mean_exp(grid: Points, t: float) -> float:
     gains = np.where(exponents < 1.0, grid.weight * np.expm1(small), np.exp(logs) - grid.weight)
     round_off = _ROUND_OFF * float(np.abs(gains) @ (4.0 + np.abs(grid.log_weight)))
     return math.log1p(max(0.0, float(gains.sum())) + round_off)
+
+
+RDP = upper_bound("rdp", rdp_epsilon, rdp_delta)

@@ -54,22 +54,20 @@ def _added(operand: Operand, samples: Samples, scale: float) -> Finish:
 
 def addmm(operand: Operand, samples: Samples) -> Finish:
     """Y = beta * C + alpha * A @ B."""
-    node = operand.node
-    if operand.position == 0:
-        return _added(operand, samples, saved(node, "beta"))
-    right = operand.position == 2
-    other = saved(node, "mat1") if right else saved(node, "mat2")
-    return _product(operand, samples, other, right, saved(node, "alpha"))
+    return _added_product(operand, samples, "mat1", "mat2")
 
 
 def baddbmm(operand: Operand, samples: Samples) -> Finish:
     """Y = beta * C + alpha * A @ B for stacks of matrices."""
+    return _added_product(operand, samples, "batch1", "batch2")
+
+
+def _added_product(operand: Operand, samples: Samples, a: str, b: str) -> Finish:
     node = operand.node
     if operand.position == 0:
         return _added(operand, samples, saved(node, "beta"))
     right = operand.position == 2
-    other = saved(node, "batch1") if right else saved(node, "batch2")
-    return _product(operand, samples, other, right, saved(node, "alpha"))
+    return _product(operand, samples, saved(node, a if right else b), right, saved(node, "alpha"))
 
 
 def linear(operand: Operand, samples: Samples) -> Finish:

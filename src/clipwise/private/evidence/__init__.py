@@ -5,6 +5,6 @@ say that what is per sample is that sample's own: with other records in the batc
 """
 
 from clipwise.private.evidence.checks import Checked, Checks
-from clipwise.private.evidence.closure import check_model
+from clipwise.private.evidence.closure import LossFn, check_model
 
-__all__ = ["Checked", "Checks", "check_model"]
+__all__ = ["Checked", "Checks", "LossFn", "check_model"]

@@ -82,7 +82,7 @@ class Checks:
         loss_fn: LossFn | None = None,
     ) -> None:
         self.watches = True
-        """Whether the loop's own forward passes are watched at all."""
+        """Whether the loop's own forward passes are watched at all; else whoever finds the norms checks its losses."""
         self.memory = Memory(model, constants)
         self._model, self._loss_fn = model, loss_fn
         self._counted, self._entropy = counted, entropy
@@ -126,7 +126,7 @@ class Checks:
 
     def look_at_losses(self, batch: Any, size: int, again: Again) -> None:
         """Call the loss function with longer, shorter and fewer records, once; losses that mix are refused."""
-        if self._loss_fn is None or size < _SAMPLES_TO_CHECK:
+        if not self.watches or self._loss_fn is None or size < _SAMPLES_TO_CHECK:
             return
         unclear = check_losses(self._model, self._loss_fn, batch, size, again)
         self._loss_fn = None
@@ -149,7 +149,7 @@ class Checks:
 
     def open_if_due(self, batch: Any, size: int, drawn_for: int, step: int, again: Again) -> None:
         """Watch the forward pass on a batch of the loader, where the turn of the step it was drawn for has come."""
-        if self.watches and size >= _SAMPLES_TO_WATCH and self.is_due(drawn_for):
+        if size >= _SAMPLES_TO_WATCH and self.is_due(drawn_for):
             self.open(batch, size, step, again)
 
     def _draw(self, purpose: str) -> int:
@@ -164,6 +164,8 @@ class Checks:
     def open(self, batch: Any, size: int, step: int, again: Again | None = None) -> None:
         """Watch from here on, until `close`. `again` makes the same batch of other records."""
         self.abandon()
+        if not self.watches:
+            return
         self._blocked = False
         with none_watching():  # of another run in the same loop
             records = Records.of(batch, size)

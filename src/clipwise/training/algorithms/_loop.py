@@ -7,18 +7,17 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-import torch
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from clipwise.clipping import Style
 from clipwise.federated import Server
 from clipwise.private import Private
-from clipwise.private.evidence.closure import LossFn
 from clipwise.sampling import public_size
 from clipwise.training.config import TensorRecords
 from clipwise.training.run import Folder, Job, Progress, Watch, measured_row, spent, step_statistics
 
-__all__ = ["Milestones", "begin", "by_losses", "carry_on", "set_rate", "took_up"]
+__all__ = ["Milestones", "begin", "carry_on", "set_rate", "took_up"]
 
 
 class Milestones:
@@ -66,38 +65,18 @@ def set_rate(optimizer: Optimizer, rate: float) -> None:
         group["lr"] = rate
 
 
-def begin(
-    kind: type[Private], job: Job, optimizer: Optimizer, folder: Folder, resume: bool, loss_fn: LossFn | None = None
-) -> Private:
+def begin(job: Job, optimizer: Optimizer, folder: Folder, resume: bool) -> Private:
     """The run's `Private`, new or from the folder's checkpoint."""
-    losses = job.losses if loss_fn is None else loss_fn
+    losses = partial(_losses, job)
     if not resume:
-        return kind(job.plan, job.model, optimizer, seed=job.draw_seed, loss_fn=losses)
-    private = kind.resume(folder.checkpoint, job.model, optimizer, plan=job.plan, loss_fn=losses)
+        return Private(job.plan, job.model, optimizer, seed=job.draw_seed, loss_fn=losses)
+    private = Private.resume(folder.checkpoint, job.model, optimizer, plan=job.plan, loss_fn=losses)
     took_up(folder, private.extra)
     return private
 
 
-def by_losses(job: Job, private: Private) -> Callable[[Any], tuple[bool, float]]:
-    """The step of an ordinary loop: the losses of a batch, given to `private.step`."""
-
-    def step(batch: Any) -> tuple[bool, float]:
-        losses = _losses(job, batch)
-        return private.step(losses), float(losses.detach().mean())
-
-    return step
-
-
-def carry_on(
-    job: Job,
-    folder: Folder,
-    watch: Watch,
-    resume: bool,
-    private: Private,
-    optimizer: Optimizer,
-    step_of: Callable[[Any], tuple[bool, float]],
-) -> None:
-    """The loop, with measuring and saving; `step_of` a batch says whether it ended a step, and the mean loss."""
+def carry_on(job: Job, folder: Folder, watch: Watch, resume: bool, private: Private, optimizer: Optimizer) -> None:
+    """The loop, with measuring and saving."""
     # Empty batches are handed out too, so that every step gets its own learning rate.
     loader = private.loader(
         job.train, job.config.batches.physical_batch_size, yield_empty=True, collate_fn=TensorRecords.collate
@@ -113,19 +92,16 @@ def carry_on(
         if style is not job.plan.style(step - 1):
             style = job.plan.style(step - 1)
             set_rate(optimizer, job.optimizer.learning_rate.at(style, list(job.parameters)))
-        ended, loss = step_of(batch)
-        if ended:
+        losses = private.losses(batch)
+        if private.step(losses):
             epoch = step * job.plan.batch_size / public_size(job.plan.sampling)
-            milestones.ended(step, epoch, partial(_statistics, private, loss))
+            milestones.ended(step, epoch, partial(_statistics, private, losses.detach()))
 
 
-def _statistics(private: Private, loss: float) -> dict[str, Any]:
-    return step_statistics(private.last, loss)
+def _statistics(private: Private, losses: Tensor) -> dict[str, Any]:
+    return step_statistics(private.last, float(losses.mean()))
 
 
-def _losses(job: Job, batch: Any) -> torch.Tensor:
-    """One loss per sample; many networks cannot run on an empty batch."""
-    device = job.config.device
-    if not len(batch[-1]):
-        return torch.zeros(0, device=device)
-    return job.losses(job.model, [tensor.to(device) for tensor in batch])
+def _losses(job: Job, model: nn.Module, batch: Any) -> Tensor:
+    """One loss per sample, on the device of the run."""
+    return job.losses(model, [tensor.to(job.config.device) for tensor in batch])

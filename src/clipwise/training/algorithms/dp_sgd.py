@@ -8,8 +8,7 @@ from typing import ClassVar
 from torch import nn
 
 from clipwise.plan import Plan
-from clipwise.private import Private
-from clipwise.training.algorithms._loop import begin, by_losses, carry_on
+from clipwise.training.algorithms._loop import begin, carry_on
 from clipwise.training.algorithms.base import Algorithm
 from clipwise.training.config import OptimizerChoice, TomlTable, read_optimizer
 from clipwise.training.run import Folder, Job, Trained, Watch
@@ -41,6 +40,6 @@ class PrivateSGD(Algorithm):
         nothing; a seeded run that was killed and resumed ends with the weights of one that was not.
         """
         optimizer = job.optimizer.build(job.parameters.values())
-        private = begin(Private, job, optimizer, folder, resume)
-        carry_on(job, folder, watch, resume, private, optimizer, by_losses(job, private))
+        private = begin(job, optimizer, folder, resume)
+        carry_on(job, folder, watch, resume, private, optimizer)
         return Trained(private.ledger, private.checked, private.looked)

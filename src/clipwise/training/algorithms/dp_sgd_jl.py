@@ -8,14 +8,12 @@ projections = 256     # random directions for the norms of a step
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from torch import Tensor, nn
+from torch import nn
 
 from clipwise.mechanisms import ProjectedNorms
-from clipwise.optim import ProjectedPrivate
 from clipwise.plan import Plan
 from clipwise.training.algorithms._loop import begin, carry_on
 from clipwise.training.algorithms.base import Algorithm
@@ -52,14 +50,6 @@ class ProjectedSGD(Algorithm):
         Guarantees: as for dp-sgd, except for norms that were estimated too small, which are on the ledger as such.
         """
         optimizer = job.optimizer.build(job.parameters.values())
-        last = math.nan
-
-        def losses(model: nn.Module, batch: Any) -> Tensor:
-            nonlocal last
-            found = job.losses(model, [tensor.to(job.config.device) for tensor in batch])
-            last = float(found.detach().mean())
-            return found
-
-        private = begin(ProjectedPrivate, job, optimizer, folder, resume, losses)
-        carry_on(job, folder, watch, resume, private, optimizer, lambda batch: (private.step(batch), last))
+        private = begin(job, optimizer, folder, resume)
+        carry_on(job, folder, watch, resume, private, optimizer)
         return Trained(private.ledger, private.checked, private.looked)

@@ -22,8 +22,7 @@ from clipwise.errors import InvalidConfig
 from clipwise.optim import FlatPrior, GaussianPrior, Langevin, LangevinOptimizer
 from clipwise.optim.sgld import posterior_learning_rate
 from clipwise.plan import Plan
-from clipwise.private import Private
-from clipwise.training.algorithms._loop import begin, by_losses, carry_on
+from clipwise.training.algorithms._loop import begin, carry_on
 from clipwise.training.algorithms.base import Algorithm
 from clipwise.training.config import LearningRate, OptimizerChoice, TomlTable
 from clipwise.training.run import Folder, Job, Trained, Watch
@@ -101,8 +100,8 @@ class PrivateSGLD(Algorithm):
         chain = self.chain(job.plan, job.model)
         chain.plan(job.model)
         optimizer = LangevinOptimizer(job.model, chain)
-        private = begin(Private, job, optimizer, folder, resume)
-        carry_on(job, folder, watch, resume, private, optimizer, by_losses(job, private))
+        private = begin(job, optimizer, folder, resume)
+        carry_on(job, folder, watch, resume, private, optimizer)
         settings, (*inputs, labels) = job.config.evaluation, job.test.tensors
         found = optimizer.posterior.evaluate(
             job.model,

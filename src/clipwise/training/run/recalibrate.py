@@ -6,23 +6,19 @@ from typing import Any
 
 from torch import Tensor
 
+from clipwise import calibration
 from clipwise.accounting import Ledger
-from clipwise.calibration import (
-    CalibrationResult,
-    Isotonic,
-    IsotonicScaling,
-    Temperature,
-    TemperatureScaling,
-    Vector,
-    VectorScaling,
-    evaluate,
-)
+from clipwise.calibration import CalibrationResult, evaluate
 from clipwise.errors import DataError, NotConverged
 from clipwise.training.run.job import Job, private_scaling
 
 __all__ = ["recalibrate"]
 
-PUBLIC: dict[str, type[Any]] = {"isotonic": IsotonicScaling, "temperature": TemperatureScaling, "vector": VectorScaling}
+PUBLIC: dict[str, type[Any]] = {
+    "isotonic": calibration.IsotonicScaling,
+    "temperature": calibration.TemperatureScaling,
+    "vector": calibration.VectorScaling,
+}
 
 
 def recalibrate(job: Job, ledger: Ledger) -> tuple[dict[str, CalibrationResult], list[str]]:
@@ -49,8 +45,9 @@ def _recalibrated(job: Job, method: str, ledger: Ledger, logits: Tensor) -> Tens
     """Fit a method on the records that are meant for it, and apply it."""
     if method in PUBLIC:
         assert job.public is not None
-        fitted: Temperature | Vector | Isotonic = PUBLIC[method]().fit(job.predict(job.public), job.public.tensors[-1])
-        return fitted.predict(logits)
+        fitted = PUBLIC[method]().fit(job.predict(job.public), job.public.tensors[-1])
+        probabilities: Tensor = fitted.predict(logits)
+        return probabilities
     records = job.train if job.aside is None else job.aside
     scaling = private_scaling(job.config)
     assert scaling is not None

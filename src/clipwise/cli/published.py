@@ -10,8 +10,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from clipwise.accounting.events import Event, GaussianSteps
-from clipwise.accounting.guarantee import Guarantee
+from clipwise.accounting import Event, GaussianSteps, Guarantee
 from clipwise.sampling import FullBatch, Poisson, Sampling
 
 __all__ = ["PUBLISHED", "Published", "published_for"]

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from clipwise.engine import Substitute
 from clipwise.entropy import Entropy
 from clipwise.errors import InvalidLosses, UnsupportedNode
 from clipwise.noise import GaussianNoise, Normals, SecureNormals
-from clipwise.optim.substitute import Substitute
 from clipwise.private.evidence.closure import LossFn
 
 __all__ = ["Projections", "Replay"]
@@ -123,14 +123,13 @@ def _forward_mode() -> Iterator[None]:
     except NotImplementedError as error:
         raise UnsupportedNode(
             f"norms cannot be estimated for this model, as an operation has no forward-mode derivative: "
-            f"{str(error).splitlines()[0]} Use clipwise.Private, whose norms are exact."
+            f"{str(error).splitlines()[0]} Use exact norms."
         ) from error
     except RuntimeError as error:
         if "jvp" not in str(error) and "forward" not in str(error):
             raise
         raise UnsupportedNode(
-            f"norms cannot be estimated for this model: {str(error).splitlines()[0]} Use clipwise.Private, whose norms "
-            "are exact."
+            f"norms cannot be estimated for this model: {str(error).splitlines()[0]} Use exact norms."
         ) from error
 
 

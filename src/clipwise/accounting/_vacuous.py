@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 from scipy import special
 
-from clipwise.accounting import Event, GaussianSteps, PrivateCalibration, account
+from clipwise.accounting.accounts import account
+from clipwise.accounting.events import Event, GaussianSteps
 from clipwise.errors import InvalidPlan
 from clipwise.sampling import public_size
 
@@ -20,7 +21,7 @@ MOST_EPSILON = 50.0
 
 def refuse_vacuous(events: Sequence[Event], what: str, advice: str) -> None:
     """Raise `InvalidPlan` when the epsilon of these events at delta = 1/n is over `MOST_EPSILON`."""
-    sizes = [public_size(event.sampling) for event in events if not isinstance(event, PrivateCalibration)]
+    sizes = [public_size(event.sampling) for event in events if event.sampling is not None]
     delta = min(0.5, 1.0 / min(sizes))
     # The bound from below comes first: it costs nothing where the noise is so small that accountants labour.
     least = max((least_epsilon(event, delta) for event in events if isinstance(event, GaussianSteps)), default=0.0)

@@ -1,0 +1,211 @@
+"""How each kind of sampling is accounted: one definition each, found by `scheme_of`.
+
+A new kind of sampling is its class in `clipwise.sampling` (how batches are drawn), one definition here (what a batch
+tells) and its place in both registries. What a definition does not say is refused.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
+
+from clipwise.accounting._numerics.laws import Law, fixed_size, gaussian, poisson, truncated_poisson, truncated_up_to
+from clipwise.accounting._numerics.shuffle import ShuffledRun
+from clipwise.accounting.guarantee import Relation
+from clipwise.errors import AccountingError
+from clipwise.sampling import FixedSize, FullBatch, Poisson, Sampling, Shuffled
+
+__all__ = ["OF_A_RATE", "SCHEMES", "Laws", "Scheme", "Steps", "scheme_of", "uses"]
+
+OF_A_RATE: tuple[Relation, ...] = ("add_remove", "zero_out", "replace_one")
+"""The relations where nothing of the mechanism depends on the number of records: all, the default first."""
+_OF_A_NUMBER: tuple[Relation, ...] = ("zero_out", "replace_one")
+
+Laws: TypeAlias = list[tuple[Law, int]]
+"""Pairs of output distributions, and how many steps have each."""
+
+S = TypeVar("S")
+
+
+@dataclass(frozen=True)
+class Steps:
+    """An event without its sampling; `first` says that it begins a run, and so an epoch."""
+
+    mu: float
+    count: int
+    replace: bool
+    group: int
+    first: bool
+
+    @property
+    def reach(self) -> float:
+        """How far the records of a group move the sum, in deviations of the noise."""
+        return self.group * self.mu * (2.0 if self.replace else 1.0)
+
+
+class Scheme(ABC, Generic[S]):
+    """What accounting knows of one kind of sampling. A number of records that is public is the usual case."""
+
+    interval: ClassVar[bool] = False
+    """Whether only an interval is known, from `lower` to `upper`."""
+
+    def relations(self, sampling: S) -> tuple[Relation, ...]:
+        """The relations that hold, the default first."""
+        return _OF_A_NUMBER
+
+    def is_tight(self, sampling: S) -> bool:
+        """Whether `upper` is reached by some data; else an answer is an upper bound at best."""
+        return not self.interval
+
+    @abstractmethod
+    def describe(self, sampling: S) -> str:
+        """What a guarantee says that it assumes."""
+
+    @abstractmethod
+    def upper(self, sampling: S, steps: Steps) -> Laws:
+        """Laws that dominate the steps, for any data."""
+
+    def lower(self, sampling: S, steps: Steps) -> Laws:
+        """Laws that some data reach."""
+        return self.upper(sampling, steps)
+
+    def shuffled_run(self, sampling: S, steps: Steps) -> ShuffledRun | None:
+        """What proves a lower end besides `lower`."""
+        return None
+
+    def unproven(self, sampling: S) -> str | None:
+        """What estimated norms have no proof for here, and what to do; None: they have one."""
+        return f"{type(sampling).__name__}: use cw.Poisson"
+
+
+class _AllRecords(Scheme[Any]):
+    """Calibration statistics: sums over all records, whatever their number."""
+
+    def relations(self, sampling: Any) -> tuple[Relation, ...]:
+        return OF_A_RATE
+
+    def describe(self, sampling: Any) -> str:
+        return "calibration statistics over all records"
+
+    def upper(self, sampling: Any, steps: Steps) -> Laws:
+        return [(gaussian(steps.reach), steps.count)]
+
+
+class _FullBatch(Scheme[FullBatch]):
+    def describe(self, sampling: FullBatch) -> str:
+        return "every record in every step"
+
+    def upper(self, sampling: FullBatch, steps: Steps) -> Laws:
+        return [(gaussian(steps.reach), steps.count)]
+
+    def unproven(self, sampling: FullBatch) -> str | None:
+        return None
+
+
+class _Poisson(Scheme[Poisson]):
+    def relations(self, sampling: Poisson) -> tuple[Relation, ...]:
+        return OF_A_RATE if sampling.sample_size is None else _OF_A_NUMBER
+
+    def is_tight(self, sampling: Poisson) -> bool:
+        # Of batches that are cut the law assumes the worst of every record that takes another's place.
+        return not sampling.is_cut
+
+    def describe(self, sampling: Poisson) -> str:
+        cut = "" if sampling.max_batch_size is None else f", batches cut at {sampling.max_batch_size}"
+        of = "" if sampling.largest is None else f" of at most {sampling.largest} records"
+        public = "rate" if sampling.sample_size is not None else "the public rate"
+        return f"Poisson sampling at {public} {sampling.rate:.6g}{cut}{of}"
+
+    def upper(self, sampling: Poisson, steps: Steps) -> Laws:
+        if not sampling.is_cut:
+            return [(poisson(sampling.rate, steps.mu, steps.replace, steps.group), steps.count)]
+        _refuse_group(steps, "truncated Poisson sampling")
+        return [(self._truncated(sampling, steps), steps.count)]
+
+    def _truncated(self, sampling: Poisson, steps: Steps) -> Law:
+        cap = sampling.max_batch_size
+        assert cap is not None
+        if sampling.sample_size is not None:
+            return truncated_poisson(sampling.sample_size, sampling.rate, cap, steps.mu, steps.replace)
+        assert sampling.largest is not None
+        return truncated_up_to(sampling.largest, sampling.rate, cap, steps.mu, steps.replace)
+
+    def unproven(self, sampling: Poisson) -> str | None:
+        # A record that takes the place of another: the estimates for both of them would matter.
+        return None if sampling.max_batch_size is None else "batches that are cut: leave max_batch_size out"
+
+
+class _Shuffled(Scheme[Shuffled]):
+    interval = True
+
+    def describe(self, sampling: Shuffled) -> str:
+        return f"shuffled batches of {sampling.batch_size} from {sampling.sample_size}, without amplification"
+
+    def upper(self, sampling: Shuffled, steps: Steps) -> Laws:
+        _refuse_group(steps, "shuffled and fixed-size batches")
+        return [(gaussian(steps.reach), uses(sampling, steps.count, steps.first))]
+
+    def lower(self, sampling: Shuffled, steps: Steps) -> Laws:
+        _refuse_group(steps, "shuffled and fixed-size batches")
+        return []
+
+    def shuffled_run(self, sampling: Shuffled, steps: Steps) -> ShuffledRun | None:
+        longest = sampling.batches_per_epoch
+        # Only whole epochs: an unfinished one, or the rest of one that a later event may begin in, is left out,
+        # and anyone who sees less of the output learns at most as much, so the bound stays below the truth.
+        whole = (steps.count if steps.first else steps.count - longest + 1) // longest
+        return ShuffledRun(steps.mu, longest, whole) if whole > 0 else None
+
+    def unproven(self, sampling: Shuffled) -> str | None:
+        return None
+
+
+class _FixedSize(Scheme[FixedSize]):
+    interval = True
+
+    def relations(self, sampling: FixedSize) -> tuple[Relation, ...]:
+        return ("replace_one",)
+
+    def describe(self, sampling: FixedSize) -> str:
+        return f"fresh subsets of exactly {sampling.batch_size} from {sampling.sample_size}"
+
+    def upper(self, sampling: FixedSize, steps: Steps) -> Laws:
+        _refuse_group(steps, "shuffled and fixed-size batches")
+        return [(fixed_size(sampling.batch_size / sampling.sample_size, steps.mu), steps.count)]
+
+    def lower(self, sampling: FixedSize, steps: Steps) -> Laws:
+        rate = sampling.batch_size / sampling.sample_size
+        if rate == 1.0:
+            return self.upper(sampling, steps)
+        # Reached by data where every other record pushes the other way, so that the filled-up place counts double.
+        _refuse_group(steps, "shuffled and fixed-size batches")
+        return [(poisson(rate, 2.0 * steps.mu, replace=False), steps.count)]
+
+    def unproven(self, sampling: FixedSize) -> str | None:
+        return "batches of a fixed size: use cw.Poisson"
+
+
+SCHEMES: dict[type[Any], Scheme[Any]] = {
+    type(None): _AllRecords(),
+    Poisson: _Poisson(),
+    FullBatch: _FullBatch(),
+    Shuffled: _Shuffled(),
+    FixedSize: _FixedSize(),
+}
+
+
+def scheme_of(sampling: Sampling | None) -> Scheme[Any]:
+    """How this sampling is accounted; None: all records, whatever their number."""
+    return next(SCHEMES[kind] for kind in type(sampling).__mro__ if kind in SCHEMES)
+
+
+def uses(sampling: Shuffled, steps: int, first: bool) -> int:
+    """In how many of the steps a record can be: once an epoch, and only the first event surely begins with one."""
+    batches = sampling.sample_size // sampling.batch_size
+    return -(-steps // batches) if first else -(-(steps - 1) // batches) + 1
+
+
+def _refuse_group(steps: Steps, scheme: str) -> None:
+    if steps.group > 1:
+        raise AccountingError(f"Group privacy is not available for {scheme}; use plain Poisson or full batches.")

@@ -1,0 +1,71 @@
+"""What a way of finding norms has to answer, and which one a plan asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol, TypeAlias
+
+from torch import Tensor, nn
+
+from clipwise.clipping import Style
+from clipwise.engine import Clipped, Clipper, Evidence
+from clipwise.errors import InvalidPlan
+from clipwise.mechanisms import ProjectedNorms
+from clipwise.noise import Normals
+from clipwise.plan import Plan
+from clipwise.private.batch import Batch
+from clipwise.private.evidence import Checks
+from clipwise.private.evidence.closure import LossFn
+from clipwise.private.fit import Fit
+from clipwise.private.position import Position
+
+__all__ = ["Clip", "ExactNorms", "Norms", "norms_of"]
+
+Clip: TypeAlias = Callable[[Tensor, Style, Evidence], Clipped[Any]]
+"""Losses -> norms -> clipped sum."""
+
+
+class Norms(Protocol):
+    """How the norms of a batch are found."""
+
+    def bind(self, fit: Fit) -> Clip:
+        """What clips the losses of these parameters."""
+        ...
+
+    def losses(self, batch: Any) -> Tensor:
+        """The losses of a batch, in the form that what `bind` gave can clip."""
+        ...
+
+
+class ExactNorms:
+    """Norms from the graph of the losses, wherever these were computed."""
+
+    def __init__(self, model: nn.Module, loss_fn: LossFn | None) -> None:
+        self._model, self._loss_fn = model, loss_fn
+
+    def bind(self, fit: Fit) -> Clip:
+        """The engine, for these parameters."""
+        return Clipper(fit.named)
+
+    def losses(self, batch: Any) -> Tensor:
+        """`loss_fn(model, batch)`."""
+        if self._loss_fn is None:
+            raise InvalidPlan("private.losses(batch) calls loss_fn(model, batch): give Private(..., loss_fn=...).")
+        return self._loss_fn(self._model, batch)
+
+
+def norms_of(
+    plan: Plan,
+    model: nn.Module,
+    loss_fn: LossFn | None,
+    source: Normals | None,
+    position: Position,
+    batch: Batch,
+    checks: Checks,
+) -> Norms:
+    """What the plan's mechanism asks for."""
+    if not isinstance(plan.mechanism, ProjectedNorms):
+        return ExactNorms(model, loss_fn)
+    from clipwise.private.norms.estimated import EstimatedNorms  # forward-mode derivatives: few need them
+
+    return EstimatedNorms(plan, model, loss_fn, source, position, batch, checks)
