@@ -64,6 +64,7 @@ def test_imports_go_downwards_only() -> None:
 
 
 WITHOUT_DOOR = {"cli", "private", "report"}
+"""Nobody imports the command line; the others are under way."""
 
 
 def contracts(kind: str) -> list[dict[str, Any]]:
@@ -72,7 +73,7 @@ def contracts(kind: str) -> list[dict[str, Any]]:
 
 
 def test_the_layers_are_drawn_in_contributing() -> None:
-    (drawn,) = contracts("layers")
+    (drawn,) = (each for each in contracts("layers") if each["containers"] == ["clipwise"])
     named = [re.findall(r"\w+", layer) for layer in drawn["layers"]]
     there = {path.stem for path in SOURCE.iterdir()} - {"__main__"}
     expected = [row for row in ([name for name in layer if name in there] for layer in named) if row]
@@ -84,12 +85,12 @@ def test_the_layers_are_drawn_in_contributing() -> None:
 
 def test_every_package_has_a_door() -> None:
     """And the modules inside that others may import all the same are documented ones."""
-    doors = {tuple(each["protected_modules"]): each for each in contracts("protected")}
+    doors = {inside: each for each in contracts("protected") for inside in each["protected_modules"]}
     packages = {path.parent.name for path in SOURCE.glob("*/__init__.py")} - WITHOUT_DOOR
-    assert set(doors) == {(f"clipwise.{name}.*",) for name in packages}
-    for (inside,), door in doors.items():
-        assert door["allowed_importers"] == [inside.removesuffix(".*")]
-        shown = {ignored.removeprefix("clipwise.** -> ") for ignored in door.get("ignore_imports", [])}
+    for inside in (f"clipwise.{name}.*" for name in packages):
+        assert inside in doors, f"pyproject.toml has no contract for {inside}"
+        assert doors[inside]["allowed_importers"] == [inside.removesuffix(".*")]
+        shown = {ignored.removeprefix("clipwise.** -> ") for ignored in doors[inside].get("ignore_imports", [])}
         assert shown <= documented_modules()
 
 

@@ -1,8 +1,9 @@
 """Where the random bits of a run come from.
 
 Every random choice of a run (which samples, which noise) asks `Entropy` for bytes under a purpose and a step number.
-Without a seed they come from the operating system each time, so no key lives on between steps and none can be
-saved. With a seed they are a function of seed, label, purpose and step, so a resumed run needs no generator state.
+Without a seed they come from the operating system each time, so none can be saved. (In memory, a thread's generator
+stays as its last piece left it, and from this the noise of that piece can be computed.) With a seed they are a function
+of seed, label, purpose and step, so a resumed run needs no generator state.
 
 The label says what the bytes are for: plan, data, initial values, optimizer, and for noise the very sums that it is
 added to (`docs/decisions/0014-seeds.md`). So runs of one seed that differ in any of these share no coins and no noise.

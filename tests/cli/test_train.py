@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import re
+import sys
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -20,7 +25,7 @@ from tests.training.common import TINY, exact_panel
 @pytest.fixture
 def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, figures_in_words: None) -> str:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(train_module, "privacy_panel", exact_panel)
+    monkeypatch.setattr(train_module, "guarantees_of", exact_panel)
     Path("tiny.toml").write_text(TINY)
     return "tiny.toml"
 
@@ -40,6 +45,58 @@ def test_a_run_is_printed_and_reported(tiny: str, capsys: pytest.CaptureFixture[
     assert Path("runs/tiny/report.html").stat().st_size > 10_000 and "tiny" in Path("runs/tiny/card.md").read_text()
     lines = shown.err.splitlines()
     assert 0 < len(lines) <= 4 and all("steps/s" in line and "epsilon" in line for line in lines)
+
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "src" / "clipwise"
+Place = tuple[str, str]
+
+
+def drawn() -> list[tuple[Place, Place | None]]:
+    """The functions of CONTRIBUTING's drawing from top to bottom, each with the one that it is drawn under."""
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    block = re.search(r"```text\nclipwise train CONFIG\n(.*?)```", text, flags=re.DOTALL)
+    assert block
+    above: dict[int, Place] = {}
+    lines: list[tuple[Place, Place | None]] = []
+    for indent, file, function in re.findall(r"^( +)([\w/]+\.py) ([\w.]+) ", block[1], flags=re.MULTILINE):
+        place = file, function.rpartition(".")[2]
+        above = {**{depth: each for depth, each in above.items() if depth < len(indent)}, len(indent): place}
+        lines.append((place, list(above.values())[-2] if len(above) > 1 else None))
+    assert len(lines) == len(block[1].splitlines())
+    return lines
+
+
+def test_a_run_walks_as_it_is_drawn_for_contributors(tiny: str) -> None:
+    lines = drawn()
+    places = {place for place, _ in lines}
+    walked: list[tuple[Place | None, Place | None]] = []
+
+    names, source = {function for _, function in places}, f"{SOURCE}{os.sep}"
+
+    def place_of(frame: FrameType) -> Place | None:
+        code = frame.f_code  # asked for at every call of the run, so the cheapest question comes first
+        if code.co_name not in names or not code.co_filename.startswith(source):
+            return None
+        return code.co_filename.removeprefix(source).replace(os.sep, "/"), code.co_name
+
+    def look(frame: FrameType, event: str, _: Any) -> None:
+        place = place_of(frame) if event == "call" else None
+        if place not in places:
+            return
+        caller = frame.f_back
+        while caller is not None and place_of(caller) not in places:
+            caller = caller.f_back
+        step = (place, None if caller is None else place_of(caller))
+        if step not in walked:
+            walked.append(step)
+
+    sys.setprofile(look)
+    try:
+        assert main(["train", tiny, "--set", "steps=2", "--set", "evaluation.every=2"]) == 0
+    finally:
+        sys.setprofile(None)
+    assert [step for step in walked if step in lines] == lines
 
 
 def test_the_result_as_json(tiny: str, capsys: pytest.CaptureFixture[str]) -> None:

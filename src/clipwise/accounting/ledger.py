@@ -73,8 +73,6 @@ class Ledger:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Ledger) and self.events == other.events
 
-    __hash__ = None  # type: ignore[assignment]
-
     def __repr__(self) -> str:
         return f"Ledger({len(self._counts)} events, {self.steps} steps, {self.relation})"
 

@@ -59,7 +59,8 @@ class Graph:
         """The shape of the value that flows along an edge."""
         k, output = edge
         if self.names[k] == LEAF:
-            return self.nodes[k].variable.shape  # type: ignore[no-any-return]
+            shape: torch.Size = self.nodes[k].variable.shape
+            return shape
         return torch.Size(output_meta(self.nodes[k], output).shape)
 
     def gradient_edge(self, edge: Edge) -> GradientEdge | Tensor:

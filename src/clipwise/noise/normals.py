@@ -29,7 +29,8 @@ class Normals(Protocol):
     def fill_(self, buffer: Tensor, entropy: Entropy, step: int, piece: int) -> None:
         """Fill a one-dimensional float64 CPU tensor with the independent numbers of this piece of this step.
 
-        Several threads may call at once, each with a piece of its own.
+        Several threads may call at once, each with a piece of its own. For an entropy with a seed, equal calls must
+        give equal numbers: a resumed run counts a repeated step with the same sums as the same release.
         """
         ...
 
@@ -37,8 +38,8 @@ class Normals(Protocol):
 class DefaultNormals:
     """`ZigguratNormals` for short pieces and `PolarNormals` for long ones: whichever takes less time.
 
-    Both draw in float64 on SFC64, with a key of 192 bits for every piece of every step, and reach beyond 12 standard
-    deviations. Statistically sound; not a cryptographic generator.
+    Both draw in float64 on SFC64, with a key of 192 bits for every piece of every step, and a tail that ends nowhere.
+    Statistically sound; not a cryptographic generator.
 
     >>> import torch
     >>> numbers = torch.empty(1000, dtype=torch.float64)

@@ -31,7 +31,7 @@ import numpy.typing as npt
 
 from clipwise.noise.stream import StreamNormals, check_numpy
 
-__all__ = ["PolarNormals"]
+__all__ = ["PolarNormals", "exponentials"]
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -58,13 +58,13 @@ _COS_0, _COS_2 = np.array(1 - _WIDEST**4 / 24), np.array((_WIDEST**2 / 3 - 1) * 
 _TAN_1, _TAN_3 = np.array(_STEP), np.array(_STEP**3 / 3)
 
 
-def _exponentials(generator: np.random.Generator, out: Array) -> None:
+def exponentials(generator: np.random.Generator, out: Array) -> None:
     """Exponential numbers whose tail ends nowhere: numpy's own have at most 44.4, from 53 bits beyond 7.7."""
     generator.standard_exponential(out=out)
     if out[out.argmax()] > _FAR:
         far = np.flatnonzero(out > _FAR)
         fresh = np.empty(len(far))
-        _exponentials(generator, fresh)
+        exponentials(generator, fresh)
         out[far] = _FAR + fresh
 
 
@@ -104,7 +104,7 @@ class _Pairs:
         np.multiply(square, _COS_2, square)
         np.add(square, _COS_0, square)
         exponential, radius = angle, turn.real
-        _exponentials(generator, exponential)
+        exponentials(generator, exponential)
         np.multiply(exponential, square, exponential)
         np.sqrt(exponential, radius)
         np.multiply(tangent, radius, turn.imag)

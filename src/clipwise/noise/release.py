@@ -15,8 +15,10 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -69,7 +71,8 @@ class GaussianNoise:
 
     Guarantees: the numbers are a function of entropy, step and what they are added to, not of the threads; every
     element of every tensor has a number of its own; the noise of a step serves one release, and after an error none.
-    With a seed, another sum or another deviation gets independent noise: no two releases of a seed cancel.
+    With a seed, another sum, deviation or source gets independent noise: no two releases of a seed cancel. It serves
+    one caller at a time: a second one, in another thread, is refused.
 
     >>> sums = [torch.zeros(1000), torch.zeros(1000)]
     >>> noise = GaussianNoise(sums, Entropy(seed=0))
@@ -84,12 +87,14 @@ class GaussianNoise:
         self._source = DefaultNormals() if source is None else source
         check_source(self._source, entropy)
         self._entropy = entropy
+        self._kind = () if entropy.seed is None else _kind_of(self._source)
         self._sizes = [tensor.numel() for tensor in like]
         pieces = cut(self._sizes, [(tensor.device, tensor.dtype) for tensor in like])
         lanes = min(torch.get_num_threads(), _MOST_LANES, len(pieces))
         self._lanes = [_Lane(pieces[first::lanes]) for first in range(lanes)]
         self._pool = ThreadPoolExecutor(lanes, "noise") if lanes > 1 else None
         self._served = -1
+        self._busy = threading.Lock()  # the lanes' buffers serve one call
 
     def release(
         self,
@@ -105,14 +110,26 @@ class GaussianNoise:
         `sums` are used up. Steps must grow: the noise of one serves once. `label` is what else tells this release from
         others of the seed. With a seed, `before` gets a digest of the release (private data) before anything is drawn.
         """
-        self._check(sums, stds, scale, step)
-        self._served = step
+        with self._alone():
+            self._check(sums, stds, scale, step)
+            self._served = step
+            return self._release(sums, stds, scale, step, label, before)
+
+    def _release(
+        self,
+        sums: Sequence[Tensor],
+        stds: Sequence[float],
+        scale: float,
+        step: int,
+        label: bytes,
+        before: Callable[[bytes], None] | None,
+    ) -> list[Tensor]:
         whole = [total.detach().contiguous() for total in sums]
         here = [total.cpu() for total in whole]  # themselves, unless they are elsewhere
         flat = [total.numpy().reshape(-1) for total in here]
         entropy = self._entropy
         if entropy.seed is not None:
-            entropy = entropy.labelled(label, repr((*stds, scale)).encode(), _digest(flat))
+            entropy = entropy.labelled(label, repr((*stds, scale)).encode(), _digest(flat), *self._kind)
             if before is not None:
                 before(entropy.take(16, "release", step))
 
@@ -140,8 +157,18 @@ class GaussianNoise:
                     target = made[part.tensor].view(-1)[part.start : part.stop]
                     target.copy_(own.to(target.dtype))
 
-        self._on_all_lanes(serve)
+        with self._alone():
+            self._on_all_lanes(serve)
         return made
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        if not self._busy.acquire(blocking=False):
+            raise ClipwiseError("another thread is drawing this noise: two releases at once would share it.")
+        try:
+            yield
+        finally:
+            self._busy.release()
 
     def _check(self, sums: Sequence[Tensor], stds: Sequence[float], scale: float, step: int) -> None:
         for total, std in zip(sums, stds, strict=True):
@@ -172,6 +199,15 @@ class GaussianNoise:
             for lane in self._lanes:
                 lane.buffer.zero_()
             raise
+
+
+def _kind_of(source: Normals) -> tuple[bytes, ...]:
+    """What tells a source from others, for the label of a seeded run: the same sum with other noise is another release.
+
+    The default has no mark.
+    """
+    kind = type(source)
+    return () if kind is DefaultNormals else (f"{kind.__module__}.{kind.__qualname__}".encode(),)
 
 
 def _digest(flat: Sequence[Floats]) -> bytes:

@@ -185,7 +185,7 @@ def test_a_private_temperature_cannot_be_asked_twice_with_one_seed() -> None:
     other = labels.clone()
     other[5] = 1
     answers: list[list[float]] = []
-    from clipwise import recalibration
+    from clipwise.calibration import private_scaling
 
     class Spy(GaussianNoise):
         def release(self, *args: Any, **options: Any) -> list[Tensor]:
@@ -194,7 +194,7 @@ def test_a_private_temperature_cannot_be_asked_twice_with_one_seed() -> None:
             return found
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recalibration, "GaussianNoise", Spy)
+        patch.setattr(private_scaling, "GaussianNoise", Spy)
         for y in (labels, other, labels):
             answers.append([])
             cw.calibration.PrivateTemperatureScaling(noise_multiplier=20.0, seed=1).fit(logits, y, cw.Ledger())

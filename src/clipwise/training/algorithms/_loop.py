@@ -15,9 +15,9 @@ from clipwise.federated import Server
 from clipwise.private import Private
 from clipwise.sampling import public_size
 from clipwise.training.config import TensorRecords
-from clipwise.training.run import Folder, Job, Progress, Watch, measured_row, spent, step_statistics
+from clipwise.training.run import Folder, Job, Progress, Trained, Watch, measured_row, spent, step_statistics
 
-__all__ = ["Milestones", "begin", "carry_on", "set_rate", "took_up"]
+__all__ = ["Milestones", "private_loop", "set_rate", "took_up"]
 
 
 class Milestones:
@@ -50,6 +50,7 @@ class Milestones:
             self._folder.append(row)
         if last or step % job.checkpoint_every == 0:
             self.save(step)
+        self._folder.begun = True
         self._watch(Progress(step, steps, self._first, lambda: spent(job, self._run), row and row["test"]))
 
 
@@ -65,18 +66,9 @@ def set_rate(optimizer: Optimizer, rate: float) -> None:
         group["lr"] = rate
 
 
-def begin(job: Job, optimizer: Optimizer, folder: Folder, resume: bool) -> Private:
-    """The run's `Private`, new or from the folder's checkpoint."""
-    losses = partial(_losses, job)
-    if not resume:
-        return Private(job.plan, job.model, optimizer, seed=job.draw_seed, loss_fn=losses)
-    private = Private.resume(folder.checkpoint, job.model, optimizer, plan=job.plan, loss_fn=losses)
-    took_up(folder, private.extra)
-    return private
-
-
-def carry_on(job: Job, folder: Folder, watch: Watch, resume: bool, private: Private, optimizer: Optimizer) -> None:
-    """The loop, with measuring and saving."""
+def private_loop(job: Job, folder: Folder, watch: Watch, resume: bool, optimizer: Optimizer) -> Trained:
+    """The ordinary loop with `Private` in it, to the end of the plan."""
+    private = _begin(job, folder, resume, optimizer)
     # Empty batches are handed out too, so that every step gets its own learning rate.
     loader = private.loader(
         job.train, job.config.batches.physical_batch_size, yield_empty=True, collate_fn=TensorRecords.collate
@@ -96,6 +88,17 @@ def carry_on(job: Job, folder: Folder, watch: Watch, resume: bool, private: Priv
         if private.step(losses):
             epoch = step * job.plan.batch_size / public_size(job.plan.sampling)
             milestones.ended(step, epoch, partial(_statistics, private, losses.detach()))
+    return Trained(private.ledger, private.checked, private.looked)
+
+
+def _begin(job: Job, folder: Folder, resume: bool, optimizer: Optimizer) -> Private:
+    """The run's `Private`, new or from the folder's checkpoint."""
+    losses = partial(_losses, job)
+    if not resume:
+        return Private(job.plan, job.model, optimizer, seed=job.draw_seed, loss_fn=losses)
+    private = Private.resume(folder.checkpoint, job.model, optimizer, plan=job.plan, loss_fn=losses)
+    took_up(folder, private.extra)
+    return private
 
 
 def _statistics(private: Private, losses: Tensor) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import ClassVar
 from torch import nn
 
 from clipwise.plan import Plan
-from clipwise.training.algorithms._loop import begin, carry_on
+from clipwise.training.algorithms._loop import private_loop
 from clipwise.training.algorithms.base import Algorithm
 from clipwise.training.config import OptimizerChoice, TomlTable, read_optimizer
 from clipwise.training.run import Folder, Job, Trained, Watch
@@ -39,7 +39,4 @@ class PrivateSGD(Algorithm):
         Guarantees: every step is charged in the folder before it is made, so a kill at any moment under-counts
         nothing; a seeded run that was killed and resumed ends with the weights of one that was not.
         """
-        optimizer = job.optimizer.build(job.parameters.values())
-        private = begin(job, optimizer, folder, resume)
-        carry_on(job, folder, watch, resume, private, optimizer)
-        return Trained(private.ledger, private.checked, private.looked)
+        return private_loop(job, folder, watch, resume, job.optimizer.build(job.parameters.values()))

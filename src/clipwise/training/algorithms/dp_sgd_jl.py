@@ -15,7 +15,7 @@ from torch import nn
 
 from clipwise.mechanisms import ProjectedNorms
 from clipwise.plan import Plan
-from clipwise.training.algorithms._loop import begin, carry_on
+from clipwise.training.algorithms._loop import private_loop
 from clipwise.training.algorithms.base import Algorithm
 from clipwise.training.config import OptimizerChoice, TomlTable, read_optimizer
 from clipwise.training.run import Folder, Job, Trained, Watch
@@ -49,7 +49,4 @@ class ProjectedSGD(Algorithm):
 
         Guarantees: as for dp-sgd, except for norms that were estimated too small, which are on the ledger as such.
         """
-        optimizer = job.optimizer.build(job.parameters.values())
-        private = begin(job, optimizer, folder, resume)
-        carry_on(job, folder, watch, resume, private, optimizer)
-        return Trained(private.ledger, private.checked, private.looked)
+        return private_loop(job, folder, watch, resume, job.optimizer.build(job.parameters.values()))

@@ -22,7 +22,7 @@ from clipwise.errors import InvalidConfig
 from clipwise.optim import FlatPrior, GaussianPrior, Langevin, LangevinOptimizer
 from clipwise.optim.sgld import posterior_learning_rate
 from clipwise.plan import Plan
-from clipwise.training.algorithms._loop import begin, carry_on
+from clipwise.training.algorithms._loop import private_loop
 from clipwise.training.algorithms.base import Algorithm
 from clipwise.training.config import LearningRate, OptimizerChoice, TomlTable
 from clipwise.training.run import Folder, Job, Trained, Watch
@@ -100,8 +100,7 @@ class PrivateSGLD(Algorithm):
         chain = self.chain(job.plan, job.model)
         chain.plan(job.model)
         optimizer = LangevinOptimizer(job.model, chain)
-        private = begin(job, optimizer, folder, resume)
-        carry_on(job, folder, watch, resume, private, optimizer)
+        trained = private_loop(job, folder, watch, resume, optimizer)
         settings, (*inputs, labels) = job.config.evaluation, job.test.tensors
         found = optimizer.posterior.evaluate(
             job.model,
@@ -112,4 +111,4 @@ class PrivateSGLD(Algorithm):
             forward=lambda model, *x: job.outputs(model, [each.to(job.config.device) for each in x]).cpu(),
             batch_size=settings.batch_size,
         )
-        return Trained(private.ledger, private.checked, private.looked, {AVERAGE: found.average})
+        return replace(trained, further={AVERAGE: found.average})

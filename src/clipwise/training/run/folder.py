@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from clipwise.errors import DataError, InvalidConfig
+from clipwise.errors import ClipwiseError, DataError, InvalidConfig
 from clipwise.report import RunFolder
 from clipwise.training.config import TomlText
 
@@ -20,6 +21,8 @@ class Folder(RunFolder):
         super().__init__(path)
         self.seconds = 0.0
         """Training time so far, over all the processes that the run took."""
+        self.begun = False
+        """Whether a step has been made."""
 
     def check(self, text: str, *, resume: bool, force: bool) -> None:
         """Refuse, before anything is computed, to lose a run or other files, or to continue another run."""
@@ -56,6 +59,18 @@ class Folder(RunFolder):
                 f"{self.path} was begun with another configuration ({', '.join(changed)} differ). Resume it with "
                 f"{self.config}, or start another run with --output."
             )
+
+    @contextlib.contextmanager
+    def claimed(self, config: str, *, resume: bool) -> Iterator[None]:
+        """As of any run; a model or a plan that is refused before the first step leaves no folder behind."""
+        with super().claimed(config, resume=resume):
+            self.begun = resume
+            try:
+                yield
+            except (ClipwiseError, OSError):
+                if not self.begun:
+                    self.discard()
+                raise
 
 
 def _differing(old: Mapping[str, Any], new: Mapping[str, Any], path: tuple[str, ...]) -> set[str]:

@@ -12,7 +12,7 @@ from torch import nn
 
 from clipwise import report
 from clipwise.data import DataSet
-from clipwise.errors import ClipwiseError, MissingExtra
+from clipwise.errors import MissingExtra
 from clipwise.private.digests import file_of
 from clipwise.report import Choices, Run, guarantees_of, not_checked, provenance_of
 from clipwise.training.config import Config
@@ -20,7 +20,7 @@ from clipwise.training.run.folder import Folder
 from clipwise.training.run.job import Job, Trained, prepare
 from clipwise.training.run.measure import evaluate
 from clipwise.training.run.recalibrate import recalibrate
-from clipwise.training.run.watch import Progress, Watch, silent
+from clipwise.training.run.watch import Watch, silent
 
 __all__ = ["train"]
 
@@ -50,7 +50,7 @@ def train(
     started = datetime.now(timezone.utc).isoformat(timespec="seconds")
     job = prepare(config, data)
     with folder.claimed(config.text, resume=resume):
-        trained = _carry_out(job, folder, watch, resume)
+        trained = config.algorithm.train(job, folder, watch, resume)
         run = _run(job, folder, trained, {"command": command, "started": started})
         _save_weights(job.model, folder.model)
         run.save(folder.path)
@@ -59,23 +59,6 @@ def train(
         if page:
             report.write(run, folder.path)
     return run, folder.path
-
-
-def _carry_out(job: Job, folder: Folder, watch: Watch, resume: bool) -> Trained:
-    """Run the algorithm; a model or a plan that is refused before the first step leaves no folder behind."""
-    begun = resume
-
-    def counted(progress: Progress) -> None:
-        nonlocal begun
-        begun = True
-        watch(progress)
-
-    try:
-        return job.config.algorithm.train(job, folder, counted, resume)
-    except (ClipwiseError, OSError):
-        if not begun:
-            folder.discard()
-        raise
 
 
 def _check_extras() -> None:
