@@ -434,3 +434,30 @@ def test_a_configuration_that_was_kept_trains_again(tmp_path: Path) -> None:
     again = Config.load(tmp_path / "run" / "config.toml")
     train(again, output=tmp_path / "again", page=False)
     assert same(weights(tmp_path / "run"), weights(tmp_path / "again"))
+
+
+@pytest.mark.usefixtures("exact_only")
+def test_a_schedule_of_noise_is_on_the_ledger_and_in_the_result(tmp_path: Path) -> None:
+    noise = cw.Steps({0: 2.0, 5: 1.0})
+    run = trained(tmp_path, "privacy.noise_multiplier={0=2.0, 5=1.0}")
+    sampling = cw.Poisson(1_297, 64)
+    assert run.ledger is not None
+    assert run.ledger.events == (cw.GaussianSteps(sampling, 2.0, 5), cw.GaussianSteps(sampling, 1.0, 7))
+    assert prepare(config("privacy.noise_multiplier={0=2.0, 5=1.0}")).plan.noise_multiplier == noise
+    for each in (run, Run.load(tmp_path / "run")):
+        assert each.plan == run.plan
+    with pytest.raises(cw.InvalidPlan, match="only 12 steps"):
+        prepare(config("privacy.noise_multiplier={0=2.0, 12=1.0}"))
+
+
+def test_a_schedule_of_noise_is_scaled_to_a_target() -> None:
+    plan = prepare(config("privacy.noise_multiplier={0=2.0, 5=1.0}", "privacy.epsilon=2", "privacy.delta=1e-4")).plan
+    assert isinstance(plan.noise_multiplier, cw.Steps) and 0.998 * 2 < plan.epsilon(1e-4) <= 2
+    assert plan.noise_multiplier.at(0) == pytest.approx(2 * plan.noise_multiplier.at(5), rel=1e-12)
+    with pytest.raises(InvalidConfig, match="one temperature"):
+        prepare(config("privacy.noise_multiplier={0=2.0, 5=1.0}", text=CHAIN))
+
+
+CHAIN = TINY.replace('[optimizer]\nname = "SGD"\nlearning_rate = 0.5\n', "").replace(
+    "steps = 12", 'algorithm = "dp-sgld"\nsteps = 12'
+)

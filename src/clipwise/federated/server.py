@@ -129,27 +129,26 @@ class Server:
                 "plan must be a clipwise.Plan with mechanism=cw.mechanisms.Rounds(), got "
                 f"{getattr(plan, 'mechanism', plan)!r}."
             )
-        if plan.noise_multiplier is None:
-            raise InvalidPlan("the plan has no noise yet: plan.calibrate(epsilon=..., delta=...) gives it some.")
         self._plan, self._rounds = plan, plan.mechanism
         self._position = Position(plan.steps, plan.sampling, seed, partial(_start, plan, model), unit="rounds")
         self._position.begin()  # with the values that the model has now
         self._like = _sums_like(model)
         self._adaptive = plan.clip if isinstance(plan.clip, AdaptiveClip) else None
-        multiplier = float(plan.noise_multiplier)
-        event = plan.event_at(0)
-        released, stds = list(self._like.values()), []
-        if self._adaptive is not None:
-            # One release: the count is one more number of the noisy vector.
-            multiplier, count_std = self._adaptive.split(multiplier)
-            released.append(torch.zeros(1, dtype=torch.float64))
-            stds.append(count_std)
-        self._release = Release(event, self._position, multiplier * self._rounds.weight_cap, noise, ledger, first=1)
-        self._release.bind(self.parameters, released, stds)
+        # One release: the count is one more number of the noisy vector.
+        released = [*self._like.values(), *([] if self._adaptive is None else [torch.zeros(1, dtype=torch.float64)])]
+        self._release = Release(plan, self._position, noise, ledger, first=1)
+        self._release.bind(self.parameters, released, self._deviations)
         bound = None if self._adaptive is None else self._adaptive.R
         self._state = ServerState(plan, self._release, bound, continues=ledger is not None)
         self._opened: Round | None = None
         self._last: RoundReport | None = None
+
+    def _deviations(self, noise: float) -> tuple[float, Sequence[float]]:
+        """Noise of the updates in units of R, and of the count where there is one."""
+        if self._adaptive is None:
+            return noise * self._rounds.weight_cap, ()
+        multiplier, count_std = self._adaptive.split(noise)
+        return multiplier * self._rounds.weight_cap, (count_std,)
 
     @property
     def plan(self) -> Plan:

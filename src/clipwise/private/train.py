@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from typing import Any, NoReturn
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
-from clipwise.accounting import GaussianSteps, Ledger, ProjectedSteps, Relation
+from clipwise.accounting import Ledger, Relation
 from clipwise.clipping import Style
 from clipwise.engine import Constants
 from clipwise.errors import InvalidPlan, InvalidSampling, NotSeparable, UnaccountedUpdate, UnsupportedNode
@@ -89,8 +88,6 @@ class Private:
     ) -> None:
         if not isinstance(plan, Plan):
             raise InvalidPlan(f"plan must be a clipwise.Plan, got {type(plan).__name__}.")
-        if plan.noise_multiplier is None:
-            raise InvalidPlan("the plan has no noise yet: plan.calibrate(epsilon=..., delta=...) gives it some.")
         if plan.mechanism.unit != "example":
             raise InvalidPlan(f"the mechanism {plan.mechanism!r} is run by clipwise.federated.Server, not by Private.")
         self._plan, self._model, self._optimizer = plan, model, optimizer
@@ -102,10 +99,7 @@ class Private:
             start=lambda: labels.of_run(plan, model, optimizer),
             now=lambda: labels.of_optimizer(optimizer),
         )
-        planned = plan.event_at(0)
-        assert isinstance(planned, (GaussianSteps, ProjectedSteps))
-        event = replace(planned, own_batches=own_batches)
-        self._release = Release(event, self._position, plan.noise_multiplier, noise)
+        self._release = Release(plan, self._position, noise, own_batches=own_batches)
         self._batch = Batch(plan.sampling, own_batches)
         declared = (constants,) if isinstance(constants, (Tensor, nn.Module)) else tuple(constants)
         counted = isinstance(plan.sampling, Poisson)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, ClassVar
 from torch import nn
 
 from clipwise.errors import InvalidConfig
+from clipwise.mechanisms import Steps
 from clipwise.optim import FlatPrior, GaussianPrior, Langevin, LangevinOptimizer
 from clipwise.optim.sgld import posterior_learning_rate
 from clipwise.plan import Plan
@@ -75,6 +76,8 @@ class PrivateSGLD(Algorithm):
         """The chain whose own noise is the plan's, which decides the learning rate."""
         if not plan.noise_multiplier:
             raise InvalidConfig("dp-sgld samples with its noise: it needs privacy.epsilon or privacy.noise_multiplier.")
+        if isinstance(plan.noise_multiplier, Steps):
+            raise InvalidConfig("dp-sgld has one temperature: give one noise_multiplier, not a schedule of them.")
         prior = FlatPrior() if self.prior_std is None else GaussianPrior(self.prior_std)
         chain = Langevin(
             plan.sampling, plan.steps, plan.clip, None, self.temperature, self.momentum, prior, self.burn_in, self.thin
