@@ -124,7 +124,7 @@ def _summary(run: Run) -> dict[str, Any]:
         "seed": run.seed,
         "test": {name: estimate.to_dict() for name, estimate in arm.estimates.items()},
         "recalibrated": {method: result.metrics for method, result in run.recalibrated.items()},
-        "noise_multiplier": run.plan.noise_multiplier,
+        "noise_multiplier": run.plan.to_dict().get("noise_multiplier"),
         "steps": run.plan.steps,
         "delta": run.delta,
         "guarantees": {name: guarantee.to_dict() for name, guarantee in run.guarantees.items()},

@@ -53,6 +53,8 @@ def describe(value: Any) -> str:
     'Poisson: each of 60,000 records with probability 512/60,000'
     >>> describe(cw.Poisson(rate=0.004, batch_size=256))
     'Poisson: each of any number of records with probability 0.004, 256 expected'
+    >>> describe(cw.Steps({0: 2.0, 500: 1.0}))
+    '2 from step 0 on, 1 from step 500 on'
     """
     if isinstance(value, Mapping):
         return "; ".join(f"{key}: {describe(item)}" for key, item in value.items())
@@ -81,6 +83,8 @@ def _words(kind: str, values: Mapping[str, Any]) -> str | None:
         at = values["switch_at"]
         when = f"{100 * at:g} % of the steps" if isinstance(at, float) and at < 1 else f"step {at:g}"
         return f"mix-up: {describe(values['small'])}, then {describe(values['large'])} from {when} on"
+    if kind == "Steps":
+        return ", ".join(f"{noise:g} from step {step} on" for step, noise in values["noise"].items())
     return "no clipping" if kind == "NoClip" else None
 
 
