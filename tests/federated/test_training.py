@@ -36,7 +36,7 @@ federated = { users = 50, local_batch_size = 8 }
 @pytest.fixture(autouse=True)
 def exact_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """The other accountants take seconds, and are tested where they are made."""
-    monkeypatch.setattr(training, "privacy_panel", lambda events, delta: {"exact": account(events, delta)})
+    monkeypatch.setattr(training, "guarantees_of", lambda events, delta: {"exact": account(events, delta)})
 
 
 def config(*overrides: str) -> Config:

@@ -127,7 +127,7 @@ def _leaves(value: Any) -> Iterator[Any]:
 def _exact_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """The other accountants say the same of sampling and relation, and take seconds."""
     monkeypatch.setattr(
-        "clipwise.training.run.train.privacy_panel", lambda events, delta: {"exact": account(events, delta)}
+        "clipwise.training.run.train.guarantees_of", lambda events, delta: {"exact": account(events, delta)}
     )
 
 
