@@ -101,6 +101,12 @@ def test_pld_is_refused_below_1e_8() -> None:
         account(MNIST, 1e-9, "pld")
 
 
+def test_pld_is_refused_for_groups_that_are_sampled() -> None:
+    """Its law of one sampled record would under-state what two of them show."""
+    with pytest.raises(AccountingError, match="no group privacy with sampling"):
+        account(MNIST, 1e-5, "pld", group=2)
+
+
 def test_pld_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     real = builtins.__import__
 
@@ -279,3 +285,9 @@ def test_bad_questions_are_refused() -> None:
         account(MNIST, 1e-5, "exact", relation="swap")  # type: ignore[arg-type]
     with pytest.raises(AccountingError, match="group"):
         pose(MNIST, group=0)
+
+
+def test_a_delta_is_compared_with_the_smallest_number_of_records() -> None:
+    events = [GaussianSteps(FullBatch(n), noise_multiplier=5.0) for n in (1_000, 10)]
+    assert not any("outright" in warning for warning in account(events, 0.01).warnings)
+    assert any("over 1/10:" in warning for warning in account(events, 0.2).warnings)

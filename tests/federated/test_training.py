@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -128,6 +129,14 @@ def test_partitions_hold_every_record_once() -> None:
     many = [len(labels[torch.from_numpy(part)].unique()) for part in uniform(370, 17)]
     assert max(few) <= 4 and min(many) >= 6
     assert len({len(part) for part in dirichlet(labels, 17, 0.3)}) > 5
+
+
+@pytest.mark.parametrize("users", [0, 1.5, 101])
+def test_users_are_a_number_that_the_records_suffice_for(users: Any) -> None:
+    labels = torch.arange(100) % 10
+    for deal in (lambda: uniform(100, users), lambda: shards(labels, users), lambda: dirichlet(labels, users)):
+        with pytest.raises(cw.InvalidConfig):
+            deal()
 
 
 def test_partitions_differ_by_seed_and_need_enough_records() -> None:

@@ -202,6 +202,14 @@ def test_an_entry_that_a_crash_cut_is_left_out(tmp_path: Path) -> None:
     assert again.looked.records > 100
 
 
+def test_data_of_which_nothing_was_read_were_not_looked_at() -> None:
+    digests = Digests()
+    digests.note({})
+    assert digests.looked.state == "not looked at"
+    digests.note({3: b"x" * 16})
+    assert digests.looked.state == "unchanged"
+
+
 # Where the digest lies
 
 
