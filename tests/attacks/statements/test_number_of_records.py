@@ -145,7 +145,7 @@ def test_no_file_of_a_run_tells_the_number_of_its_records(tmp_path: Path, capsys
     for path in files:
         assert_silent(path)
     assert tells(json.dumps(train_command._summary(made), default=str)) is None
-    train_command._print(made, folder)
+    train_command._print(made, folder, ())
     said = capsys.readouterr().out
     assert tells(said) is None and "adding or removing one example" in said
     assert made.provenance["data"]["held_out"] == 300  # of other people: a number of its own
