@@ -14,10 +14,10 @@ import matplotlib as mpl
 from clipwise import FullBatch
 from clipwise.accounting import round_up
 from clipwise.calibration import Estimate, metric_named
+from clipwise.experiments import CURVES, RESULTS, noise_of
 from clipwise.report import ArmResults, Run
-from papers.packed import CURVES, RESULTS, noise
+from papers.cache import write_text
 from papers.verdicts import BINS, Claim, Finding, mce
-from papers.work import write_text
 
 HEADLINES = {"classification": ("accuracy", "nll", "ece", "mce"), "regression": ("mse",)}
 
@@ -112,7 +112,7 @@ def times(arms: Sequence[ArmResults]) -> str:
 
 def noises(arms: Sequence[ArmResults]) -> str:
     """Which noise made the runs, in a sentence."""
-    found = sorted(filter(None, {noise(arm) for arm in arms}))
+    found = sorted(filter(None, {noise_of(arm) for arm in arms}))
     return f"Their noise: {' and '.join(found)}." if found else "They have no noise."
 
 

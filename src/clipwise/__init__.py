@@ -85,7 +85,7 @@ _HOME = {
 _PARTS = {  # used by name: cw.ntk.kernel
     **{
         name: f"clipwise.{name}"
-        for name in ("calibration", "data", "federated", "mechanisms", "ntk", "optim", "plots", "report")
+        for name in ("calibration", "data", "experiments", "federated", "mechanisms", "ntk", "optim", "plots", "report")
     },
     "sgld": "clipwise.optim.sgld",
 }

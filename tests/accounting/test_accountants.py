@@ -16,13 +16,12 @@ from clipwise.accounting import (
     account,
     account_delta,
     privacy_panel,
-    saddle_interval,
 )
 from clipwise.accounting._numerics.contour import exact_epsilon
 from clipwise.accounting._numerics.gaussian import gaussian_epsilon
 from clipwise.accounting._numerics.laws import fixed_size, poisson, truncated_poisson
 from clipwise.accounting._problem import pose
-from clipwise.accounting.accountants.edgeworth import edgeworth_delta, edgeworth_epsilon
+from clipwise.accounting.accountants.edgeworth import edgeworth_delta, edgeworth_epsilon, saddle_interval
 from clipwise.accounting.accountants.rdp import ORDERS, _by_quadrature, _step, rdp_delta, rdp_epsilon
 from clipwise.errors import AccountingError, MissingExtra
 from clipwise.sampling import FixedSize, FullBatch, Poisson, public_size

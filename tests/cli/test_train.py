@@ -18,7 +18,7 @@ from clipwise.cli.train import LINES, watching
 from clipwise.progress import Bar, Console
 from clipwise.training import Progress
 from clipwise.training.run import train as train_module
-from tests.terminal import Terminal
+from tests.conftest import Terminal
 from tests.training.common import TINY, exact_panel
 
 

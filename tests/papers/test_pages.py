@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
@@ -12,7 +13,6 @@ from typing import cast
 import pytest
 from papers.__main__ import DOCS, EXPERIMENTS, pages
 from papers.cifar10 import grid
-from papers.packed import CURVES, RESULTS
 from papers.regression import climb
 from papers.study import complete, parser_of
 from papers.tables import findings_table, results_table, setting
@@ -20,6 +20,7 @@ from papers.verdicts import BINS, Claim, Finding, smaller, smaller_mce
 
 import clipwise as cw
 from clipwise.calibration import CalibrationResult, Estimate
+from clipwise.experiments import CURVES, RESULTS
 from clipwise.report import ArmResults, Run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -51,9 +52,8 @@ def redrawn(name: str, folder: Path) -> None:
     """What `--draw` makes of the packed runs in a folder."""
     recipe = import_module(f"papers.{name}.__main__")
     kept = ROOT / "papers" / name
-    arms = complete(
-        recipe.study() if name == "cifar10" else recipe.STUDY, folder, parser_of(name, 1).parse_args(["--draw"])
-    )
+    study = recipe.study() if name == "cifar10" else recipe.STUDY
+    arms = complete(replace(study, folder=folder), parser_of(name, 1).parse_args(["--draw"]))
     if name == "cifar10":
         settings = recipe.head_settings(recipe.DEFAULT, quick=False)
         rows = grid.complete([], kept / "grid.json", kept / "config.toml", settings, 1)

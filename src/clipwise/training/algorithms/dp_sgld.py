@@ -2,12 +2,12 @@
 
 ```toml
 algorithm = "dp-sgld"
-[sgld]                # in place of [optimizer]: noise and temperature decide the learning rate
+[sgld]                # in place of [optimizer]: noise and temperature determine the learning rate
 temperature = 1.0     # 1 is the posterior
-momentum = 0.9        # Hamiltonian (SGHMC); left out, 0
-prior_std = 1.0       # of every weight; left out, the prior is flat
-burn_in = 300         # steps before samples are kept; left out, half of them
-thin = 10             # steps from one sample to the next; left out, for about thirty
+momentum = 0.9        # Hamiltonian (SGHMC); default 0
+prior_std = 1.0       # of every weight; without it the prior is flat
+burn_in = 300         # steps before samples are kept; default: half of them
+thin = 10             # steps from one sample to the next; default: for about thirty
 ```
 """
 

@@ -172,7 +172,7 @@ class Evaluation:
             std=table.number("std", None),
         )
         table.close()
-        try:  # told now, not after the training that they would end
+        try:  # reported now, not after the training that they would end
             equal_edges(evaluation.bins)
             check_resamples(evaluation.resamples, seed=0)
         except DataError as error:
@@ -186,7 +186,7 @@ class Recalibration:
 
     methods: tuple[str, ...]
     share: float
-    """Of the held-out records, for the methods on public data; they are then left out of every metric."""
+    """Of the held-out records, for the methods on public data; no metric then uses them."""
     noise_multiplier: float | None
     """Of the private methods."""
     private_share: float | None

@@ -48,7 +48,7 @@ class Folder(RunFolder):
             raise DataError(f"{self.path} holds a finished run: there is nothing to resume.")
         if not self.checkpoint.exists():
             raise DataError(
-                f"{self.path} holds no checkpoint to resume from. Leave --resume out to start a run "
+                f"{self.path} holds no checkpoint to resume from. Omit --resume to start a run "
                 "(with --force, if a run was cut here before its first checkpoint)."
             )
         old = TomlText.read(self.config)

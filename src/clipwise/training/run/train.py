@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime, timezone
 from importlib.util import find_spec
 from pathlib import Path
@@ -37,12 +38,13 @@ def train(
     watch: Watch = silent,
     data: DataSet | None = None,
     page: bool = True,
+    note: str = "",
 ) -> tuple[Run, Path]:
     """Carry out a configuration; the run and its folder.
 
     The folder is refused when a finished run is in it (`force` replaces it), or an interrupted one, which `resume`
     continues. `data` are the records that the configuration names, where many runs share them; `page=False` leaves
-    the report, its figures and the card out.
+    the report, its figures and the card out; `note` is added to the run's warnings.
     """
     folder = Folder(Path(config.output if output is None else output))
     folder.check(config.text, resume=resume, force=force)
@@ -52,6 +54,7 @@ def train(
     with folder.claimed(config.text, resume=resume):
         trained = config.algorithm.train(job, folder, watch, resume)
         run = _run(job, folder, trained, {"command": command, "started": started})
+        run = replace(run, warnings=(*run.warnings, note)) if note else run
         _save_weights(job.model, folder.model)
         run.save(folder.path)
         folder.checkpoint.unlink()
