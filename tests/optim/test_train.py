@@ -42,7 +42,6 @@ JL = 'algorithm = "dp-sgd-jl"\nprojections = 40\noptimizer.learning_rate = 0.5\n
 
 @pytest.fixture(autouse=True)
 def _one_accountant(monkeypatch: pytest.MonkeyPatch) -> None:
-    train_module._guarantees.cache_clear()
     monkeypatch.setattr(train_module, "guarantees_of", exact_panel)
 
 
