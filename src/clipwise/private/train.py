@@ -91,6 +91,7 @@ class Private:
         if plan.mechanism.unit != "example":
             raise InvalidPlan(f"the mechanism {plan.mechanism!r} is run by clipwise.federated.Server, not by Private.")
         self._plan, self._model, self._optimizer = plan, model, optimizer
+        self._scale = 1.0 / plan.denominator
         self._fit = Fit.of(model, optimizer)
         self._position = Position(
             plan.steps,
@@ -290,7 +291,8 @@ class Private:
                 )
             self._bind()
         self._fit.check_step()
-        self._state.check_weights()
+        if self._state.expected is not None:
+            self._state.check_weights()
 
     def _check_declared(self) -> None:
         if not self._batch.own and not self._position.iteration:
@@ -304,7 +306,7 @@ class Private:
         """Charge first, then noise, average, write. From the charge on the step is spent, whatever happens."""
         style = self._style()
         sums = self._batch.take(self._position.done, self._fit)
-        self._release.write(sums, style, 1.0 / self._plan.denominator)
+        self._release.write(sums, style, self._scale)
 
     def _step(self) -> None:
         """Step the optimizer with what was released."""
