@@ -14,7 +14,7 @@ from torch import nn
 from clipwise import report
 from clipwise.data import DataSet
 from clipwise.errors import MissingExtra
-from clipwise.private.digests import file_of
+from clipwise.private import digests_file
 from clipwise.report import Choices, Run, guarantees_of, not_checked, provenance_of
 from clipwise.training.config import Config
 from clipwise.training.run.folder import Folder
@@ -58,7 +58,7 @@ def train(
         _save_weights(job.model, folder.model)
         run.save(folder.path)
         folder.checkpoint.unlink()
-        file_of(folder.checkpoint).unlink(missing_ok=True)
+        digests_file(folder.checkpoint).unlink(missing_ok=True)
         if page:
             report.write(run, folder.path)
     return run, folder.path
