@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from typing import Any, NoReturn
+from typing import Any, NoReturn, final
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -36,6 +36,7 @@ from clipwise.sampling import Poisson
 __all__ = ["Private"]
 
 
+@final
 class Private:
     """Clips, sums, adds noise, steps the optimizer and keeps the ledger, in an ordinary training loop.
 
