@@ -183,7 +183,7 @@ def _cell(arm: ArmResults, metric: str) -> str:
 def _print(name: str, arms: Sequence[ArmResults], page: Path, seconds: float) -> None:
     from clipwise.accounting import neighbours
     from clipwise.calibration import metric_named
-    from clipwise.report.reading import read
+    from clipwise.report import reading_of
 
     setting, first = SETTINGS[name], next(arm.first for arm in arms if arm.first.is_private)
     data, exact, gdp = first.provenance["data"], first.guarantees["exact"], first.guarantees["gdp"]
@@ -201,7 +201,7 @@ learning rate {setting.rate:g} / R in every arm (not private: {setting.rate / LA
 {table(["", *header], rows)}
   {basis}; ECE: how far confidence is from accuracy, on average; NLL: log-loss
 
-{fill(read(arms).verdict, 110)}
+{fill(reading_of(arms).verdict, 110)}
 
 Every private run has epsilon = {exact.printed} at delta = {first.delta:g}, whatever R: {exact.kind}, under
 {neighbours(exact.relation, "image")}.

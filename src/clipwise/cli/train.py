@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Train, and say what came out and where it is."""
-    from clipwise.report.folder import plain
+    from clipwise.report import plain
     from clipwise.training import Config, train
 
     config = Config.load(args.config, args.set)
@@ -135,9 +135,7 @@ def _summary(run: Run) -> dict[str, Any]:
 
 def _print(run: Run, folder: Path, methods: Collection[str]) -> None:
     from clipwise.calibration import metrics_of
-    from clipwise.report import arms_of
-    from clipwise.report.warnings import warnings_of
-    from clipwise.report.wording import interval_text, value_text
+    from clipwise.report import arms_of, interval_text, value_text, warnings_of
 
     (arm,) = arms_of([run])
     data = run.provenance["data"]
