@@ -122,7 +122,27 @@ def test_a_plan_with_it_survives_json(mechanism: Any) -> None:
         cw.Plan.from_dict(edited)
 
 
+@pytest.mark.parametrize(
+    "items", [[[0, 2.0], [0, 0.01]], [[[0], 2.0]], [[0]], [0], None, [["0", 2.0]], [[0.0, 2.0]], [[True, 2.0]], []]
+)
+def test_a_damaged_schedule_is_refused(items: Any) -> None:
+    record = plan(noise_multiplier=NOISE).to_dict()
+    record["noise_multiplier"]["noise"]["items"] = items
+    with pytest.raises(cw.InvalidPlan):
+        cw.Plan.from_dict(record)
+
+
 # What it costs
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS, ids=repr)
+@pytest.mark.parametrize("accountant", ["exact", "rdp"])
+def test_the_order_of_the_stretches_does_not_matter(mechanism: Any, accountant: str) -> None:
+    """Two of the events are equal, and still two."""
+    apart = plan(steps=9, noise_multiplier=cw.Steps({0: 4.0, 3: 3.0, 6: 4.0}), mechanism=mechanism)
+    together = replace(apart, noise_multiplier=cw.Steps({0: 4.0, 6: 3.0}))
+    assert apart.events[0] == apart.events[2]
+    assert apart.epsilon(1e-4, accountant) == pytest.approx(together.epsilon(1e-4, accountant), rel=1e-9)
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS, ids=repr)

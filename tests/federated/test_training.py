@@ -17,20 +17,19 @@ from clipwise.federated import dirichlet, shards, uniform
 from clipwise.report.describe import event_row, plan_rows
 from clipwise.training import Config, Progress, train
 from clipwise.training.run import train as training
+from tests.training.common import DIGITS
 
-TINY = """
+TINY = f"""
+{DIGITS}
 name = "tiny"
 algorithm = "dp-fedavg"
-seed = 3
 steps = 6
 batch_size = 10
-data.source = "digits"
-model = { source = "mlp", hidden = [8] }
-clip = { rule = "Abadi", R = 0.5 }
+clip = {{ rule = "Abadi", R = 0.5 }}
 optimizer.learning_rate = 0.2
 privacy.noise_multiplier = 1.0
-evaluation = { every = 2, resamples = 0 }
-federated = { users = 50, local_batch_size = 8 }
+evaluation = {{ every = 2, resamples = 0 }}
+federated = {{ users = 50, local_batch_size = 8 }}
 """
 
 

@@ -20,21 +20,19 @@ from clipwise.report.describe import event_row
 from clipwise.training import Config, Progress, train
 from clipwise.training.algorithms.dp_sgld import AVERAGE
 from clipwise.training.run import train as train_module
-from tests.training.common import exact_panel
+from tests.training.common import DIGITS, exact_panel
 
 pytest.importorskip("sklearn")
 
 ROOT = Path(__file__).resolve().parents[2]
 
-COMMON = """
-seed = 3
+COMMON = f"""
+{DIGITS}
 steps = 12
 batch_size = 64
-data.source = "digits"
-model = { source = "mlp", hidden = [8] }
-clip = { rule = "Abadi", R = 1.0 }
+clip = {{ rule = "Abadi", R = 1.0 }}
 privacy.noise_multiplier = 4.0
-evaluation = { every = 4, resamples = 0 }
+evaluation = {{ every = 4, resamples = 0 }}
 """
 SGLD = 'algorithm = "dp-sgld"\nsgld = { prior_std = 0.5, momentum = 0.5, temperature = 2.0, thin = 2 }\n' + COMMON
 JL = 'algorithm = "dp-sgd-jl"\nprojections = 40\noptimizer.learning_rate = 0.5\n' + COMMON

@@ -24,21 +24,19 @@ from clipwise.training.algorithms._loop import private_loop
 from clipwise.training.config import LearningRate, OptimizerChoice, TomlTable
 from clipwise.training.run import Folder, Job, Trained, Watch
 
-from .common import config
+from .common import DIGITS, config
 
 ROOT = Path(__file__).parents[2]
 
-COMMON = """
+COMMON = f"""
+{DIGITS}
 name = "tiny"
-seed = 3
 steps = 3
 batch_size = 64
 checkpoint_every = 1
-data.source = "digits"
-model = { source = "mlp", hidden = [8] }
-clip = { rule = "Abadi", R = 1.0 }
+clip = {{ rule = "Abadi", R = 1.0 }}
 privacy.noise_multiplier = 4.0
-evaluation = { every = 1, resamples = 0 }
+evaluation = {{ every = 1, resamples = 0 }}
 """
 
 RATE = "optimizer.learning_rate = 0.5\n"

@@ -25,11 +25,7 @@ from clipwise.hashing import joined, whole
 from clipwise.mechanisms import AdaptiveClip, Rounds
 from clipwise.noise import Normals
 from clipwise.plan import Plan
-from clipwise.private.digests import Looked
-from clipwise.private.labels import of_plan, of_values
-from clipwise.private.position import Position
-from clipwise.private.release import Release
-from clipwise.private.saving import read, save
+from clipwise.private import Looked, Position, Release, label_of_plan, label_of_values, read_checkpoint, save_checkpoint
 
 __all__ = ["Failure", "Round", "RoundReport", "Server", "apply", "select"]
 
@@ -303,7 +299,7 @@ class Server:
 
         From then on every round is counted in that file before its noise is drawn (unseeded runs).
         """
-        save(path, self._state, self._state.capture(), model, optimizer, extra)
+        save_checkpoint(path, self._state, self._state.capture(), model, optimizer, extra)
 
     def resume(self, path: str | os.PathLike[str], model: nn.Module, optimizer: Optimizer | None = None) -> Any:
         """Go on from `save`, in a server that has made no round yet; model and optimizer are filled.
@@ -312,14 +308,14 @@ class Server:
         round for which other updates come gets other noise, and is charged again. An unseeded one draws fresh noise,
         and the rounds begun since stay charged. Returns `extra`.
         """
-        saved = read(path, self._state.kind)
+        saved = read_checkpoint(path, self._state.kind)
         saved.continue_in(self._state, model, optimizer)
         return saved.extra
 
 
 def _start(plan: Plan, model: nn.Module) -> bytes:
     """What a seeded run is begun with: the plan and the initial values."""
-    return joined([b"federated", of_plan(plan), of_values(model)])
+    return joined([b"federated", label_of_plan(plan), label_of_values(model)])
 
 
 @torch.no_grad()

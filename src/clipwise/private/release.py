@@ -47,9 +47,12 @@ class Release:
         first: int = 0,
     ) -> None:
         check_one_process()
-        plan.event_at(0)  # refuses a plan without noise
         self._plan, self.position = plan, position
         self._marks: dict[str, Any] = {"own_batches": True} if own_batches else {}
+        self._stretches: list[tuple[int, Repeated]] = []  # where steps with equal noise end, and the event of one
+        for event in self._events(0, plan.steps):  # refuses a plan without noise
+            end = event.count + (self._stretches[-1][0] if self._stretches else 0)
+            self._stretches.append((end, event.repeated(1)))
         self.ledger = Ledger() if ledger is None else ledger
         self.guard = Guard()
         self._source, self._first = source, first
@@ -92,7 +95,7 @@ class Release:
 
         Refused when the style does not bound what a sample contributes.
         """
-        (event,) = self._events(self.position.done, self.position.done + 1)
+        event = next(event for end, event in self._stretches if self.position.done < end)
         noise = event.noise_multiplier
         if not noise or (self._scaled is not None and self._scaled[0] is style and self._scaled[1] == noise):
             return event

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from typing import Any, NoReturn
+from typing import Any, NoReturn, final
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -36,6 +36,7 @@ from clipwise.sampling import Poisson
 __all__ = ["Private"]
 
 
+@final
 class Private:
     """Clips, sums, adds noise, steps the optimizer and keeps the ledger, in an ordinary training loop.
 
@@ -91,6 +92,7 @@ class Private:
         if plan.mechanism.unit != "example":
             raise InvalidPlan(f"the mechanism {plan.mechanism!r} is run by clipwise.federated.Server, not by Private.")
         self._plan, self._model, self._optimizer = plan, model, optimizer
+        self._scale = 1.0 / plan.denominator
         self._fit = Fit.of(model, optimizer)
         self._position = Position(
             plan.steps,
@@ -275,7 +277,8 @@ class Private:
                 )
             self._bind()
         self._fit.check_step()
-        self._state.check_weights()
+        if self._state.expected is not None:
+            self._state.check_weights()
 
     def _check_declared(self) -> None:
         if not self._batch.own and not self._position.iteration:
@@ -289,7 +292,7 @@ class Private:
         """Charge first, then noise, average, write. From the charge on the step is spent, whatever happens."""
         style = self._style()
         sums = self._batch.take(self._position.done, self._fit)
-        self._release.write(sums, style, 1.0 / self._plan.denominator)
+        self._release.write(sums, style, self._scale)
 
     def _step(self) -> None:
         """Step the optimizer with what was released."""

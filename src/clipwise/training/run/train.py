@@ -21,7 +21,7 @@ from clipwise.accounting import Event, privacy_panel
 from clipwise.data import DataSet
 from clipwise.errors import MissingExtra
 from clipwise.noise import DESCRIPTION
-from clipwise.private.digests import file_of
+from clipwise.private import digests_file
 from clipwise.report import Run
 from clipwise.training.config import Config
 from clipwise.training.run.folder import Folder
@@ -65,7 +65,7 @@ def train(
         _save_weights(job.model, folder.path / "model.safetensors")
         run.save(folder.path)
         folder.checkpoint.unlink()
-        file_of(folder.checkpoint).unlink(missing_ok=True)
+        digests_file(folder.checkpoint).unlink(missing_ok=True)
         if page:
             report.write(run, folder.path)
     return run, folder.path
