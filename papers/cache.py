@@ -18,7 +18,7 @@ from clipwise.files import file_sha256 as file_sha256
 from clipwise.files import locked, replacing
 from clipwise.hashing import digest as digest
 from clipwise.progress import Bar, duration
-from clipwise.report.run import write_text as write_text
+from clipwise.report.folder import write_text as write_text
 
 
 def cache_folder(kind: str, name: str, made_of: Any) -> Path:

@@ -42,11 +42,11 @@ def runs_of_arm(folder: Path, arm: str) -> list[Run]:
 def test_every_arm_is_a_run_that_train_could_have_made(made: tuple[Path, str]) -> None:
     runs = [Run.load(folder) for folder in sorted((made[0] / "runs").iterdir())]
     assert sorted({run.name for run in runs}) == sorted(demo.NAMES.values()) and len(runs) == 8
-    epsilons = {run.guarantees["exact"]["epsilon"] for run in runs if run.is_private}
+    epsilons = {run.guarantees["exact"].epsilon for run in runs if run.is_private}
     assert len(epsilons) == 1, "the private arms have one and the same epsilon"
     assert [run.is_private for run in runs].count(False) == 2
     c = demo.SETTINGS["digits"].rate
-    assert {run.name: run.plan["learning_rate"] for run in runs} == {
+    assert {run.name: run.choices.learning_rate for run in runs} == {
         demo.NAMES["small"]: c / demo.SMALL,
         demo.NAMES["large"]: c / demo.LARGE,
         demo.NAMES["mix-up"]: f"{c:g} / R",

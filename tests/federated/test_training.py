@@ -36,7 +36,7 @@ federated = {{ users = 50, local_batch_size = 8 }}
 @pytest.fixture(autouse=True)
 def exact_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """The other accountants take seconds, and are tested where they are made."""
-    monkeypatch.setattr(training, "privacy_panel", lambda events, delta: {"exact": account(events, delta)})
+    monkeypatch.setattr(training, "guarantees_of", lambda events, delta: {"exact": account(events, delta)})
 
 
 def config(*overrides: str) -> Config:
@@ -58,12 +58,14 @@ def test_a_run_protects_users(overrides: tuple[str, ...], tmp_path: Path) -> Non
     run, folder = train(config(*overrides), output=tmp_path / "run", page=False)
     assert run.ledger is not None
     assert run.ledger.events == (FederatedRounds(cw.Poisson(50, 10), 1.0, 6),)
-    assert run.delta == 1e-2 and run.guarantees["exact"]["unit"] == "client"
+    assert run.delta == 1e-2 and run.guarantees["exact"].unit == "client"
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [2, 4, 6]
-    assert rows[-1]["epsilon"] == pytest.approx(run.guarantees["exact"]["epsilon"])
+    assert rows[-1]["epsilon"] == pytest.approx(run.guarantees["exact"].epsilon)
     assert not (folder / "checkpoint").exists() and (folder / "model.safetensors").exists()
-    assert dict(plan_rows(run.plan))["users in a round"] == "Poisson: each of 50 users with probability 10/50"
+    assert (
+        dict(plan_rows(run.plan, run.choices))["users in a round"] == "Poisson: each of 50 users with probability 10/50"
+    )
     assert event_row(run.ledger.events[0])[1:] == ("6 rounds", "1", "Poisson: each of 50 users with probability 10/50")
 
 

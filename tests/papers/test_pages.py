@@ -18,6 +18,7 @@ from papers.study import complete, parser_of
 from papers.tables import findings_table, results_table, setting
 from papers.verdicts import BINS, Claim, Finding, smaller, smaller_mce
 
+import clipwise as cw
 from clipwise.calibration import CalibrationResult, Estimate
 from clipwise.experiments import CURVES, RESULTS
 from clipwise.report import ArmResults, Run
@@ -132,10 +133,12 @@ def test_epsilon_is_never_rounded_down() -> None:
     assert "| 0.601 |" in results_table([cast("ArmResults", arm)], ["mse"])
 
 
-@pytest.mark.parametrize(("sampling", "batch"), [({"batch_size": 256}, "an expected batch of 256"), ({}, "all")])
-def test_a_page_tells_what_was_trained_on_what(sampling: dict[str, int], batch: str) -> None:
+@pytest.mark.parametrize(
+    ("sampling", "batch"), [(cw.Poisson(1279, 256), "an expected batch of 256"), (cw.FullBatch(1279), "all")]
+)
+def test_a_page_tells_what_was_trained_on_what(sampling: cw.Sampling, batch: str) -> None:
     data = {"records": 1279, "held_out": 320, "inputs": "as they are", "note": ""}
-    plan = {"sampling": sampling, "steps": 2000, "noise_multiplier": 35.0}
+    plan = cw.Plan(sampling, steps=2000, clip=cw.Abadi(1.0), noise_multiplier=35.0)
     run = SimpleNamespace(plan=plan, delta=7.1078e-4, provenance={"data": data, "model": "MLP()", "parameters": 7041})
     assert setting(cast("Run", run)) == (
         f"MLP() with 7,041 parameters; 2,000 steps on {batch} of 1,279 records, inputs as they are; noise "

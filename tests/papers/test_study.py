@@ -48,7 +48,7 @@ def test_a_set_that_was_cut_goes_on_and_its_page_counts_seeds(
     main(study, QUICK, write, ["--jobs", "1", "--resume"])
     assert (study.folder / "runs" / "fast-0" / "result.json").read_bytes() == first
     runs = runs_of(study)
-    assert [(run.name, run.plan["learning_rate"]) for run in runs] == [("fast", 0.5)] * 2 + [("not so fast", 0.05)] * 2
+    assert [(run.name, run.choices.learning_rate) for run in runs] == [("fast", 0.5)] * 2 + [("not so fast", 0.05)] * 2
     said = capsys.readouterr().out
     assert "[3/3]" in said and "| not so fast | 2 |" in said and "| missing | ECE | 1.0 % | not run | - | - |" in said
     saved = json.loads((study.folder / "results.json").read_text())["arms"]

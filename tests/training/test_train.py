@@ -65,7 +65,7 @@ def test_the_loop_is_the_one_that_a_user_would_write(finished: tuple[Run, Path])
     found = weights(folder)
     assert all(torch.allclose(found[name], expected[name], atol=1e-6) for name in expected)
     assert run.ledger is not None and run.ledger.steps == 12
-    assert run.guarantees["exact"]["epsilon"] == pytest.approx(cw.epsilon(1.0, cw.Poisson(1_297, 64), 12, 1e-4))
+    assert run.guarantees["exact"].epsilon == pytest.approx(cw.epsilon(1.0, cw.Poisson(1_297, 64), 12, 1e-4))
 
 
 @pytest.mark.slow
@@ -89,12 +89,12 @@ def test_the_folder_tells_everything(tmp_path: Path) -> None:
     assert isinstance(run.test, CalibrationResult) and run.test.count == 500 and run.test.intervals is not None
     assert [row["step"] for row in run.curves] == [4, 8, 12]
     last = run.curves[-1]
-    assert last["epsilon"] == pytest.approx(run.guarantees["exact"]["epsilon"])
+    assert last["epsilon"] == pytest.approx(run.guarantees["exact"].epsilon)
     assert last["epoch"] == pytest.approx(12 * 64 / 1_297)
     assert last["test"]["accuracy"] == run.test.accuracy and last["test"]["ece"] == pytest.approx(run.test.ece)
     assert set(last["private"]) == {"loss", "fraction_clipped", "norm_median", "batch_size", "bad_samples", "layers"}
     assert set(last["private"]["layers"]) == {"hidden1", "output"}
-    assert run.delta == 1e-4 and run.plan["noise_multiplier"] == 1.0 and run.plan["learning_rate"] == 0.5
+    assert run.delta == 1e-4 and run.plan.noise_multiplier == 1.0 and run.choices.learning_rate == 0.5
     assert run.provenance["command"] == "clipwise train x" and run.provenance["data"]["records"] == 1_297
     assert run.provenance["parameters"] == 64 * 8 + 8 + 8 * 10 + 10
     # The weights on disk are those that were measured.
@@ -159,7 +159,7 @@ def test_epsilon_is_met_together_with_recalibration(tmp_path: Path) -> None:
     )
     run = trained(tmp_path, "privacy={epsilon=2.0, delta=1e-5}", methods)
     assert run.ledger is not None and isinstance(run.ledger.events[-1], PrivateCalibration)
-    assert 2.0 * 0.998 < run.guarantees["exact"]["epsilon"] <= 2.0
+    assert 2.0 * 0.998 < run.guarantees["exact"].epsilon <= 2.0
     assert set(run.recalibrated) == {"temperature", "vector", "isotonic", "private-temperature"}
     # Half of the held-out records are fitted on, and measured is the other half.
     assert {result.count for result in run.recalibrated.values()} == {250} and run.test.count == 250

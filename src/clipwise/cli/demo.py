@@ -194,7 +194,7 @@ def _print(name: str, arms: Sequence[ArmResults], page: Path, seconds: float) ->
     print(
         f"""\
 {len(arms)} arms x {seeds} seeds on {name}: {data["records"]:,} images to train on, {data["held_out"]:,} held out;
-{first.provenance["parameters"]:,} parameters, {first.plan["steps"]:,} steps, Poisson batches of expected size \
+{first.provenance["parameters"]:,} parameters, {first.plan.steps:,} steps, Poisson batches of expected size \
 {setting.batch_size}, noise multiplier {setting.noise_multiplier:g};
 learning rate {setting.rate:g} / R in every arm (not private: {setting.rate / LARGE:g}, as for R = {LARGE:g}).
 
@@ -203,9 +203,9 @@ learning rate {setting.rate:g} / R in every arm (not private: {setting.rate / LA
 
 {fill(read(arms).verdict, 110)}
 
-Every private run has epsilon = {exact["printed"]} at delta = {first.delta:g}, whatever R: {exact["kind"]}, under
-{neighbours(exact["relation"], "image")}.
-The central limit theorem would have claimed {gdp["printed"]}: an approximation, no bound.
+Every private run has epsilon = {exact.printed} at delta = {first.delta:g}, whatever R: {exact.kind}, under
+{neighbours(exact.relation, "image")}.
+The central limit theorem would have claimed {gdp.printed}: an approximation, no bound.
 The settings were chosen by looking at this data, and the runs are seeded: this shows an effect and is not a release.
 
 report: {page}  ({seconds:.0f} s)"""
@@ -237,10 +237,10 @@ def _result(name: str, note: str, arms: Sequence[ArmResults], page: Path, second
         "note": note,
         "arms": {arm.name: {metric: arm.estimates[metric].to_dict() for metric in SHOWN} for arm in arms},
         "epsilon": {arm.name: arm.epsilon for arm in arms},
-        "accountants": {accountant: g["epsilon"] for accountant, g in private.guarantees.items()},
+        "accountants": {accountant: g.epsilon for accountant, g in private.guarantees.items()},
         "delta": private.delta,
-        "noise_multiplier": private.plan["noise_multiplier"],
-        "steps": private.plan["steps"],
+        "noise_multiplier": private.plan.noise_multiplier,
+        "steps": private.plan.steps,
         "seeds": len(arms[0].runs),
         "report": str(page),
         "seconds": round(seconds, 1),

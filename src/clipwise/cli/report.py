@@ -49,15 +49,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def load(given: Sequence[str]) -> list[Run]:
     """The runs that were named, in that order; those below a named folder not private first, then by R."""
     from clipwise.report import Run
-    from clipwise.report.run import is_run
+    from clipwise.report.folder import runs_below
 
     found: dict[Path, Run] = {}
     for name in given:
         path = Path(name)
-        below = (
-            [path] if is_run(path) else sorted(each.parent for each in path.glob("**/result.json") if each.is_file())
-        )
-        folders = [each.resolve() for each in below if is_run(each)]
+        folders = [each.resolve() for each in runs_below(path)]
         if not folders:
             raise DataError(f"{path} is neither a finished run nor a folder of such: no run's result.json is in it.")
         loaded = {folder: Run.load(folder) for folder in folders}
@@ -98,8 +95,8 @@ def _rows(arms: Sequence[ArmResults]) -> tuple[list[str], list[list[str]]]:
 def run(args: argparse.Namespace) -> int:
     """Read the runs, write the page, say where it is."""
     from clipwise.report import arms_of, write
+    from clipwise.report.folder import plain
     from clipwise.report.reading import read
-    from clipwise.report.run import plain
 
     loaded = load(args.runs)
     page = write(loaded, _place(args), publishable=args.publishable)

@@ -30,13 +30,15 @@ FLOAT32 = "float32 numbers of torch, which end at 5.8 deviations (replaced since
 def noise_of(arm: ArmResults) -> str | None:
     """Which noise made the runs of an arm; None when it has none.
 
+    >>> import clipwise as cw
     >>> from clipwise.calibration import evaluate_regression
     >>> from clipwise.report import Run, arms_of
-    >>> (arm,) = arms_of([Run("not private", "regression", evaluate_regression([1.0, 2.0], [1.0, 2.5]), plan={})])
+    >>> plan = cw.Plan(cw.FullBatch(10), steps=5, clip=cw.NoClip(), noise_multiplier=0.0)
+    >>> (arm,) = arms_of([Run("not private", evaluate_regression([1.0, 2.0], [1.0, 2.5]), plan)])
     >>> noise_of(arm) is None
     True
     """
-    if not arm.first.plan.get("noise_multiplier"):
+    if not arm.first.plan.noise_multiplier:
         return None
     return " and ".join(sorted({str(run.provenance.get("noise", FLOAT32)) for run in arm.runs}))
 

@@ -18,7 +18,7 @@ from clipwise.experiments.packed import Record
 from clipwise.experiments.study import Study, Trial
 from clipwise.experiments.watch import Watch, silent
 from clipwise.experiments.workers import advance, side_by_side
-from clipwise.report import ArmResults, Run, arms_of
+from clipwise.report import ArmResults, Run, RunFolder, arms_of
 from clipwise.training import Config, Progress, train
 
 __all__ = ["pack", "run_all", "runs_of"]
@@ -173,7 +173,7 @@ def _finished(study: Study) -> Iterator[tuple[str, Record, Run]]:
                 if run.name == arm.name:
                     where = _place(trial)
                     _check_settings(trial, run.config, where)
-                    if not run.curves or run.curves[-1]["step"] != run.plan["steps"]:
+                    if not run.curves or run.curves[-1]["step"] != run.plan.steps:
                         raise DataError(f"{where}: metrics.jsonl is cut. {_AGAIN}")
                     yield trial.name, record, run
 
@@ -194,7 +194,7 @@ def _configuration(trial: Trial, kept: Mapping[str, Record]) -> tuple[str | None
     if trial.name in kept and not trial.finished:
         return kept[trial.name]["config"], _place(trial)
     try:
-        return (trial.folder / "config.toml").read_text(encoding="utf-8"), str(trial.folder)
+        return RunFolder(trial.folder).config.read_text(encoding="utf-8"), str(trial.folder)
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{trial.folder} is not a whole run: {error}. {_AGAIN}") from error
 

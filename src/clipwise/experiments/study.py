@@ -8,6 +8,7 @@ from pathlib import Path
 
 from clipwise._validate import is_count
 from clipwise.errors import InvalidConfig
+from clipwise.report import RunFolder
 from clipwise.training import Config
 
 __all__ = ["Arm", "Study", "Trial"]
@@ -99,12 +100,12 @@ class Trial:
     @property
     def finished(self) -> bool:
         """Whether a whole run is in its folder."""
-        return (self.folder / "result.json").is_file()
+        return RunFolder(self.folder).finished
 
     @property
     def begun(self) -> bool:
         """Whether there is a run to keep, whole or cut. One that was cut before its first checkpoint is none."""
-        return self.finished or (self.folder / "checkpoint").exists()
+        return self.finished or RunFolder(self.folder).checkpoint.exists()
 
     def config(self) -> Config:
         """The configuration of the run."""

@@ -132,6 +132,21 @@ class Private:
         return self._plan
 
     @property
+    def model(self) -> nn.Module:
+        """The model that is trained."""
+        return self._model
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The optimizer that makes the steps."""
+        return self._optimizer
+
+    @property
+    def seed(self) -> int | None:
+        """The seed, with which anyone can remove the noise; None: the operating system's entropy."""
+        return self._position.entropy.seed
+
+    @property
     def ledger(self) -> Ledger:
         """Everything that was released, as facts. An update that clipwise did not make stands there without noise."""
         self._release.look()

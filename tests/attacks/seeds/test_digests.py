@@ -236,7 +236,7 @@ class Stop(Exception):
 def test_the_digest_is_in_its_own_files_and_in_nothing_else(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(train_module, "privacy_panel", exact_panel)
+    monkeypatch.setattr(train_module, "guarantees_of", exact_panel)
     for drawings in ("public_drawings", "private_drawings"):  # curves of metrics, which take seconds
         monkeypatch.setattr(render, drawings, lambda arms: [])
     x = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))

@@ -29,11 +29,11 @@ def test_a_committed_run_says_the_relation_that_holds(experiment: str, name: str
     assert run.guarantees == Run.from_record(record, name).guarantees
     assert run.ledger is not None and run.delta is not None and run.ledger.relation == "zero_out"
     for accountant, guarantee in run.guarantees.items():
-        assert guarantee["relation"] == "zero_out" and "blanking one" in guarantee["statement"]
-        assert {k: v for k, v in guarantee.items() if k not in ("relation", "statement")} == {
+        assert guarantee.relation == "zero_out" and "blanking one" in guarantee.statement()
+        assert {k: v for k, v in guarantee.to_dict().items() if k not in ("relation", "statement")} == {
             k: v for k, v in written[accountant].items() if k not in ("relation", "statement")
         }
     today = account(run.ledger.events, run.delta)
-    assert today.printed == run.guarantees["exact"]["printed"]
-    assert today.statement() == run.guarantees["exact"]["statement"]
+    assert today.printed == run.guarantees["exact"].printed
+    assert today.statement() == run.guarantees["exact"].statement()
     assert "blanking one" in card(run) and "adding or removing" not in card(run)
