@@ -190,17 +190,9 @@ def gpt2(width: int, layers: int, heads: int, vocabulary: int = GPT2_VOCABULARY)
     """`GPT2LMHeadModel` with its tied head."""
     transformers: Any = import_module("transformers")
 
-    config = transformers.GPT2Config(
-        vocab_size=vocabulary,
-        n_embd=width,
-        n_layer=layers,
-        n_head=heads,
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
-        bos_token_id=0,
-        eos_token_id=0,
-    )
+    sizes = {"vocab_size": vocabulary, "n_embd": width, "n_layer": layers, "n_head": heads}
+    no_dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    config = transformers.GPT2Config(**sizes, **no_dropout, bos_token_id=0, eos_token_id=0)
     return transformers.GPT2LMHeadModel(config)
 
 

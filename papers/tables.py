@@ -11,12 +11,13 @@ from typing import Any
 
 import matplotlib as mpl
 
+from clipwise import FullBatch
 from clipwise.accounting import round_up
 from clipwise.calibration import Estimate, metric_named
+from clipwise.experiments import CURVES, RESULTS, noise_of
 from clipwise.report import ArmResults, Run
-from papers.packed import CURVES, RESULTS, noise
+from papers.cache import write_text
 from papers.verdicts import BINS, Claim, Finding, mce
-from papers.work import write_text
 
 HEADLINES = {"classification": ("accuracy", "nll", "ece", "mce"), "regression": ("mse",)}
 
@@ -80,13 +81,13 @@ def findings_table(findings: Sequence[Finding]) -> str:
 def setting(run: Run) -> str:
     """What was trained on what, in a sentence from the run itself."""
     data, plan = run.provenance["data"], run.plan
-    batch = f"an expected batch of {plan['sampling']['batch_size']}" if "batch_size" in plan["sampling"] else "all"
+    batch = "all" if isinstance(plan.sampling, FullBatch) else f"an expected batch of {plan.sampling.batch_size}"
     named = re.fullmatch(r"FromFunction\(module='(.*)', function='(.*)', options=\{\}\)", run.provenance["model"])
     network = f"`{named[1]}:{named[2]}`" if named else run.provenance["model"]
     return (
-        f"{network} with {run.provenance['parameters']:,} parameters; {plan['steps']:,} steps on "
+        f"{network} with {run.provenance['parameters']:,} parameters; {plan.steps:,} steps on "
         f"{batch} of {data['records']:,} records, inputs {data['inputs']}; noise multiplier "
-        f"{plan['noise_multiplier']:g}, delta {run.delta:.3g}; measured on {data['held_out']:,} records. "
+        f"{plan.noise_multiplier:g}, delta {run.delta:.3g}; measured on {data['held_out']:,} records. "
         f"{data['note']}"
     ).strip()
 
@@ -111,7 +112,7 @@ def times(arms: Sequence[ArmResults]) -> str:
 
 def noises(arms: Sequence[ArmResults]) -> str:
     """Which noise made the runs, in a sentence."""
-    found = sorted(filter(None, {noise(arm) for arm in arms}))
+    found = sorted(filter(None, {noise_of(arm) for arm in arms}))
     return f"Their noise: {' and '.join(found)}." if found else "They have no noise."
 
 

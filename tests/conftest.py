@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import io
 from typing import Any
 
 import pytest
@@ -48,3 +49,15 @@ def figures_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
 def fine_grid(monkeypatch: pytest.MonkeyPatch) -> None:
     """Releases are rounded, but hardly: for tests that compare a step with a formula, which has no grid."""
     monkeypatch.setattr("clipwise.noise.release.GRID_POINTS", 1 << 46)
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+    @property
+    def screen(self) -> list[str]:
+        """The lines that a person sees in the end."""
+        return [line.split("\r\033[K")[-1] for line in self.getvalue().split("\n")]

@@ -63,7 +63,8 @@ def test_imports_go_downwards_only() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-WITHOUT_DOOR = {"cli", "private", "report"}
+WITHOUT_DOOR = {"cli"}
+"""Nobody imports the command line."""
 
 
 def contracts(kind: str) -> list[dict[str, Any]]:
@@ -72,7 +73,7 @@ def contracts(kind: str) -> list[dict[str, Any]]:
 
 
 def test_the_layers_are_drawn_in_contributing() -> None:
-    (drawn,) = contracts("layers")
+    (drawn,) = (each for each in contracts("layers") if each["containers"] == ["clipwise"])
     named = [re.findall(r"\w+", layer) for layer in drawn["layers"]]
     there = {path.stem for path in SOURCE.iterdir()} - {"__main__"}
     expected = [row for row in ([name for name in layer if name in there] for layer in named) if row]
@@ -84,12 +85,12 @@ def test_the_layers_are_drawn_in_contributing() -> None:
 
 def test_every_package_has_a_door() -> None:
     """And the modules inside that others may import all the same are documented ones."""
-    doors = {tuple(each["protected_modules"]): each for each in contracts("protected")}
+    doors = {inside: each for each in contracts("protected") for inside in each["protected_modules"]}
     packages = {path.parent.name for path in SOURCE.glob("*/__init__.py")} - WITHOUT_DOOR
-    assert set(doors) == {(f"clipwise.{name}.*",) for name in packages}
-    for (inside,), door in doors.items():
-        assert door["allowed_importers"] == [inside.removesuffix(".*")]
-        shown = {ignored.removeprefix("clipwise.** -> ") for ignored in door.get("ignore_imports", [])}
+    for inside in (f"clipwise.{name}.*" for name in packages):
+        assert inside in doors, f"pyproject.toml has no contract for {inside}"
+        assert doors[inside]["allowed_importers"] == [inside.removesuffix(".*")]
+        shown = {ignored.removeprefix("clipwise.** -> ") for ignored in doors[inside].get("ignore_imports", [])}
         assert shown <= documented_modules()
 
 
@@ -118,17 +119,13 @@ def test_package_uses_nothing_that_is_not_installed_with_it(path: Path) -> None:
     assert not {"benchmarks", "examples", "papers", "tests"} & set(imported(path))
 
 
-KNOWN_TWICE = {"NotConverged"}
-"""To be renamed; then this is empty."""
-
-
 def test_no_class_name_stands_twice() -> None:
     homes: dict[str, list[str]] = {}
     for path in MODULES:
         for node in ast.walk(tree(path)):
             if isinstance(node, ast.ClassDef):
                 homes.setdefault(node.name, []).append(f"{relative(path)}:{node.lineno}")
-    twice = {name: places for name, places in homes.items() if len(places) > 1 and name not in KNOWN_TWICE}
+    twice = {name: places for name, places in homes.items() if len(places) > 1}
     assert not twice, f"one name is one thing: {twice}"
 
 
@@ -218,8 +215,8 @@ def test_repository_names_no_machine() -> None:
 def test_repository_is_small_enough_to_look_through() -> None:
     names = tracked()
     logs = [name for name in names if Path(name).name in ("metrics.jsonl", "result.json", "ledger.json")]
-    assert not logs, f"{logs[0]} is a file of a run's folder; `clipwise reproduce` packs runs (papers/packed.py)"
-    assert len(names) <= 700, f"{len(names)} files are tracked"
+    assert not logs, f"{logs[0]} is a file of a run's folder; `clipwise reproduce` packs runs"
+    assert len(names) <= 720, f"{len(names)} files are tracked"
 
 
 def test_machine_path_is_recognised() -> None:

@@ -7,7 +7,7 @@ import io
 import pytest
 
 from clipwise.progress import BYTES, Bar, Console
-from tests.terminal import Terminal
+from tests.conftest import Terminal
 
 
 @pytest.fixture

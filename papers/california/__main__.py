@@ -8,22 +8,25 @@ from functools import partial
 from pathlib import Path
 
 from clipwise.cli.published import PUBLISHED
+from clipwise.experiments import Arm, Study
 from papers import regression
-from papers.study import Study, Variant, main
+from papers.study import main
 
+HERE = Path(__file__).parent
 STUDY = Study(
-    folder=Path(__file__).parent,
-    variants=(
-        Variant("R = 1"),
-        Variant("R = 10", ("clip.R=10.0",)),
-        Variant("R = 100", ("clip.R=100.0",)),
-        Variant("not private", ("privacy={private=false}", "clip={rule='NoClip'}")),
+    config=HERE / "config.toml",
+    folder=HERE,
+    arms=(
+        Arm("R = 1"),
+        Arm("R = 10", ("clip.R=10.0",)),
+        Arm("R = 100", ("clip.R=100.0",)),
+        Arm("not private", ("privacy={private=false}", "clip={rule='NoClip'}")),
     ),
     seeds=30,
-    quick=("steps=40", "evaluation.every=10"),
 )
+QUICK = ("steps=40", "evaluation.every=10")
 
 write = partial(regression.write, "California Housing, DP-Adam", PUBLISHED["california"])
 
 if __name__ == "__main__":
-    main(STUDY, write)
+    main(STUDY, QUICK, write)

@@ -7,14 +7,14 @@ learning rates; a large R is better calibrated than a small one, at equal privac
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from papers.cifar10 import grid
 from papers.cifar10.features import cached
 from papers.cifar10.networks import called, extractor
 from papers.cifar10.page import write
 from papers.cifar10.study import DEFAULT, FOLDER, SEEDS, SIDE, TUNED, cells, head_settings, study
-from papers.study import complete, parser_of, place
-from papers.work import told
+from papers.study import complete, parser_of, placed, told
 
 
 @told()
@@ -43,12 +43,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     planned = study(network, args.quick, args.whole)
     if not (args.quick or args.draw or (args.only and all(TUNED in name for name in args.only))):
         cached(network, extractor(network, SIDE if network == DEFAULT else None))  # before any run needs them
-    with place(home, args.quick) as folder:
-        arms = complete(planned, folder, args)
+    with placed(replace(planned, folder=home), () if args.quick else None) as here:
+        arms = complete(here, args)
         wanted = [] if args.draw or args.only else cells(args.quick, args.seeds)
         settings = head_settings(network, args.quick)
-        rows = grid.complete(wanted, folder / "grid.json", FOLDER / "config.toml", settings, args.jobs)
-        print(write(arms, rows, folder, network, args.whole))
+        rows = grid.complete(wanted, here.folder / "grid.json", FOLDER / "config.toml", settings, args.jobs)
+        print(write(arms, rows, here.folder, network, args.whole))
 
 
 if __name__ == "__main__":

@@ -17,8 +17,8 @@ import torch
 from torch.utils.data import TensorDataset
 
 from clipwise.data import DataSet, load
+from papers.cache import cache_folder, digest, fill, kept, write_text
 from papers.cifar10.networks import Network, called, extractor
-from papers.work import cache_folder, digest, fill, kept, write_text
 
 SHARD, BATCH = 2_000, 4  # few at a time stay in the processor's caches
 

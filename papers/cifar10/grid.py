@@ -19,9 +19,10 @@ from typing import Any
 from clipwise.calibration import Estimate
 from clipwise.data import DataSet
 from clipwise.errors import DataError
+from clipwise.experiments import Show, side_by_side
 from clipwise.plots import Point
+from papers.cache import write_text
 from papers.verdicts import BINS, calibration_of
-from papers.work import side_by_side, write_text
 
 METRICS = ("accuracy", "nll", "ece", *(f"mce{bins}" for bins in BINS))
 
@@ -86,18 +87,19 @@ def _records(config: Path, settings: tuple[str, ...]) -> DataSet:
     return Config.load(config, settings).data.load()
 
 
-def complete(wanted: Sequence[Cell], path: Path, config: Path, settings: Sequence[str], jobs: int) -> list[Any]:
+def complete(wanted: Sequence[Cell], path: Path, config: Path, settings: Sequence[str], jobs: int | None) -> list[Any]:
     """Train the cells that `path` does not have; all of them that it has then."""
     made_of = _made_of(config, settings)
     rows = read(path, made_of)
     done = {tuple(row[name] for name in asdict(wanted[0])) for row in rows} if wanted else set()
     todo = [cell for cell in wanted if tuple(asdict(cell).values()) not in done]
     work = partial(measure, config=config, settings=tuple(settings))
-    for _, row in side_by_side("cells of the grid", work, todo, jobs):
-        rows.append(row)
-        rows.sort(key=lambda row: [row[name] for name in asdict(todo[0])])
-        cells = ",\n".join(map(json.dumps, rows))
-        write_text(path, f'{{"made_of": "{made_of}",\n"cells": [\n{cells}\n]}}\n')
+    with Show("cells of the grid") as show:
+        for _, row in side_by_side(work, todo, jobs, show, "cells of the grid"):
+            rows.append(row)
+            rows.sort(key=lambda row: [row[name] for name in asdict(todo[0])])
+            cells = ",\n".join(map(json.dumps, rows))
+            write_text(path, f'{{"made_of": "{made_of}",\n"cells": [\n{cells}\n]}}\n')
     return rows
 
 

@@ -141,7 +141,7 @@ def _tuned(by_name: Mapping[str, ArmResults], folder: Path, network: str, whole:
 
 Does it carry over from a head to a whole network? {called(network)} with a new head,
 {first.provenance["parameters"]:,} parameters{seen}; {data["records"]:,} training and {data["held_out"]:,} test images,
-{first.plan["steps"]} steps with an expected batch of {first.plan["sampling"]["batch_size"]:,}, learning rate
+{first.plan.steps} steps with an expected batch of {first.plan.batch_size:,}, learning rate
 {TUNED_RATE:g} / R, one seed. ± is not available for one seed: the intervals in `results.json` are those that other test
 images would give.
 

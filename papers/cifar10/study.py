@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from clipwise.experiments import Arm, Study
 from papers.cifar10.grid import Cell
-from papers.study import Study, Variant
 
 FOLDER = Path(__file__).parent
 DEFAULT = "efficientnet_lite0"
@@ -56,28 +56,28 @@ def study(network: str = DEFAULT, quick: bool = False, whole: bool = False) -> S
     head = head_settings(network, quick)
     long = () if quick else (f"steps={LONG}", f"evaluation.every={LONG // 15}")
     heads = [*_arms("", (), SEEDS), *_arms("15 epochs", long, LONG_SEEDS), *_noises(SIGMAS[::2] if quick else SIGMAS)]
-    variants = [Variant(each.name, (*head, *each.settings), each.seeds) for each in heads]
-    return Study(FOLDER, (*variants, *_fine_tuned(network, quick, whole)), SEEDS, quick=())
+    arms = [Arm(each.name, (*head, *each.overrides), each.seeds) for each in heads]
+    return Study(FOLDER / "config.toml", (*arms, *_fine_tuned(network, quick, whole)), SEEDS, FOLDER)
 
 
-def _arms(kind: str, settings: tuple[str, ...], seeds: int) -> Iterator[Variant]:
+def _arms(kind: str, settings: tuple[str, ...], seeds: int) -> Iterator[Arm]:
     """Without privacy, with a small R and with a large one."""
-    yield Variant(arm(None, kind), (*NOT_PRIVATE, f"optimizer.learning_rate={RATE / LARGE}", *settings), seeds)
+    yield Arm(arm(None, kind), (*NOT_PRIVATE, f"optimizer.learning_rate={RATE / LARGE}", *settings), seeds)
     for R in (SMALL, LARGE):
-        yield Variant(arm(R, kind), (f"clip.R={R}", f'optimizer.learning_rate="{RATE} / R"', *settings), seeds)
+        yield Arm(arm(R, kind), (f"clip.R={R}", f'optimizer.learning_rate="{RATE} / R"', *settings), seeds)
 
 
-def _noises(sigmas: Sequence[float]) -> Iterator[Variant]:
+def _noises(sigmas: Sequence[float]) -> Iterator[Arm]:
     """The same seed, so the same initial weights, and small learning rates."""
     for rate in NOISE_RATES:
         settings = (f"optimizer.learning_rate={rate}", "evaluation.every=1", "evaluation.resamples=0")
-        yield Variant(noise_arm(None, rate), (*NOT_PRIVATE, *settings), seeds=1)
+        yield Arm(noise_arm(None, rate), (*NOT_PRIVATE, *settings), seeds=1)
         for sigma in sigmas:
             noise = f"privacy.noise_multiplier={sigma}" if sigma else "privacy={private=false}"
-            yield Variant(noise_arm(sigma, rate), (f"clip.R={NOISE_R}", noise, *settings), seeds=1)
+            yield Arm(noise_arm(sigma, rate), (f"clip.R={NOISE_R}", noise, *settings), seeds=1)
 
 
-def _fine_tuned(network: str, quick: bool, whole: bool) -> Iterator[Variant]:
+def _fine_tuned(network: str, quick: bool, whole: bool) -> Iterator[Arm]:
     """All parameters: on a subset of small images, or on everything as the paper does."""
     if quick:
         data, model = "synthetic=true", f"network={json.dumps(network)}"
@@ -96,7 +96,7 @@ def _fine_tuned(network: str, quick: bool, whole: bool) -> Iterator[Variant]:
         *sizes,
     )
     for R in (TUNED_SMALL, TUNED_LARGE):
-        yield Variant(arm(R, TUNED), (f"clip.R={R}", f'optimizer.learning_rate="{TUNED_RATE} / R"', *settings), seeds=1)
+        yield Arm(arm(R, TUNED), (f"clip.R={R}", f'optimizer.learning_rate="{TUNED_RATE} / R"', *settings), seeds=1)
 
 
 def cells(quick: bool, seeds: int | None) -> list[Cell]:

@@ -11,8 +11,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from clipwise.accounting import GaussianSteps, account, account_delta, noise_multiplier, saddle_interval, tight_mu
+from clipwise.accounting import GaussianSteps, account, account_delta, noise_multiplier, tight_mu
 from clipwise.accounting._problem import pose
+from clipwise.accounting.accountants.edgeworth import saddle_interval
 from clipwise.cli.published import PUBLISHED, Published
 from clipwise.sampling import Poisson, Shuffled
 

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from clipwise import plots
+from clipwise.experiments import Arm, Study
 from clipwise.plots import Curve
 from clipwise.report import ArmResults
-from papers.study import Study, Variant, main
+from papers.study import main
 from papers.tables import figure, page
 
 FEDSGD = (
@@ -50,24 +51,26 @@ update was left out; Z = 0.75 was chosen after that, and so were the arm with tw
 """,
 )
 
+HERE = Path(__file__).parent
 STUDY = Study(
-    folder=Path(__file__).parent,
-    variants=(
-        Variant("R = 0.1"),
-        Variant("R = 1", ("clip.R=1.0",)),
-        Variant("R = 1, rate 2 / R", ("clip.R=1.0", 'federated.server.learning_rate="2 / R"')),
-        Variant("GlobalClip, R = Z = 0.75", ('clip={rule="GlobalScaled",R=0.75,Z=0.75}',)),
-        Variant("adaptive R", ("federated.quantile=0.5",)),
-        Variant("DP-FedSGD, R = 0.1", FEDSGD),
-        Variant("DP-FedSGD, R = 5", (*FEDSGD, "clip.R=5.0")),
-        Variant(
+    config=HERE / "config.toml",
+    folder=HERE,
+    arms=(
+        Arm("R = 0.1"),
+        Arm("R = 1", ("clip.R=1.0",)),
+        Arm("R = 1, rate 2 / R", ("clip.R=1.0", 'federated.server.learning_rate="2 / R"')),
+        Arm("GlobalClip, R = Z = 0.75", ('clip={rule="GlobalScaled",R=0.75,Z=0.75}',)),
+        Arm("adaptive R", ("federated.quantile=0.5",)),
+        Arm("DP-FedSGD, R = 0.1", FEDSGD),
+        Arm("DP-FedSGD, R = 5", (*FEDSGD, "clip.R=5.0")),
+        Arm(
             "not private",
             ("privacy={private=false}", "clip={rule='NoClip'}", "federated.server={learning_rate=2.0}"),
         ),
     ),
     seeds=2,
-    quick=("steps=6", "evaluation.every=3", "batch_size=20"),
 )
+QUICK = ("steps=6", "evaluation.every=3", "batch_size=20")
 
 
 def _over_rounds(curves: dict[str, dict[str, Curve]]) -> Any:
@@ -101,4 +104,4 @@ def write(arms: Sequence[ArmResults], folder: Path) -> str:
 
 
 if __name__ == "__main__":
-    main(STUDY, write)
+    main(STUDY, QUICK, write)

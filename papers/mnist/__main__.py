@@ -12,30 +12,33 @@ from itertools import pairwise
 from pathlib import Path
 
 from clipwise import plots
+from clipwise.experiments import Arm, Study
 from clipwise.plots import Curve
 from clipwise.report import ArmResults
-from papers.study import Study, Variant, main
+from papers.study import main
 from papers.tables import against, bins_table, figure, findings_table, number, page, setting
 from papers.verdicts import Claim, Finding, seeds_of, smaller, smaller_mce
 
 MIX_UP = "R = 1, then 200"
 LADDER = (10.0, 50.0)
+HERE = Path(__file__).parent
 STUDY = Study(
-    folder=Path(__file__).parent,
-    variants=(
-        Variant("R = 1", ("clip.R=1.0",)),
-        Variant("R = 200", ("clip.R=200.0",)),
-        Variant(
+    config=HERE / "config.toml",
+    folder=HERE,
+    arms=(
+        Arm("R = 1", ("clip.R=1.0",)),
+        Arm("R = 200", ("clip.R=200.0",)),
+        Arm(
             MIX_UP,
             ('clip={schedule="MixUp",switch_at=0.95,small={rule="Abadi",R=1.0},large={rule="Abadi",R=200.0}}',),
             seeds=3,
         ),
-        *(Variant(f"R = {R:g}", (f"clip.R={R}",), seeds=3) for R in LADDER),
-        Variant("not private", ("privacy={private=false}", "clip={rule='NoClip'}", "optimizer.learning_rate=0.15"), 1),
+        *(Arm(f"R = {R:g}", (f"clip.R={R}",), seeds=3) for R in LADDER),
+        Arm("not private", ("privacy={private=false}", "clip={rule='NoClip'}", "optimizer.learning_rate=0.15"), 1),
     ),
     seeds=5,
-    quick=("steps=40", "evaluation.every=20", "evaluation.resamples=0"),
 )
+QUICK = ("steps=40", "evaluation.every=20", "evaluation.resamples=0")
 _FEW = "a handful of samples decides it, and the paper's bins are not known"
 _PLAIN = "SGD without momentum at the rate 0.15; the paper does not state its own"
 CLAIMS = (
@@ -135,4 +138,4 @@ def write(arms: Sequence[ArmResults], folder: Path) -> str:
 
 
 if __name__ == "__main__":
-    main(STUDY, write)
+    main(STUDY, QUICK, write)

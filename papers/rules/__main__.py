@@ -8,29 +8,31 @@ clipping norm, global and usual clipping differ little.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from clipwise import plots
 from clipwise.calibration import metric_named
+from clipwise.experiments import Arm, Study, runs_of
 from clipwise.report import ArmResults, arms_of
+from papers.mnist.__main__ import QUICK
 from papers.mnist.__main__ import STUDY as MNIST
-from papers.study import Study, Variant, main, runs_of
+from papers.study import main
 from papers.tables import against, bins_table, figure, findings_table, page, setting
 from papers.verdicts import Finding, seeds_of
 
 STUDY = Study(
+    config=MNIST.config,
     folder=Path(__file__).parent,
-    variants=(
-        Variant("Automatic", ('clip={rule="Automatic",R=1.0}',)),
-        Variant("Normalize", ('clip={rule="Normalize",R=1.0}',)),
-        Variant("Global, R = 200", ('clip={rule="Global",R=200.0}',)),
-        Variant("GlobalScaled, R = 200, Z = 50", ('clip={rule="GlobalScaled",R=200.0,Z=50.0}',)),
-        Variant("Layerwise Abadi, R = 1", ('clip={style="Layerwise",rule="Abadi",R=0.5}',)),
-        Variant("Layerwise Abadi, R = 200", ('clip={style="Layerwise",rule="Abadi",R=100.0}',)),
+    arms=(
+        Arm("Automatic", ('clip={rule="Automatic",R=1.0}',)),
+        Arm("Normalize", ('clip={rule="Normalize",R=1.0}',)),
+        Arm("Global, R = 200", ('clip={rule="Global",R=200.0}',)),
+        Arm("GlobalScaled, R = 200, Z = 50", ('clip={rule="GlobalScaled",R=200.0,Z=50.0}',)),
+        Arm("Layerwise Abadi, R = 1", ('clip={style="Layerwise",rule="Abadi",R=0.5}',)),
+        Arm("Layerwise Abadi, R = 200", ('clip={style="Layerwise",rule="Abadi",R=100.0}',)),
     ),
     seeds=3,
-    quick=MNIST.quick,
-    config=MNIST.folder / "config.toml",
 )
 USUAL, GLOBAL = "Abadi, R = 200", "Global, R = 200"
 LABELS = {name: f"Abadi, {name}" for name in ("R = 1", "R = 200")} | {
@@ -65,7 +67,7 @@ def findings(by_name: Mapping[str, ArmResults]) -> list[Finding]:
 
 def write(arms: Sequence[ArmResults], folder: Path) -> str:
     """The table of all rules, beside the usual clipping where its runs are there."""
-    runs = runs_of(MNIST, folder.parent / MNIST.name)
+    runs = runs_of(replace(MNIST, folder=folder.parent / MNIST.folder.name))
     usual = [run for run in runs if run.name in LABELS]
     every = [
         ArmResults(LABELS.get(arm.name, arm.name), arm.runs) for arm in (*(arms_of(usual) if usual else ()), *arms)
@@ -78,4 +80,4 @@ def write(arms: Sequence[ArmResults], folder: Path) -> str:
 
 
 if __name__ == "__main__":
-    main(STUDY, write)
+    main(STUDY, QUICK, write)

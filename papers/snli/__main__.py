@@ -17,29 +17,29 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from clipwise.experiments import Arm, Study
 from papers.snli.frozen import Choice, hidden
 from papers.snli.page import LARGE, MIX_UP, NOT_PRIVATE, SMALL, write
 from papers.snli.synthetic import write_tiny_bert
-from papers.study import Study, Variant, complete, parser_of, place
-from papers.work import told
+from papers.study import complete, parser_of, placed, told
 
 HERE = Path(__file__).parent
 EVERYWHERE = Choice("minilm", records=99_890)
 STUDY = Study(
     folder=HERE,
-    variants=(
-        Variant(SMALL),
-        Variant(
+    arms=(
+        Arm(SMALL),
+        Arm(
             MIX_UP,
             ('clip={schedule="MixUp",switch_at=0.95,small={rule="Abadi",R=0.1},large={rule="Abadi",R=20.0}}',),
         ),
-        Variant(LARGE, ("clip.R=20.0",)),
-        Variant(NOT_PRIVATE, ("privacy={private=false}", "clip={rule='NoClip'}")),
+        Arm(LARGE, ("clip.R=20.0",)),
+        Arm(NOT_PRIVATE, ("privacy={private=false}", "clip={rule='NoClip'}")),
     ),
     seeds=2,
-    quick=("epochs=4.0", "evaluation.every=5", "evaluation.resamples=0"),
     config=HERE / "config.toml",
 )
+QUICK = ("epochs=4.0", "evaluation.every=5", "evaluation.resamples=0")
 
 
 def with_states(choice: Choice, records: int) -> Study:
@@ -47,8 +47,8 @@ def with_states(choice: Choice, records: int) -> Study:
     options = ", ".join(f"{name} = {json.dumps(value)}" for name, value in asdict(choice).items() if value is not None)
     every = max(1, records * 170 // 99_890)
     settings = (f"data.options={{{options}}}", f"model.options={{{options}}}", f"evaluation.every={every}")
-    variants = tuple(replace(variant, settings=(*variant.settings, *settings)) for variant in STUDY.variants)
-    return replace(STUDY, folder=HERE / Path(choice.weights).resolve().name, variants=variants)
+    arms = tuple(replace(arm, overrides=(*arm.overrides, *settings)) for arm in STUDY.arms)
+    return replace(STUDY, folder=HERE / Path(choice.weights).resolve().name, arms=arms)
 
 
 @contextmanager
@@ -89,8 +89,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if args.states:
             return
         study = STUDY if choice == EVERYWHERE else with_states(choice, records)
-        with place(study.folder, args.quick) as folder:
-            print(write(complete(study, folder, args), folder, args.weights))
+        with placed(study, QUICK if args.quick else None) as here:
+            print(write(complete(here, args), here.folder, args.weights))
 
 
 if __name__ == "__main__":

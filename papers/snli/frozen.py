@@ -20,11 +20,11 @@ from torch.utils.data import TensorDataset
 
 from clipwise.data import DataSet, TextDataSet, Weights, load_text, load_weights
 from clipwise.errors import DataError
+from papers.cache import cache_folder, file_sha256, fill, kept
 from papers.snli.bert import frozen_layers
 from papers.snli.states import states_of
 from papers.snli.synthetic import synthetic_pairs
 from papers.snli.tokens import PARTS, SHARD, places_of, tokens_of
-from papers.work import cache_folder, file_sha256, fill, kept
 
 FORMAT = 1
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import clipwise as cw
 from clipwise import plots
 from clipwise.accounting import account
 from clipwise.calibration import CalibrationResult
@@ -65,7 +64,7 @@ def write(arms: Sequence[ArmResults], folder: Path, weights: str | None) -> str:
 def _switch(arm: ArmResults) -> int:
     """The first step with the large R."""
     plan = arm.first.plan
-    return cw.MixUp(cw.Abadi(0.1), cw.Abadi(20.0), plan["clip"]["switch_at"]).switch_step(plan["steps"])
+    return plan.clip.switch_step(plan.steps)
 
 
 def _training(by_name: dict[str, ArmResults]) -> Any:
@@ -86,8 +85,8 @@ def _setting(arms: Sequence[ArmResults]) -> str:
     data, plan = run.provenance["data"], run.plan
     return (
         f"Trained: the last encoder layer, the pooler and a new head, {run.provenance['parameters']:,} parameters, "
-        f"with {plan['optimizer']}; expected batch {plan['sampling']['batch_size']} of {data['records']:,} pairs, "
-        f"{plan['steps']:,} steps; noise multiplier {plan['noise_multiplier']:g} in the private arms; mix-up training "
+        f"with {run.choices.optimizer}; expected batch {plan.batch_size} of {data['records']:,} pairs, "
+        f"{plan.steps:,} steps; noise multiplier {plan.noise_multiplier:g} in the private arms; mix-up training "
         f"changes R after 95 % of the steps; measured on {data['held_out']:,} pairs. Data: {data['source']}. "
         f"{data['note']}\n\n"
         "Other differences from the paper: the frozen layers are run once and without dropout, and their outputs "

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from clipwise.data import TextDataSet, Weights
+from papers.cache import fill, kept
 from papers.snli.bert import tokenizer
-from papers.work import fill, kept
 
 SHARD = 4096
 """Records of a shard: about half a minute of work, 80 MB of MiniLM's states."""

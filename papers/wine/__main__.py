@@ -7,24 +7,27 @@ from functools import partial
 from pathlib import Path
 
 from clipwise.cli.published import PUBLISHED
+from clipwise.experiments import Arm, Study
 from papers import regression
 from papers.regression import WITHOUT_NOISE
-from papers.study import Study, Variant, main
+from papers.study import main
 
+HERE = Path(__file__).parent
 STUDY = Study(
-    folder=Path(__file__).parent,
-    variants=(
-        Variant("R = 2"),
-        Variant("R = 20", ("clip.R=20.0",)),
-        Variant("R = 200", ("clip.R=200.0",)),
-        Variant("not private", ("privacy={private=false}", "clip={rule='NoClip'}", "optimizer.learning_rate=0.001")),
-        *(Variant(f"R = {R:g}{WITHOUT_NOISE}", (f"clip.R={R}", "privacy={private=false}"), 10) for R in (2.0, 20.0)),
+    config=HERE / "config.toml",
+    folder=HERE,
+    arms=(
+        Arm("R = 2"),
+        Arm("R = 20", ("clip.R=20.0",)),
+        Arm("R = 200", ("clip.R=200.0",)),
+        Arm("not private", ("privacy={private=false}", "clip={rule='NoClip'}", "optimizer.learning_rate=0.001")),
+        *(Arm(f"R = {R:g}{WITHOUT_NOISE}", (f"clip.R={R}", "privacy={private=false}"), 10) for R in (2.0, 20.0)),
     ),
     seeds=30,
-    quick=("steps=40", "evaluation.every=10"),
 )
+QUICK = ("steps=40", "evaluation.every=10")
 
 write = partial(regression.write, "Wine Quality, full batch", PUBLISHED["wine"])
 
 if __name__ == "__main__":
-    main(STUDY, write)
+    main(STUDY, QUICK, write)

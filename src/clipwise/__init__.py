@@ -56,7 +56,7 @@ if TYPE_CHECKING:
         UnaccountedUpdate,
         UnsupportedNode,
     )
-    from clipwise.mechanisms import AdaptiveClip
+    from clipwise.mechanisms import AdaptiveClip, Steps
     from clipwise.noise import SecureNormals
     from clipwise.plan import Plan
     from clipwise.private import Checked, Looked, Private, StepStatistics, check_model
@@ -76,7 +76,7 @@ _HOME = {
         *("InvalidConfig", "InvalidLosses", "InvalidPlan", "InvalidSampling", "LedgerError", "MissingExtra"),
         *("NotConverged", "NotSeparable", "UnaccountedUpdate", "UnsupportedNode"),
     ),
-    "mechanisms": ("AdaptiveClip",),
+    "mechanisms": ("AdaptiveClip", "Steps"),
     "noise": ("SecureNormals",),
     "plan": ("Plan",),
     "private": ("Checked", "Looked", "Private", "StepStatistics", "check_model"),
@@ -85,7 +85,7 @@ _HOME = {
 _PARTS = {  # used by name: cw.ntk.kernel
     **{
         name: f"clipwise.{name}"
-        for name in ("calibration", "data", "federated", "mechanisms", "ntk", "optim", "plots", "report")
+        for name in ("calibration", "data", "experiments", "federated", "mechanisms", "ntk", "optim", "plots", "report")
     },
     "sgld": "clipwise.optim.sgld",
 }
@@ -132,6 +132,7 @@ __all__ = [
     "SecureNormals",
     "Shuffled",
     "StepStatistics",
+    "Steps",
     "UnaccountedUpdate",
     "UnsupportedNode",
     "check",

@@ -60,7 +60,7 @@ def decode(value: Any) -> Any:
         return value
     kind = value.get("kind")
     if kind == "mapping":
-        return {key: decode(item) for key, item in value["items"]}
+        return _mapping(value.get("items"))
     cls = _VALUES.get(str(kind))
     if cls is None:
         # Importing whatever a file names would let the file choose the code that runs.
@@ -71,3 +71,13 @@ def decode(value: Any) -> Any:
     if set(value) - {"kind"} != names:
         raise InvalidPlan(f"{kind} has the fields {sorted(names)}, got {keys(value)}.")
     return cls(**{name: decode(value[name]) for name in names})
+
+
+def _mapping(items: Any) -> dict[Any, Any]:
+    try:
+        made = {key: decode(item) for key, item in items}
+    except (TypeError, ValueError) as error:
+        raise InvalidPlan(f"a mapping is written as pairs of a name or number and a value, got {items!r}.") from error
+    if len(made) != len(items):
+        raise InvalidPlan(f"a key of the mapping {items!r} is given twice.")
+    return made

@@ -456,8 +456,8 @@ class MixUp:
         return style
 
 
-def _as_style(clip: object) -> Style:
-    return clip if isinstance(clip, (Flat, Layerwise, Groupwise)) else Flat(clip)  # type: ignore[arg-type]
+def _as_style(clip: Rule | Style) -> Style:
+    return clip if isinstance(clip, (Flat, Layerwise, Groupwise)) else Flat(clip)
 
 
 def as_clip(clip: Rule | Clip) -> Clip:

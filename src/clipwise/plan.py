@@ -12,7 +12,7 @@ from clipwise._validate import is_count, is_finite
 from clipwise.accounting import Event, Relation, account, noise_scale
 from clipwise.clipping import Clip, Flat, Groupwise, Layerwise, MixUp, Rule, Style, as_clip, is_private
 from clipwise.errors import InvalidPlan
-from clipwise.mechanisms import AdaptiveClip, Gaussian, Mechanism, Repeated
+from clipwise.mechanisms import AdaptiveClip, Gaussian, Mechanism, Repeated, Steps
 from clipwise.sampling import SAMPLINGS, Sampling
 
 __all__ = ["Plan"]
@@ -24,6 +24,7 @@ VERSION = 1
 class Plan:
     """How a run samples, clips and adds noise, for how many steps, and what it releases in each.
 
+    `noise_multiplier` is one number, or a schedule such as `cw.Steps({0: 2.0, 500: 1.0})`. None is for `calibrate`.
     `mechanism` is what is released: the sum of clipped gradients (`Gaussian()`, also for None), the same with norms
     that are only estimated (`cw.mechanisms.ProjectedNorms`), or rounds of users (`cw.mechanisms.Rounds`).
 
@@ -39,7 +40,7 @@ class Plan:
     sampling: Sampling
     steps: int
     clip: Clip | Rule
-    noise_multiplier: float | None = None
+    noise_multiplier: float | Steps | None = None
     mechanism: Mechanism = Gaussian()  # noqa: RUF009 - a frozen value
 
     def __post_init__(self) -> None:
@@ -56,17 +57,26 @@ class Plan:
         if isinstance(self.clip, MixUp):
             self.clip.switch_step(self.steps)
         self._check_mechanism()
-        noise = self.noise_multiplier
-        if noise is None:
+        if self.noise_multiplier is None:
             return
-        if not is_finite(noise) or noise < 0:
-            raise InvalidPlan(
-                f"noise_multiplier must be a finite number >= 0, or None to be calibrated, got {noise!r}."
-            )
-        if noise > 0 and not self.is_private:
+        self._check_noise()
+        if self.noise_multiplier != 0 and not self.is_private:
             raise InvalidPlan(
                 f"{self.clip!r} does not bound what one sample contributes, so no noise can make it private. Use a "
                 "rule such as Abadi(1.0), or noise_multiplier=0 for a run that is not private."
+            )
+
+    def _check_noise(self) -> None:
+        noise = self.noise_multiplier
+        if isinstance(noise, Steps):
+            if max(noise.noise) >= self.steps:
+                raise InvalidPlan(f"{noise!r} switches after the end: the plan has only {self.steps} steps.")
+            if len(noise.noise) == 1:
+                object.__setattr__(self, "noise_multiplier", noise.at(0))
+        elif not is_finite(noise) or noise < 0:
+            raise InvalidPlan(
+                "noise_multiplier must be a finite number >= 0, a schedule such as cw.Steps({0: 2.0, 500: 1.0}), or "
+                f"None to be calibrated, got {noise!r}."
             )
 
     def _check_mechanism(self) -> None:
@@ -120,7 +130,8 @@ class Plan:
     ) -> Plan:
         """The same plan with the smallest noise that keeps the whole run within (epsilon, delta).
 
-        `fixed` are events that the run is charged besides, such as that of a private temperature.
+        A schedule of noise keeps its shape: all of it is multiplied by one number. `fixed` are events that the run is
+        charged besides, such as that of a private temperature.
 
         >>> from clipwise import Abadi, FullBatch
         >>> plan = Plan(sampling=FullBatch(1_279), steps=2_000, clip=Abadi(1.0))
@@ -129,9 +140,10 @@ class Plan:
         """
         if not self.is_private:
             raise InvalidPlan(f"there is no noise that makes {self.clip!r} with {self.noise_multiplier!r} private.")
-        shape = replace(self, noise_multiplier=1.0).events
-        scale = noise_scale(shape, epsilon, delta, accountant, relation=relation, fixed=fixed)
-        return replace(self, noise_multiplier=scale)
+        noise = self.noise_multiplier if isinstance(self.noise_multiplier, Steps) else Steps({0: 1.0})
+        shape = replace(self, noise_multiplier=noise).events
+        factor = noise_scale(shape, epsilon, delta, accountant, relation=relation, fixed=fixed)
+        return replace(self, noise_multiplier=noise.scaled(factor))
 
     def epsilon(self, delta: float, accountant: str = "exact", *, relation: Relation | None = None) -> float:
         """The epsilon that the whole run will have spent at this `delta`."""
@@ -146,14 +158,19 @@ class Plan:
         """What the steps from `first` up to, not including, `stop` put on the ledger.
 
         >>> from clipwise import Abadi, FullBatch
-        >>> [event.count for event in Plan(FullBatch(10), 5, Abadi(1.0), 2.0).events_of(3, 5)]
-        [2]
+        >>> plan = Plan(FullBatch(10), 9, Abadi(1.0), Steps({0: 2.0, 4: 1.0}))
+        >>> [(event.noise_multiplier, event.count) for event in plan.events_of(3, 6)]
+        [(2.0, 1), (1.0, 2)]
         """
-        if self.noise_multiplier is None:
+        noise = self.noise_multiplier
+        if noise is None:
             raise InvalidPlan(
                 "the plan has no noise yet: plan = plan.calibrate(epsilon=..., delta=...), or give noise_multiplier."
             )
-        return (self.mechanism.event(self.sampling, self.noise_multiplier, stop - first),)
+        if not 0 <= first < stop:
+            raise InvalidPlan(f"there are no steps from {first!r} to {stop!r}.")
+        stretches = noise.stretches(first, stop) if isinstance(noise, Steps) else [(noise, stop - first)]
+        return tuple(self.mechanism.event(self.sampling, each, count) for each, count in stretches)
 
     def event_at(self, step: int) -> Repeated:
         """What step `step` (from 0) puts on the ledger. Its noise multiplier is that of the step."""

@@ -16,13 +16,12 @@ from clipwise.accounting import (
     account,
     account_delta,
     privacy_panel,
-    saddle_interval,
 )
 from clipwise.accounting._numerics.contour import exact_epsilon
 from clipwise.accounting._numerics.gaussian import gaussian_epsilon
 from clipwise.accounting._numerics.laws import fixed_size, poisson, truncated_poisson
 from clipwise.accounting._problem import pose
-from clipwise.accounting.accountants.edgeworth import edgeworth_delta, edgeworth_epsilon
+from clipwise.accounting.accountants.edgeworth import edgeworth_delta, edgeworth_epsilon, saddle_interval
 from clipwise.accounting.accountants.rdp import ORDERS, _by_quadrature, _step, rdp_delta, rdp_epsilon
 from clipwise.errors import AccountingError, MissingExtra
 from clipwise.sampling import FixedSize, FullBatch, Poisson, public_size
@@ -99,6 +98,12 @@ def test_rdp_delta_inverts_epsilon() -> None:
 def test_pld_is_refused_below_1e_8() -> None:
     with pytest.raises(AccountingError, match="under-states"):
         account(MNIST, 1e-9, "pld")
+
+
+def test_pld_is_refused_for_groups_that_are_sampled() -> None:
+    """Its law of one sampled record would under-state what two of them show."""
+    with pytest.raises(AccountingError, match="no group privacy with sampling"):
+        account(MNIST, 1e-5, "pld", group=2)
 
 
 def test_pld_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,3 +284,9 @@ def test_bad_questions_are_refused() -> None:
         account(MNIST, 1e-5, "exact", relation="swap")  # type: ignore[arg-type]
     with pytest.raises(AccountingError, match="group"):
         pose(MNIST, group=0)
+
+
+def test_a_delta_is_compared_with_the_smallest_number_of_records() -> None:
+    events = [GaussianSteps(FullBatch(n), noise_multiplier=5.0) for n in (1_000, 10)]
+    assert not any("outright" in warning for warning in account(events, 0.01).warnings)
+    assert any("over 1/10:" in warning for warning in account(events, 0.2).warnings)

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clipwise.accounting import GaussianSteps, PrivateCalibration, ProjectedSteps, account, account_delta
-from clipwise.accounting import saddle_interval as interval
 from clipwise.accounting._numerics.laws import Law, truncated_poisson, truncated_up_to
 from clipwise.accounting._numerics.single import single_delta
+from clipwise.accounting.accountants.edgeworth import saddle_interval as interval
 from clipwise.errors import AccountingError
 from clipwise.sampling import FixedSize, FullBatch, Poisson, Sampling, Shuffled
 

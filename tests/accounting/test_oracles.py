@@ -19,9 +19,9 @@ from clipwise.accounting import (
     ProjectedSteps,
     account,
     account_delta,
-    saddle_interval,
 )
 from clipwise.accounting._problem import pose
+from clipwise.accounting.accountants.edgeworth import saddle_interval
 from clipwise.sampling import FixedSize, FullBatch, Poisson, Shuffled
 
 from .common import run

@@ -228,7 +228,7 @@ def test_an_older_guarantee_is_restated_with_the_relation_and_the_kind_that_hold
         today = account(events, 1e-5)
         old = replace(today, relation="add_remove", kind="numerically exact").to_dict()
         assert "adding or removing" in old["statement"]
-        assert restated(old, events) == today.to_dict()
-    assert restated(account(steps(RATE), 1e-5).to_dict(), steps(RATE))["relation"] == "add_remove"
+        assert restated(old, events) == today
+    assert restated(account(steps(RATE), 1e-5).to_dict(), steps(RATE)).relation == "add_remove"
     infinite = replace(account(steps(Poisson(100, 10), 0.0, 3), 1e-5), relation="add_remove").to_dict()
-    assert restated(infinite, steps(Poisson(100, 10), 0.0, 3))["epsilon"] is None
+    assert restated(infinite, steps(Poisson(100, 10), 0.0, 3)).epsilon == float("inf")

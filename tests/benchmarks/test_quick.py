@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import replace
 from functools import partial
@@ -13,7 +14,7 @@ import torch
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import measure, report, run, scaling  # noqa: E402
+from benchmarks import calibration, measure, report, run, scaling  # noqa: E402
 from benchmarks.methods import METHODS, ClippedSum, Clipwise, Plain, VmapGrad  # noqa: E402
 from benchmarks.workloads import WORKLOADS, Goal, Workload, bert_workload, gpt2, texts  # noqa: E402
 
@@ -157,3 +158,23 @@ def test_results_are_stored_and_found_again(tmp_path: Path) -> None:
     run.save(path, {**run.load(path, options), **results})
     assert run.lookup(run.load(path, options), ("workloads", "mlp", "steps")) == {"a": 1}
     assert run.lookup(run.load(path, run.parse(["--threads", "2"])), ("workloads", "mlp", "steps")) is None
+
+
+@pytest.mark.parametrize("part", ["stream", "coverage", "private"])
+def test_the_tables_are_those_of_the_numbers(part: str) -> None:
+    report = json.loads((calibration.HERE / "calibration.json").read_text(encoding="utf-8"))
+    kept = (calibration.HERE / f"calibration_{part}.md").read_text(encoding="utf-8")
+    assert calibration._tables(report)[part] == kept
+
+
+def test_a_million_rows_of_a_thousand_classes_were_streamed_in_bounded_memory() -> None:
+    report = json.loads((calibration.HERE / "calibration.json").read_text(encoding="utf-8"))
+    assert {(row["samples"], row["classes"]) for row in report["stream"]} == {(1_000_000, 1_000)}
+    assert max(row["added_memory_mb"] for row in report["stream"]) < 0.06 * report["stream"][0]["input_mb_float32"]
+
+
+def test_the_parts_run() -> None:
+    assert calibration.stream(2_000, 10, 100, "probabilities")["samples"] == 2_000
+    assert calibration.intervals(200, 3, 100)["seconds"] > 0
+    row = calibration.private(300, noise_multiplier=5.0, fits=1)
+    assert row["ece_private"] < row["ece_before"]

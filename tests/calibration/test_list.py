@@ -19,7 +19,7 @@ from clipwise.calibration import (
     metrics,
     metrics_of,
 )
-from clipwise.cli.progress import measured
+from clipwise.cli.train import measured
 from clipwise.report import Run
 from clipwise.report.content import content
 from tests.report.samples import made_run, regression_run

@@ -11,6 +11,7 @@ import pytest
 
 import clipwise
 from clipwise.cli import main as cli
+from clipwise.cli.table import table
 from clipwise.errors import BudgetSpent, InvalidPlan
 
 
@@ -94,3 +95,14 @@ def test_reader_that_went_away_is_no_traceback() -> None:
     )
     reader.stdin.close()
     assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_columns_are_aligned() -> None:
+    lines = table(["", "ECE"], [["long name", "1.0%"], ["x", "12.5%"]]).splitlines()
+    assert [len(line) for line in lines] == [len(lines[1])] * 4
+    assert lines[3].endswith("12.5%")
+
+
+def test_ragged_rows_are_refused() -> None:
+    with pytest.raises(ValueError):
+        table(["a", "b"], [["1", "2", "3"]])

@@ -18,14 +18,14 @@ from clipwise.cli.train import LINES, watching
 from clipwise.progress import Bar, Console
 from clipwise.training import Progress
 from clipwise.training.run import train as train_module
-from tests.terminal import Terminal
+from tests.conftest import Terminal
 from tests.training.common import TINY, exact_panel
 
 
 @pytest.fixture
 def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, figures_in_words: None) -> str:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(train_module, "privacy_panel", exact_panel)
+    monkeypatch.setattr(train_module, "guarantees_of", exact_panel)
     Path("tiny.toml").write_text(TINY)
     return "tiny.toml"
 

@@ -14,6 +14,8 @@ import torch
 
 from tests.core.common import same
 from tests.core.crash_runs import STEPS, live
+from tests.core.switch_runs import NOISE
+from tests.core.switch_runs import STEPS as SWITCH_STEPS
 
 ROOT = Path(__file__).parents[2]
 KILLS = 27
@@ -21,13 +23,19 @@ KILLS = 27
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and SIGKILL")
 
 
-def killed_run(folder: Path, seed: str) -> dict[str, Any]:
+def program(*arguments: str) -> Any:
+    """What a program of this folder found."""
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "tests.core.crash_runs", str(folder), seed, str(KILLS)]
-    run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240)
+    run = subprocess.run(
+        [sys.executable, "-m", *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240
+    )
     assert run.returncode == 0, run.stderr
-    found: dict[str, Any] = json.loads(run.stdout)
+    return json.loads(run.stdout)
+
+
+def killed_run(folder: Path, seed: str) -> dict[str, Any]:
+    found: dict[str, Any] = program("tests.core.crash_runs", str(folder), seed, str(KILLS))
     return found
 
 
@@ -53,3 +61,17 @@ def test_an_unseeded_run_never_under_counts(tmp_path: Path) -> None:
     assert found["different_releases_of_a_step"] == 1  # no step number is ever used for two releases
     content = (tmp_path / "run.ckpt").read_bytes()
     assert all(b'["%s", null]' % name in content for name in (b"seed", b"label", b"generator", b"loader"))
+
+
+@pytest.mark.parametrize("seed", ["none", "7"])
+def test_a_kill_around_a_switch_of_noise_charges_every_step_with_its_own(seed: str, tmp_path: Path) -> None:
+    truth = [NOISE.at(step) for step in range(SWITCH_STEPS)]
+    for found in program("tests.core.switch_runs", str(tmp_path), seed):
+        assert found["died"] or (seed == "7" and found["case"].endswith(("counting", "counted"))), found
+        assert found["charged"] == truth, found  # no step more, no step less, none with the noise of another
+        assert all(noise == truth[step] for step, noise in found["released"]), found
+        steps = [step for step, _ in found["released"]]
+        if seed == "none":
+            assert len(set(steps)) == len(steps), found  # no step number is released twice
+        else:
+            assert set(found["reasons"]) == {"training"} and set(steps) == set(range(SWITCH_STEPS)), found

@@ -343,7 +343,10 @@ def test_standard_deviations_must_be_positive() -> None:
 @pytest.mark.parametrize("place", [0, 1, 2])
 @pytest.mark.parametrize(
     ("std", "scale"),
-    [(0.0, 1.0), (-1.0, 1.0), (math.nan, 1.0), (2.0**-950, 2.0**100), (2.0**-800, 2.0**-200)],
+    [
+        *((0.0, 1.0), (-1.0, 1.0), (math.nan, 1.0), (2.0**-950, 2.0**100), (2.0**-800, 2.0**-200)),
+        *((2.0**-950, 1.0), (2.0**950, 1.0), (2.0**950, 2.0**-100)),
+    ],
 )
 def test_no_tensor_of_several_goes_without_noise(std: float, scale: float, place: int) -> None:
     sums = [torch.ones(3) for _ in range(3)]

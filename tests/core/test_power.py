@@ -107,3 +107,13 @@ def test_a_power_cut_costs_only_the_charges_of_twenty_syncs(
             assert lost == len(waiting)
             assert not waiting or waiting[-1] - waiting[0] < 20 * longest
     journal.close()
+
+
+def test_a_retired_file_is_past_after_a_power_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else two files of one run would be live: the steps counted in one are unknown to the other."""
+    path = tmp_path / "run.ckpt"
+    journal = checkpoint.write(path, {"a": 1}, 3)
+    synced = list[tuple[int, bool]]()
+    monkeypatch.setattr(checkpoint.os, "fsync", lambda handle: synced.append(checkpoint.read(path)[1:]))
+    journal.retire(5)
+    assert synced == [(5, False)]

@@ -10,7 +10,7 @@ from scipy import stats
 
 from clipwise.entropy import Entropy
 from clipwise.errors import InvalidSampling
-from clipwise.sampling import Draws, FixedSize, FullBatch, Poisson, Sampling, Shuffled, split
+from clipwise.sampling import Draws, FixedSize, FullBatch, Poisson, Sampling, Shuffled, arguments, made_from, split
 
 LEVEL = 1e-4  # of each statistical test; seeds are fixed, so a test that passes goes on passing
 
@@ -158,3 +158,16 @@ def test_a_rate_over_one_is_refused() -> None:
         with pytest.raises(InvalidSampling, match="over 1"):
             kind(10, 11)
     assert Poisson(10, 10).rate == 1.0
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [Poisson(10, 2), Poisson(rate=0.1, batch_size=2), Poisson(10, 2, max_batch_size=4), FullBatch(10), Shuffled(10, 2)],
+)
+def test_a_written_sampling_has_each_of_its_arguments(sampling: Sampling) -> None:
+    """One that is left out would take a default that was not the run's."""
+    written = dict(arguments(sampling))
+    assert made_from(type(sampling), written) == sampling
+    for name in written:
+        with pytest.raises(InvalidSampling):
+            made_from(type(sampling), {key: value for key, value in written.items() if key != name})

@@ -134,6 +134,7 @@ def test_seeded_work_repeats_and_differs_between_users_and_rounds() -> None:
         lambda: LocalTraining(loss_fn, torch.optim.SGD, batch_size=1.5),
         lambda: LocalTraining(loss_fn, torch.optim.SGD, clip_every="epoch"),
         lambda: LocalTraining(loss_fn, torch.optim.SGD, seed=-1),
+        lambda: LocalGradient(loss_fn, lr=0.1, seed=-1),
         lambda: LocalGradient(loss_fn, lr=0.0),
         lambda: LocalGradient(loss_fn, lr=float("inf")),
         lambda: LocalGradient(loss_fn, lr=1.0, batch_size=0),

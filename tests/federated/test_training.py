@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,27 +17,26 @@ from clipwise.federated import dirichlet, shards, uniform
 from clipwise.report.describe import event_row, plan_rows
 from clipwise.training import Config, Progress, train
 from clipwise.training.run import train as training
+from tests.training.common import DIGITS
 
-TINY = """
+TINY = f"""
+{DIGITS}
 name = "tiny"
 algorithm = "dp-fedavg"
-seed = 3
 steps = 6
 batch_size = 10
-data.source = "digits"
-model = { source = "mlp", hidden = [8] }
-clip = { rule = "Abadi", R = 0.5 }
+clip = {{ rule = "Abadi", R = 0.5 }}
 optimizer.learning_rate = 0.2
 privacy.noise_multiplier = 1.0
-evaluation = { every = 2, resamples = 0 }
-federated = { users = 50, local_batch_size = 8 }
+evaluation = {{ every = 2, resamples = 0 }}
+federated = {{ users = 50, local_batch_size = 8 }}
 """
 
 
 @pytest.fixture(autouse=True)
 def exact_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """The other accountants take seconds, and are tested where they are made."""
-    monkeypatch.setattr(training, "privacy_panel", lambda events, delta: {"exact": account(events, delta)})
+    monkeypatch.setattr(training, "guarantees_of", lambda events, delta: {"exact": account(events, delta)})
 
 
 def config(*overrides: str) -> Config:
@@ -58,12 +58,14 @@ def test_a_run_protects_users(overrides: tuple[str, ...], tmp_path: Path) -> Non
     run, folder = train(config(*overrides), output=tmp_path / "run", page=False)
     assert run.ledger is not None
     assert run.ledger.events == (FederatedRounds(cw.Poisson(50, 10), 1.0, 6),)
-    assert run.delta == 1e-2 and run.guarantees["exact"]["unit"] == "client"
+    assert run.delta == 1e-2 and run.guarantees["exact"].unit == "client"
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [2, 4, 6]
-    assert rows[-1]["epsilon"] == pytest.approx(run.guarantees["exact"]["epsilon"])
+    assert rows[-1]["epsilon"] == pytest.approx(run.guarantees["exact"].epsilon)
     assert not (folder / "checkpoint").exists() and (folder / "model.safetensors").exists()
-    assert dict(plan_rows(run.plan))["users in a round"] == "Poisson: each of 50 users with probability 10/50"
+    assert (
+        dict(plan_rows(run.plan, run.choices))["users in a round"] == "Poisson: each of 50 users with probability 10/50"
+    )
     assert event_row(run.ledger.events[0])[1:] == ("6 rounds", "1", "Poisson: each of 50 users with probability 10/50")
 
 
@@ -126,6 +128,14 @@ def test_partitions_hold_every_record_once() -> None:
     many = [len(labels[torch.from_numpy(part)].unique()) for part in uniform(370, 17)]
     assert max(few) <= 4 and min(many) >= 6
     assert len({len(part) for part in dirichlet(labels, 17, 0.3)}) > 5
+
+
+@pytest.mark.parametrize("users", [0, 1.5, 101])
+def test_users_are_a_number_that_the_records_suffice_for(users: Any) -> None:
+    labels = torch.arange(100) % 10
+    for deal in (lambda: uniform(100, users), lambda: shards(labels, users), lambda: dirichlet(labels, users)):
+        with pytest.raises(cw.InvalidConfig):
+            deal()
 
 
 def test_partitions_differ_by_seed_and_need_enough_records() -> None:

@@ -99,7 +99,7 @@ def test_analysis_says_what_it_is_of() -> None:
     assert isinstance(flat.factors, Tensor) and flat.factors.shape == (6,) and flat.fraction_clipped == 1.0
     H = cw.ntk.kernel(task[0], task[2])
     assert gap(flat.matrix, H @ torch.diag(flat.factors.repeat_interleave(3))) < 1e-12
-    assert not flat.symmetric and flat.positive_eigenvalues and flat.min_eigenvalue >= -flat.properties.tolerance
+    assert not flat.symmetric and flat.positive_eigenvalues and flat.min_eigenvalue >= -flat.tolerance
     large = cw.ntk.analyse(*task, cw.Layerwise(cw.Abadi(1e6)))
     assert gap(large.matrix, H) < 1e-12 and large.fraction_clipped == 0.0
     assert large.symmetric and large.positive_quadratic and large.positive_eigenvalues

@@ -20,21 +20,19 @@ from clipwise.report.describe import event_row
 from clipwise.training import Config, Progress, train
 from clipwise.training.algorithms.dp_sgld import AVERAGE
 from clipwise.training.run import train as train_module
-from tests.training.common import exact_panel
+from tests.training.common import DIGITS, exact_panel
 
 pytest.importorskip("sklearn")
 
 ROOT = Path(__file__).resolve().parents[2]
 
-COMMON = """
-seed = 3
+COMMON = f"""
+{DIGITS}
 steps = 12
 batch_size = 64
-data.source = "digits"
-model = { source = "mlp", hidden = [8] }
-clip = { rule = "Abadi", R = 1.0 }
+clip = {{ rule = "Abadi", R = 1.0 }}
 privacy.noise_multiplier = 4.0
-evaluation = { every = 4, resamples = 0 }
+evaluation = {{ every = 4, resamples = 0 }}
 """
 SGLD = 'algorithm = "dp-sgld"\nsgld = { prior_std = 0.5, momentum = 0.5, temperature = 2.0, thin = 2 }\n' + COMMON
 JL = 'algorithm = "dp-sgd-jl"\nprojections = 40\noptimizer.learning_rate = 0.5\n' + COMMON
@@ -42,8 +40,7 @@ JL = 'algorithm = "dp-sgd-jl"\nprojections = 40\noptimizer.learning_rate = 0.5\n
 
 @pytest.fixture(autouse=True)
 def _one_accountant(monkeypatch: pytest.MonkeyPatch) -> None:
-    train_module._guarantees.cache_clear()
-    monkeypatch.setattr(train_module, "privacy_panel", exact_panel)
+    monkeypatch.setattr(train_module, "guarantees_of", exact_panel)
 
 
 def config(text: str, *overrides: str) -> Config:
@@ -86,8 +83,8 @@ def test_dp_sgld_is_the_loop_by_hand_and_the_average_is_measured(tmp_path: Path)
     assert run.recalibrated[AVERAGE].nll == pytest.approx(found.average.nll, rel=1e-9)
     assert run.test.nll == pytest.approx(found.point.nll, rel=1e-5)
     assert run.ledger is not None and run.ledger.events == private.ledger.events
-    assert run.plan["learning_rate"] == rate and run.plan["algorithm"] == "dp-sgld"
-    assert run.plan["optimizer"].endswith("temperature=2.0, momentum=0.5, prior_std=0.5, thin=2)")
+    assert run.choices.learning_rate == rate and run.choices.algorithm == "dp-sgld"
+    assert str(run.choices.optimizer).endswith("temperature=2.0, momentum=0.5, prior_std=0.5, thin=2)")
 
 
 def test_dp_sgd_jl_is_the_loop_by_hand(tmp_path: Path) -> None:
@@ -100,9 +97,9 @@ def test_dp_sgd_jl_is_the_loop_by_hand(tmp_path: Path) -> None:
     assert same_weights(tmp_path / "run", model)
     assert run.ledger is not None
     assert run.ledger.events == (ProjectedSteps(cw.Poisson(1_297, 64), 4.0, 40, 3),)
-    assert run.plan["mechanism"] == {"kind": "ProjectedNorms", "projections": 40}
+    assert run.plan == plan
     assert event_row(run.ledger.events[0])[1] == "3 steps, norms from 40 projections"
-    assert run.guarantees["exact"]["kind"] == "upper bound"
+    assert run.guarantees["exact"].kind == "upper bound"
     assert run.curves[-1]["private"]["loss"] > 0
 
 

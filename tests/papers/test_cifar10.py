@@ -255,19 +255,19 @@ def test_a_stray_shard_is_not_read(few: DataSet) -> None:
 
 
 def test_every_private_arm_moves_by_the_same_noise() -> None:
-    for variant in study().variants:
-        if f"clip.R={SMALL}" in variant.settings or f"clip.R={LARGE}" in variant.settings:
-            assert any(setting.endswith('/ R"') for setting in variant.settings), variant.name
+    for arm in study().arms:
+        if f"clip.R={SMALL}" in arm.overrides or f"clip.R={LARGE}" in arm.overrides:
+            assert any(setting.endswith('/ R"') for setting in arm.overrides), arm.name
     assert len({(cell.style, cell.R, cell.rate, cell.seed) for cell in cells(False, None)}) == len(cells(False, None))
 
 
 def test_fine_tuning_a_vision_transformer_through_the_recipe(vit: Path, tmp_path: Path) -> None:
     from clipwise.training import Config, train
 
-    variant = study(str(vit), quick=True).variants[-1]
-    config = Config.load(ROOT / "papers/cifar10/config.toml", [*variant.settings, "seed=0"])
+    arm = study(str(vit), quick=True).arms[-1]
+    config = Config.load(ROOT / "papers/cifar10/config.toml", [*arm.overrides, "seed=0"])
     run, _ = train(config, output=tmp_path / "run", page=False)
-    assert run.is_private and "fine-tuned" in variant.name
+    assert run.is_private and "fine-tuned" in arm.name
     assert run.provenance["parameters"] == sum(p.numel() for p in networks.classifier(str(vit)).parameters())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
@@ -12,13 +13,14 @@ from typing import cast
 import pytest
 from papers.__main__ import DOCS, EXPERIMENTS, pages
 from papers.cifar10 import grid
-from papers.packed import CURVES, RESULTS
 from papers.regression import climb
 from papers.study import complete, parser_of
 from papers.tables import findings_table, results_table, setting
 from papers.verdicts import BINS, Claim, Finding, smaller, smaller_mce
 
+import clipwise as cw
 from clipwise.calibration import CalibrationResult, Estimate
+from clipwise.experiments import CURVES, RESULTS
 from clipwise.report import ArmResults, Run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,9 +52,8 @@ def redrawn(name: str, folder: Path) -> None:
     """What `--draw` makes of the packed runs in a folder."""
     recipe = import_module(f"papers.{name}.__main__")
     kept = ROOT / "papers" / name
-    arms = complete(
-        recipe.study() if name == "cifar10" else recipe.STUDY, folder, parser_of(name, 1).parse_args(["--draw"])
-    )
+    study = recipe.study() if name == "cifar10" else recipe.STUDY
+    arms = complete(replace(study, folder=folder), parser_of(name, 1).parse_args(["--draw"]))
     if name == "cifar10":
         settings = recipe.head_settings(recipe.DEFAULT, quick=False)
         rows = grid.complete([], kept / "grid.json", kept / "config.toml", settings, 1)
@@ -132,10 +133,12 @@ def test_epsilon_is_never_rounded_down() -> None:
     assert "| 0.601 |" in results_table([cast("ArmResults", arm)], ["mse"])
 
 
-@pytest.mark.parametrize(("sampling", "batch"), [({"batch_size": 256}, "an expected batch of 256"), ({}, "all")])
-def test_a_page_tells_what_was_trained_on_what(sampling: dict[str, int], batch: str) -> None:
+@pytest.mark.parametrize(
+    ("sampling", "batch"), [(cw.Poisson(1279, 256), "an expected batch of 256"), (cw.FullBatch(1279), "all")]
+)
+def test_a_page_tells_what_was_trained_on_what(sampling: cw.Sampling, batch: str) -> None:
     data = {"records": 1279, "held_out": 320, "inputs": "as they are", "note": ""}
-    plan = {"sampling": sampling, "steps": 2000, "noise_multiplier": 35.0}
+    plan = cw.Plan(sampling, steps=2000, clip=cw.Abadi(1.0), noise_multiplier=35.0)
     run = SimpleNamespace(plan=plan, delta=7.1078e-4, provenance={"data": data, "model": "MLP()", "parameters": 7041})
     assert setting(cast("Run", run)) == (
         f"MLP() with 7,041 parameters; 2,000 steps on {batch} of 1,279 records, inputs as they are; noise "

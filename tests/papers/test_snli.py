@@ -188,7 +188,7 @@ def test_training_is_private_and_separable(folder: Path) -> None:
 def test_other_weights_have_a_folder_of_their_own_and_all_the_pairs(folder: Path) -> None:
     study = with_states(Choice("bert_base"), records=549_367)
     assert study.folder == STUDY.folder / "bert_base" and study.config == STUDY.config
-    settings = study.variants[0].settings
+    settings = study.arms[0].overrides
     assert "evaluation.every=934" in settings
     assert 'data.options={weights = "bert_base", text = "snli", max_length = 128}' in settings
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 import clipwise as cw
-from clipwise.accounting import GaussianSteps, Ledger, privacy_panel
+from clipwise.accounting import GaussianSteps, Guarantee, Ledger, privacy_panel
 from clipwise.calibration import CalibrationResult, RegressionResult, evaluate
-from clipwise.report import Run
+from clipwise.report import Choices, Run
 
 SAMPLING = cw.Poisson(sample_size=60_000, batch_size=512)
 STEPS = 1_500
@@ -74,14 +74,13 @@ def ledger(noise_multiplier: float = 1.1) -> Ledger:
 
 
 @cache
-def panel() -> dict[str, dict[str, Any]]:
-    return {name: g.to_dict() for name, g in privacy_panel(ledger(), DELTA).items()}
+def panel() -> dict[str, Guarantee]:
+    return privacy_panel(ledger(), DELTA)
 
 
-def plan(clip_norm: float | None, learning_rate: float) -> dict[str, Any]:
+def plan(clip_norm: float | None) -> cw.Plan:
     clip = cw.NoClip() if clip_norm is None else cw.Abadi(clip_norm)
-    made = cw.Plan(sampling=SAMPLING, steps=STEPS, clip=clip, noise_multiplier=0.0 if clip_norm is None else 1.1)
-    return {**made.to_dict(), "learning_rate": learning_rate, "optimizer": "SGD(momentum=0)"}
+    return cw.Plan(sampling=SAMPLING, steps=STEPS, clip=clip, noise_multiplier=0.0 if clip_norm is None else 1.1)
 
 
 def made_run(
@@ -92,9 +91,9 @@ def made_run(
     rate = changes.pop("learning_rate", 0.1 if clip_norm is None else 1 / clip_norm)
     values: dict[str, Any] = {
         "name": name,
-        "task": "classification",
         "test": judged(seed, sharpness, resamples=changes.pop("resamples", 0)),
-        "plan": plan(clip_norm, rate),
+        "plan": plan(clip_norm),
+        "choices": Choices(rate, "SGD(momentum=0)"),
         "seed": seed,
         "curves": curves(seed, sharpness, clip_norm),
         "ledger": ledger() if private else None,
@@ -131,4 +130,4 @@ def comparison(seeds: int = 3) -> list[Run]:
 def regression_run(name: str = "R = 1", width: float = 0.8) -> Run:
     coverage = {level: level * width for level in (0.5, 0.8, 0.9, 0.95)}
     test = RegressionResult(count=400, mse=0.25, rmse=0.5, r2=0.61, nll=0.9, coverage=coverage)
-    return made_run(name, task="regression", test=test, curves=())
+    return made_run(name, test=test, curves=())

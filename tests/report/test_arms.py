@@ -75,7 +75,7 @@ def test_nested_statistics_are_found_by_their_path() -> None:
     ("runs", "message"),
     [
         ([], "no run"),
-        ([made_run(), made_run(plan=plan(2.0, 0.1))], "different plans"),
+        ([made_run(), made_run(plan=plan(2.0))], "different plans"),
         ([made_run(), made_run(test=judged(0, 1.0, count=50))], "different data"),
         ([made_run(), regression_run("other")], "cannot be compared"),
         ([made_run(), made_run(provenance={"model": "cnn"})], "differ in their model"),
@@ -119,7 +119,7 @@ def test_rebinning_equals_evaluating_with_that_number_of_bins(bins: int) -> None
 
 def test_privacy_is_that_of_the_most_expensive_seed() -> None:
     cheap = made_run()
-    panel = {**cheap.guarantees, "exact": {**cheap.guarantees["exact"], "epsilon": 2.5}}
+    panel = {**cheap.guarantees, "exact": replace(cheap.guarantees["exact"], epsilon=2.5)}
     (arm,) = arms_of([cheap, replace(cheap, seed=1, guarantees=panel)])
     assert arm.epsilon == 2.5
 
@@ -129,9 +129,9 @@ def test_every_place_tells_the_epsilon_of_the_most_expensive_seed(
     tmp_path: Path,
 ) -> None:
     more = Ledger([*ledger().events, GaussianSteps(SAMPLING, 1.1, 400)])  # resumed without a seed: some steps twice
-    panel = {"exact": more.guarantee(DELTA).to_dict()}
+    panel = {"exact": more.guarantee(DELTA)}
     runs = [made_run(curves=()), made_run(seed=1, curves=(), ledger=more, guarantees=panel)]
-    printed = panel["exact"]["printed"]
+    printed = panel["exact"].printed
     page = report.write(runs, tmp_path).read_text(encoding="utf-8")
     assert "1.563" not in page.split('id="data"')[0] and page.count(printed) >= 4
     assert "Ledger of the run that released most" in page and "1,900 steps" in page

@@ -13,7 +13,7 @@ import pytest
 
 from clipwise import report
 from clipwise.errors import DataError
-from clipwise.report import Run
+from clipwise.report import Run, WrittenPlan
 from tests.report.samples import HOSTILE, comparison, judged, made_run, regression_run
 
 UNCOVERED = "Not covered by epsilon: do not publish"
@@ -216,7 +216,7 @@ def test_a_full_disk_is_told_and_leaves_the_old_page(tmp_path: Path, monkeypatch
 
 
 def test_a_run_with_little_in_it_still_makes_a_page(tmp_path: Path) -> None:
-    bare = Run(name="bare", task="classification", test=judged(0, 1.0), plan={})
+    bare = Run(name="bare", test=judged(0, 1.0), plan=WrittenPlan({}))
     page = report.write(bare, tmp_path).read_text(encoding="utf-8")
     assert "Nothing on this page is private." in page and "bare: accuracy" in page
 

@@ -10,7 +10,7 @@ from scipy import stats
 
 from clipwise.accounting import GaussianSteps, Ledger
 from clipwise.calibration import Estimate, difference
-from clipwise.report import Run, arms_of
+from clipwise.report import Choices, Run, arms_of
 from clipwise.report.joint import joint_of
 from clipwise.report.reading import read
 from clipwise.report.warnings import warnings_of
@@ -65,7 +65,7 @@ def test_one_run_each_without_intervals_is_no_proof() -> None:
 def test_unequal_privacy_is_said_and_not_compared() -> None:
     cheap = ledger(2.2)
     small, large = pair(2.0, 1.0, seeds=1)
-    panel = {"exact": cheap.guarantee(DELTA).to_dict()}
+    panel = {"exact": cheap.guarantee(DELTA)}
     reading = read(arms_of([small, replace(large, ledger=cheap, guarantees=panel)]))
     assert not reading.verdict and "do not have the same privacy" in reading.paragraphs[1]
 
@@ -75,8 +75,8 @@ def test_unequal_privacy_is_said_and_not_compared() -> None:
     [
         ({"provenance": {"data": {"name": "other digits"}, "model": "mlp 196-64-10"}}, "data"),
         ({"provenance": {"model": "a larger one"}}, "model"),
-        ({"plan": {**plan(10.0, 0.1), "optimizer": "Adam(lr=0.1)"}}, "optimizer"),
-        ({"plan": {**plan(10.0, 0.1), "steps": 1400}}, "steps"),
+        ({"choices": Choices(0.1, "Adam(lr=0.1)")}, "optimizer"),
+        ({"plan": replace(plan(10.0), steps=1400)}, "steps"),
     ],
 )
 def test_models_that_differ_in_more_than_the_norm_are_not_evidence_about_it(
@@ -99,7 +99,7 @@ def test_epsilons_of_other_deltas_and_units_are_not_the_same() -> None:
     small, large = pair(2.0, 1.0, seeds=1)
     said = read(arms_of([small, replace(large, delta=1e-6)])).paragraphs[1]
     assert "1.563 at delta 1e-05" in said and "1.563 at delta 1e-06" in said and "do not have the same" in said
-    client = {"exact": {**large.guarantees["exact"], "unit": "client"}}
+    client = {"exact": replace(large.guarantees["exact"], unit="client")}
     said = read(arms_of([small, replace(large, guarantees=client)])).paragraphs[1]
     assert "one example against one client is protected" in said
     alone = replace(large, guarantees=client)
@@ -162,6 +162,6 @@ def test_warnings_name_their_arms_once() -> None:
 
 
 def test_a_delta_that_is_too_large_is_warned_of() -> None:
-    panel = {"exact": ledger().guarantee(1e-3).to_dict()}
+    panel = {"exact": ledger().guarantee(1e-3)}
     warned = warnings_of(arms_of([made_run(guarantees=panel, delta=1e-3)]))
     assert any("over 1/60000" in each.text for each in warned)

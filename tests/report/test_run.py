@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
+import stat
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from clipwise.errors import DataError, LedgerError
-from clipwise.report import Run
-from clipwise.report.run import is_run
+from clipwise.mechanisms import ProjectedNorms, Rounds
+from clipwise.report import Choices, Run, WrittenPlan, arms_of
+from clipwise.report.describe import clip_norm, plan_rows
+from clipwise.report.folder import RunFolder, is_run
+from clipwise.report.likeness import differing
+from clipwise.report.plans import read_plan
 from tests.report.samples import judged, made_run, regression_run
 
 
@@ -27,7 +33,7 @@ def test_a_run_is_read_as_it_was_written(tmp_path: Path) -> None:
         "metrics.jsonl",
         "result.json",
     ]
-    assert Run.load(folder) == replace(run, plan=json.loads(json.dumps(run.plan)))
+    assert Run.load(folder) == run
 
 
 def test_a_record_is_one_json_value_with_the_whole_run(tmp_path: Path) -> None:
@@ -157,3 +163,57 @@ def test_a_private_run_has_noise_in_every_release() -> None:
     assert made_run().is_private
     assert not made_run(clip_norm=None).is_private
     assert not made_run(ledger=None).is_private
+
+
+@dataclass(frozen=True)
+class Mine:
+    """A rule of one's own, which no file can make again."""
+
+    R: float
+
+    def __call__(self, norms: torch.Tensor) -> torch.Tensor:
+        return (self.R / norms).clamp(max=1.0)
+
+    @property
+    def sensitivity(self) -> float:
+        return self.R
+
+
+def test_a_plan_with_a_rule_of_ones_own_is_read_as_what_is_written(tmp_path: Path) -> None:
+    plan = replace(made_run().plan, clip=Mine(2.0))  # type: ignore[type-var]
+    run = made_run(plan=plan)
+    again = Run.load(run.save(tmp_path))
+    assert isinstance(again.plan, WrittenPlan) and again.plan.to_dict() == json.loads(json.dumps(plan.to_dict()))
+    assert (again.plan.steps, again.plan.noise_multiplier) == (plan.steps, plan.noise_multiplier)
+    assert clip_norm(again.plan) == clip_norm(plan) == 2.0
+    assert plan_rows(again.plan, again.choices) == plan_rows(run.plan, run.choices)
+    assert "Mine, R = 2" in dict(plan_rows(again.plan, again.choices))["clipping"]
+    (arm,) = arms_of([run, replace(again, seed=1)])  # still seeds of one arm
+    assert arm.clip_norm == 2.0 and not differing([run, again])
+    assert Run.load(again.save(tmp_path / "again")) == again
+
+
+@pytest.mark.parametrize("record", [{}, {"steps": 5}, {"version": 99, "steps": "many"}, {"clip": {"kind": "Flat"}}])
+def test_a_plan_that_is_not_whole_is_kept_as_it_is(record: dict[str, object]) -> None:
+    plan, choices = read_plan({**record, "learning_rate": "1 / R", "cosine": True})
+    assert plan == WrittenPlan(record) and choices == Choices("1 / R", further={"cosine": True})
+    assert plan.noise_multiplier is None and clip_norm(plan) is None
+
+
+def test_plans_of_earlier_versions_have_their_mechanism() -> None:
+    plan = made_run().plan.to_dict()
+    users = {"users": 50, "weight_cap": 2.0}
+    assert read_plan({**plan, "federated": users})[0].mechanism == Rounds(2.0)  # type: ignore[union-attr]
+    assert read_plan({**plan, "projections": 40})[0].mechanism == ProjectedNorms(40)  # type: ignore[union-attr]
+
+
+def test_the_rows_of_a_run_are_its_owners_alone_from_the_first_on(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    for step in range(3):
+        folder.append({"step": step})
+    assert stat.S_IMODE((tmp_path / "metrics.jsonl").stat().st_mode) == 0o600
+    folder.cut_rows(1)
+    assert folder.rows() == ({"step": 0}, {"step": 1}) and folder.files() == ({"metrics.jsonl"}, set())
+    (tmp_path / "mine.txt").touch()
+    folder.discard()
+    assert folder.files() == (set(), {"mine.txt"})

@@ -5,6 +5,13 @@ from __future__ import annotations
 from clipwise.accounting import Event, Guarantee, account
 from clipwise.training import Config
 
+DIGITS = """
+seed = 3
+data.source = "digits"
+model = { source = "mlp", hidden = [8] }
+"""
+"""The beginning of a configuration, for tests that say the rest."""
+
 TINY = """
 name = "tiny"
 seed = 3

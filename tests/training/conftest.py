@@ -15,12 +15,12 @@ from .common import config, exact_panel
 @pytest.fixture
 def exact_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """The other accountants take seconds, and are tested where they are made."""
-    monkeypatch.setattr(train, "privacy_panel", exact_panel)
+    monkeypatch.setattr(train, "guarantees_of", exact_panel)
 
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Path]:
     """The tiny run and its folder, without a page; who writes to it takes a copy."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train, "privacy_panel", exact_panel)
+        patch.setattr(train, "guarantees_of", exact_panel)
         return train.train(config(), output=tmp_path_factory.mktemp("finished") / "run", page=False)

@@ -59,7 +59,7 @@ def live(text: str, folder: Path, death: Any, seen: Path | None) -> None:
 
 
 def main(folder: Path, seeded: bool) -> dict[str, Any]:
-    train_module.privacy_panel = exact_panel  # type: ignore[assignment]  # the other accountants take seconds
+    train_module.guarantees_of = exact_panel  # type: ignore[assignment]  # the other accountants take seconds
     text = TINY if seeded else TINY.replace("seed = 3\n", "")
     live(text, folder / "whole", None, None)
     deaths: list[Any] = [1, 4, "row 10", 11, "row 20", 0.05, 0.1, 26, 0.2, 39, None]

@@ -6,33 +6,37 @@ A further algorithm is one row of `ROWS`.
 from __future__ import annotations
 
 import re
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import nn
 
 from clipwise.errors import InvalidConfig
+from clipwise.plan import Plan
 from clipwise.report import Run
 from clipwise.training import Config, Progress, train
-from clipwise.training.algorithms import ALGORITHMS
+from clipwise.training.algorithms import ALGORITHMS, Algorithm
+from clipwise.training.algorithms._loop import private_loop
+from clipwise.training.config import LearningRate, OptimizerChoice, TomlTable
+from clipwise.training.run import Folder, Job, Trained, Watch
 
-from .common import config
+from .common import DIGITS, config
 
 ROOT = Path(__file__).parents[2]
 
-COMMON = """
+COMMON = f"""
+{DIGITS}
 name = "tiny"
-seed = 3
 steps = 3
 batch_size = 64
 checkpoint_every = 1
-data.source = "digits"
-model = { source = "mlp", hidden = [8] }
-clip = { rule = "Abadi", R = 1.0 }
+clip = {{ rule = "Abadi", R = 1.0 }}
 privacy.noise_multiplier = 4.0
-evaluation = { every = 1, resamples = 0 }
+evaluation = {{ every = 1, resamples = 0 }}
 """
 
 RATE = "optimizer.learning_rate = 0.5\n"
@@ -114,3 +118,37 @@ def test_the_documented_table_is_the_registry() -> None:
     rows = re.findall(r"^\| `(dp-[\w-]+)` \| (.+?) \| (.+?) \|$", document, flags=re.MULTILINE)
     expected = [(kind.name, kind.about, ", ".join(f"`{key}`" for key in kind.keys)) for kind in ALGORITHMS.values()]
     assert rows == expected
+
+
+@dataclass(frozen=True)
+class Halved(Algorithm):
+    """One that is not in the package, as somebody would add it."""
+
+    name: ClassVar[str] = "halved"
+    about: ClassVar[str] = "half of every learning rate"
+    keys: ClassVar[tuple[str, ...]] = ("half_of",)
+
+    rate: float
+
+    @classmethod
+    def read(cls, root: TomlTable) -> Halved:
+        return cls(root.number("half_of"))
+
+    def moves(self, plan: Plan, model: nn.Module) -> OptimizerChoice:
+        return OptimizerChoice("SGD", LearningRate(self.rate / 2), {})
+
+    def train(self, job: Job, folder: Folder, watch: Watch, resume: bool) -> Trained:
+        return private_loop(job, folder, watch, resume, job.optimizer.build(job.parameters.values()))
+
+
+def test_a_further_algorithm_is_one_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ALGORITHMS, Halved.name, Halved)
+    text = f'algorithm = "halved"\nhalf_of = 1.0\n{COMMON}'
+    run, folder = train(config(text=text), output=tmp_path / "run", page=False)
+    same, _ = train(config(text=text_of("dp-sgd")), output=tmp_path / "same", page=False)
+    assert run.test == same.test and run.plan["algorithm"] == "halved" and run.plan["learning_rate"] == 0.5
+    assert Config.load(folder / "config.toml").algorithm == Halved(1.0)
+    with pytest.raises(InvalidConfig, match="half_of: is for algorithm = 'halved' only"):
+        config("half_of=1.0", text=text_of("dp-sgd"))
+    with pytest.raises(InvalidConfig, match="optimizer: is for algorithm = 'dp-sgd' or 'dp-sgd-jl' or"):
+        config("optimizer.learning_rate=0.5", text=text)

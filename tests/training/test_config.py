@@ -100,6 +100,13 @@ def test_a_whole_configuration() -> None:
         ("optimizer.learning_rate=[1]", "expected a number, got an array"),
         ("privacy.epsilon=2", "exactly one of epsilon, noise_multiplier"),
         ("privacy.private=false", "goes with nothing else"),
+        ("privacy.noise_multiplier={}", "begins with step 0"),
+        ("privacy.noise_multiplier={5=1.0}", "begins with step 0"),
+        ("privacy.noise_multiplier={0=2.0, late=1.0}", "privacy.noise_multiplier.late: .* step numbers"),
+        ("privacy.noise_multiplier={0=2.0, -5=1.0}", "privacy.noise_multiplier.-5: .* step numbers"),
+        ("privacy.noise_multiplier={0=2.0, 05=1.0}", "privacy.noise_multiplier.05: .* step numbers"),
+        ("privacy.noise_multiplier={0=2.0, 5=0}", "privacy.noise_multiplier.5: must be a finite number over 0"),
+        ("privacy.noise_multiplier=[2.0, 1.0]", "privacy.noise_multiplier: expected a number, got an array"),
         ("privacy.delta=1.5", "privacy.delta: must be a finite number over 0 and under 1"),
         ("evaluation.evry=4", "did you mean 'every'"),
         ("evaluation.resamples=50", r"evaluation: resamples must be 0 \(no intervals\) or at least 100"),
@@ -301,3 +308,12 @@ def test_the_documented_configuration() -> None:
 def test_examples_can_be_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     assert Config.load(path.relative_to(ROOT)).output == Path("runs", Config.load(path).name)
+
+
+def test_a_schedule_of_noise_is_read() -> None:
+    made = config("privacy={noise_multiplier={10=1, 0=2.0}}")
+    assert made.privacy.noise_multiplier == cw.Steps({0: 2.0, 10: 1.0}) and made.privacy.is_private
+    assert config("privacy.noise_multiplier={0=2.0}").privacy.noise_multiplier == cw.Steps({0: 2.0})
+    again = Config.parse(made.text)
+    assert again.privacy == made.privacy
+    assert config("privacy.noise_multiplier={0=2.0, 6=1.0}", "privacy.epsilon=3").privacy.epsilon == 3

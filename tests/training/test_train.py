@@ -65,7 +65,7 @@ def test_the_loop_is_the_one_that_a_user_would_write(finished: tuple[Run, Path])
     found = weights(folder)
     assert all(torch.allclose(found[name], expected[name], atol=1e-6) for name in expected)
     assert run.ledger is not None and run.ledger.steps == 12
-    assert run.guarantees["exact"]["epsilon"] == pytest.approx(cw.epsilon(1.0, cw.Poisson(1_297, 64), 12, 1e-4))
+    assert run.guarantees["exact"].epsilon == pytest.approx(cw.epsilon(1.0, cw.Poisson(1_297, 64), 12, 1e-4))
 
 
 @pytest.mark.slow
@@ -89,12 +89,12 @@ def test_the_folder_tells_everything(tmp_path: Path) -> None:
     assert isinstance(run.test, CalibrationResult) and run.test.count == 500 and run.test.intervals is not None
     assert [row["step"] for row in run.curves] == [4, 8, 12]
     last = run.curves[-1]
-    assert last["epsilon"] == pytest.approx(run.guarantees["exact"]["epsilon"])
+    assert last["epsilon"] == pytest.approx(run.guarantees["exact"].epsilon)
     assert last["epoch"] == pytest.approx(12 * 64 / 1_297)
     assert last["test"]["accuracy"] == run.test.accuracy and last["test"]["ece"] == pytest.approx(run.test.ece)
     assert set(last["private"]) == {"loss", "fraction_clipped", "norm_median", "batch_size", "bad_samples", "layers"}
     assert set(last["private"]["layers"]) == {"hidden1", "output"}
-    assert run.delta == 1e-4 and run.plan["noise_multiplier"] == 1.0 and run.plan["learning_rate"] == 0.5
+    assert run.delta == 1e-4 and run.plan.noise_multiplier == 1.0 and run.choices.learning_rate == 0.5
     assert run.provenance["command"] == "clipwise train x" and run.provenance["data"]["records"] == 1_297
     assert run.provenance["parameters"] == 64 * 8 + 8 + 8 * 10 + 10
     # The weights on disk are those that were measured.
@@ -159,7 +159,7 @@ def test_epsilon_is_met_together_with_recalibration(tmp_path: Path) -> None:
     )
     run = trained(tmp_path, "privacy={epsilon=2.0, delta=1e-5}", methods)
     assert run.ledger is not None and isinstance(run.ledger.events[-1], PrivateCalibration)
-    assert 2.0 * 0.998 < run.guarantees["exact"]["epsilon"] <= 2.0
+    assert 2.0 * 0.998 < run.guarantees["exact"].epsilon <= 2.0
     assert set(run.recalibrated) == {"temperature", "vector", "isotonic", "private-temperature"}
     # Half of the held-out records are fitted on, and measured is the other half.
     assert {result.count for result in run.recalibrated.values()} == {250} and run.test.count == 250
@@ -434,3 +434,30 @@ def test_a_configuration_that_was_kept_trains_again(tmp_path: Path) -> None:
     again = Config.load(tmp_path / "run" / "config.toml")
     train(again, output=tmp_path / "again", page=False)
     assert same(weights(tmp_path / "run"), weights(tmp_path / "again"))
+
+
+@pytest.mark.usefixtures("exact_only")
+def test_a_schedule_of_noise_is_on_the_ledger_and_in_the_result(tmp_path: Path) -> None:
+    noise = cw.Steps({0: 2.0, 5: 1.0})
+    run = trained(tmp_path, "privacy.noise_multiplier={0=2.0, 5=1.0}")
+    sampling = cw.Poisson(1_297, 64)
+    assert run.ledger is not None
+    assert run.ledger.events == (cw.GaussianSteps(sampling, 2.0, 5), cw.GaussianSteps(sampling, 1.0, 7))
+    assert prepare(config("privacy.noise_multiplier={0=2.0, 5=1.0}")).plan.noise_multiplier == noise
+    for each in (run, Run.load(tmp_path / "run")):
+        assert each.plan == run.plan
+    with pytest.raises(cw.InvalidPlan, match="only 12 steps"):
+        prepare(config("privacy.noise_multiplier={0=2.0, 12=1.0}"))
+
+
+def test_a_schedule_of_noise_is_scaled_to_a_target() -> None:
+    plan = prepare(config("privacy.noise_multiplier={0=2.0, 5=1.0}", "privacy.epsilon=2", "privacy.delta=1e-4")).plan
+    assert isinstance(plan.noise_multiplier, cw.Steps) and 0.998 * 2 < plan.epsilon(1e-4) <= 2
+    assert plan.noise_multiplier.at(0) == pytest.approx(2 * plan.noise_multiplier.at(5), rel=1e-12)
+    with pytest.raises(InvalidConfig, match="one temperature"):
+        prepare(config("privacy.noise_multiplier={0=2.0, 5=1.0}", text=CHAIN))
+
+
+CHAIN = TINY.replace('[optimizer]\nname = "SGD"\nlearning_rate = 0.5\n', "").replace(
+    "steps = 12", 'algorithm = "dp-sgld"\nsteps = 12'
+)

@@ -98,6 +98,8 @@ def adapter(
 CLIP_TEXT = SMALL | {"projection_dim": 6}
 CLIP_VISION = VIT | {"projection_dim": 6}
 
+TWO_STAGES: dict[str, Any] = {"hidden_sizes": [4, 8], "depths": [1, 1]}
+TWO_BLOCKS = TWO_STAGES | {"num_encoder_blocks": 2, "patch_sizes": [7, 3], "strides": [4, 2]}
 VISION = [
     vision("vit", "ViT", VIT),
     vision("vit_eager", "ViT", VIT | {"attn_implementation": "eager"}),
@@ -120,61 +122,37 @@ VISION = [
     vision(
         "convnext",
         "ConvNext",
-        {
-            "hidden_sizes": [4, 8],
-            "depths": [1, 1],
-            "num_stages": 2,
-            "patch_size": 4,
-            "drop_path_rate": 0.0,
-            "layer_scale_init_value": 0.1,
-        },
+        TWO_STAGES | {"num_stages": 2, "patch_size": 4, "drop_path_rate": 0.0, "layer_scale_init_value": 0.1},
         LARGE_IMAGES,
     ),
     vision(
         "convnext_v2",
         "ConvNextV2",
-        {"hidden_sizes": [4, 8], "depths": [1, 1], "num_stages": 2, "patch_size": 4, "drop_path_rate": 0.0},
+        TWO_STAGES | {"num_stages": 2, "patch_size": 4, "drop_path_rate": 0.0},
         LARGE_IMAGES,
     ),
     vision(
         "resnet",
         "ResNet",
-        {"embedding_size": 4, "hidden_sizes": [4, 8], "depths": [1, 1], "layer_type": "basic"},
+        TWO_STAGES | {"embedding_size": 4, "layer_type": "basic"},
         LARGE_IMAGES,
     ),
     vision(
         "regnet",
         "RegNet",
-        {"embedding_size": 4, "hidden_sizes": [4, 8], "depths": [1, 1], "groups_width": 2},
+        TWO_STAGES | {"embedding_size": 4, "groups_width": 2},
         LARGE_IMAGES,
     ),
     vision(
         "segformer",
         "Segformer",
-        {
-            "num_encoder_blocks": 2,
-            "depths": [1, 1],
-            "sr_ratios": [2, 1],
-            "hidden_sizes": [4, 8],
-            "patch_sizes": [7, 3],
-            "strides": [4, 2],
-            "num_attention_heads": [1, 2],
-            "mlp_ratios": [2, 2],
-        },
+        TWO_BLOCKS | {"sr_ratios": [2, 1], "num_attention_heads": [1, 2], "mlp_ratios": [2, 2]},
         LARGE_IMAGES,
     ),
     vision(
         "poolformer",
         "PoolFormer",
-        {
-            "hidden_sizes": [4, 8],
-            "depths": [1, 1],
-            "num_encoder_blocks": 2,
-            "patch_sizes": [7, 3],
-            "strides": [4, 2],
-            "padding": [2, 1],
-            "mlp_ratio": 2.0,
-        },
+        TWO_BLOCKS | {"padding": [2, 1], "mlp_ratio": 2.0},
         LARGE_IMAGES,
     ),
     vision(

@@ -2,7 +2,6 @@
 
 from clipwise.accounting._vacuous import refuse_vacuous
 from clipwise.accounting.accountants import ACCOUNTANTS, Accountant
-from clipwise.accounting.accountants.edgeworth import saddle_interval
 from clipwise.accounting.accounts import account, account_delta, delta, epsilon, privacy_panel
 from clipwise.accounting.curves import PrivacyCurve, privacy_curve, tight_mu
 from clipwise.accounting.events import (
@@ -46,6 +45,5 @@ __all__ = [
     "refuse_vacuous",
     "restated",
     "round_up",
-    "saddle_interval",
     "tight_mu",
 ]

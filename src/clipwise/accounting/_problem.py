@@ -10,7 +10,7 @@ from clipwise._validate import is_count, is_finite, is_number
 from clipwise.accounting._numerics.laws import Composition, mixed
 from clipwise.accounting._numerics.projected import Spread, spread
 from clipwise.accounting._numerics.shuffle import ShuffledRun
-from clipwise.accounting._schemes import Laws, Steps, scheme_of
+from clipwise.accounting._schemes import Laws, Unsampled, scheme_of
 from clipwise.accounting.events import Event, ProjectedSteps, is_event
 from clipwise.accounting.relation import Relation, is_tight, relation_of
 from clipwise.errors import AccountingError
@@ -185,13 +185,13 @@ def _symmetric(composition: Composition) -> bool:
     return all(pair == pair.mirrored() for law, _ in composition.terms for _, pair in law.parts)
 
 
-def _laws(event: Event, steps: Steps, bound: str) -> Laws:
+def _laws(event: Event, steps: Unsampled, bound: str) -> Laws:
     scheme = scheme_of(event.sampling)
     return (scheme.upper if bound == "upper" else scheme.lower)(event.sampling, steps)
 
 
-def _steps(event: Event, relation: Relation, group: int, first: bool) -> Steps:
-    return Steps(1.0 / event.noise_multiplier, event.count, relation == "replace_one", group, first)
+def _steps(event: Event, relation: Relation, group: int, first: bool) -> Unsampled:
+    return Unsampled(1.0 / event.noise_multiplier, event.count, relation == "replace_one", group, first)
 
 
 def _shuffled_runs(events: tuple[Event, ...], relation: Relation, group: int) -> tuple[ShuffledRun, ...]:

@@ -16,7 +16,7 @@ from clipwise.accounting.guarantee import Relation
 from clipwise.errors import AccountingError
 from clipwise.sampling import FixedSize, FullBatch, Poisson, Sampling, Shuffled
 
-__all__ = ["OF_A_RATE", "SCHEMES", "Laws", "Scheme", "Steps", "scheme_of", "uses"]
+__all__ = ["OF_A_RATE", "SCHEMES", "Laws", "Scheme", "Unsampled", "scheme_of", "uses"]
 
 OF_A_RATE: tuple[Relation, ...] = ("add_remove", "zero_out", "replace_one")
 """The relations where nothing of the mechanism depends on the number of records: all, the default first."""
@@ -29,7 +29,7 @@ S = TypeVar("S")
 
 
 @dataclass(frozen=True)
-class Steps:
+class Unsampled:
     """An event without its sampling; `first` says that it begins a run, and so an epoch."""
 
     mu: float
@@ -63,14 +63,14 @@ class Scheme(ABC, Generic[S]):
         """What a guarantee says that it assumes."""
 
     @abstractmethod
-    def upper(self, sampling: S, steps: Steps) -> Laws:
+    def upper(self, sampling: S, steps: Unsampled) -> Laws:
         """Laws that dominate the steps, for any data."""
 
-    def lower(self, sampling: S, steps: Steps) -> Laws:
+    def lower(self, sampling: S, steps: Unsampled) -> Laws:
         """Laws that some data reach."""
         return self.upper(sampling, steps)
 
-    def shuffled_run(self, sampling: S, steps: Steps) -> ShuffledRun | None:
+    def shuffled_run(self, sampling: S, steps: Unsampled) -> ShuffledRun | None:
         """What proves a lower end besides `lower`."""
         return None
 
@@ -88,7 +88,7 @@ class _AllRecords(Scheme[Any]):
     def describe(self, sampling: Any) -> str:
         return "calibration statistics over all records"
 
-    def upper(self, sampling: Any, steps: Steps) -> Laws:
+    def upper(self, sampling: Any, steps: Unsampled) -> Laws:
         return [(gaussian(steps.reach), steps.count)]
 
 
@@ -96,7 +96,7 @@ class _FullBatch(Scheme[FullBatch]):
     def describe(self, sampling: FullBatch) -> str:
         return "every record in every step"
 
-    def upper(self, sampling: FullBatch, steps: Steps) -> Laws:
+    def upper(self, sampling: FullBatch, steps: Unsampled) -> Laws:
         return [(gaussian(steps.reach), steps.count)]
 
     def unproven(self, sampling: FullBatch) -> str | None:
@@ -117,13 +117,13 @@ class _Poisson(Scheme[Poisson]):
         public = "rate" if sampling.sample_size is not None else "the public rate"
         return f"Poisson sampling at {public} {sampling.rate:.6g}{cut}{of}"
 
-    def upper(self, sampling: Poisson, steps: Steps) -> Laws:
+    def upper(self, sampling: Poisson, steps: Unsampled) -> Laws:
         if not sampling.is_cut:
             return [(poisson(sampling.rate, steps.mu, steps.replace, steps.group), steps.count)]
         _refuse_group(steps, "truncated Poisson sampling")
         return [(self._truncated(sampling, steps), steps.count)]
 
-    def _truncated(self, sampling: Poisson, steps: Steps) -> Law:
+    def _truncated(self, sampling: Poisson, steps: Unsampled) -> Law:
         cap = sampling.max_batch_size
         assert cap is not None
         if sampling.sample_size is not None:
@@ -142,15 +142,15 @@ class _Shuffled(Scheme[Shuffled]):
     def describe(self, sampling: Shuffled) -> str:
         return f"shuffled batches of {sampling.batch_size} from {sampling.sample_size}, without amplification"
 
-    def upper(self, sampling: Shuffled, steps: Steps) -> Laws:
+    def upper(self, sampling: Shuffled, steps: Unsampled) -> Laws:
         _refuse_group(steps, "shuffled and fixed-size batches")
         return [(gaussian(steps.reach), uses(sampling, steps.count, steps.first))]
 
-    def lower(self, sampling: Shuffled, steps: Steps) -> Laws:
+    def lower(self, sampling: Shuffled, steps: Unsampled) -> Laws:
         _refuse_group(steps, "shuffled and fixed-size batches")
         return []
 
-    def shuffled_run(self, sampling: Shuffled, steps: Steps) -> ShuffledRun | None:
+    def shuffled_run(self, sampling: Shuffled, steps: Unsampled) -> ShuffledRun | None:
         longest = sampling.batches_per_epoch
         # Only whole epochs: an unfinished one, or the rest of one that a later event may begin in, is left out,
         # and anyone who sees less of the output learns at most as much, so the bound stays below the truth.
@@ -170,11 +170,11 @@ class _FixedSize(Scheme[FixedSize]):
     def describe(self, sampling: FixedSize) -> str:
         return f"fresh subsets of exactly {sampling.batch_size} from {sampling.sample_size}"
 
-    def upper(self, sampling: FixedSize, steps: Steps) -> Laws:
+    def upper(self, sampling: FixedSize, steps: Unsampled) -> Laws:
         _refuse_group(steps, "shuffled and fixed-size batches")
         return [(fixed_size(sampling.batch_size / sampling.sample_size, steps.mu), steps.count)]
 
-    def lower(self, sampling: FixedSize, steps: Steps) -> Laws:
+    def lower(self, sampling: FixedSize, steps: Unsampled) -> Laws:
         rate = sampling.batch_size / sampling.sample_size
         if rate == 1.0:
             return self.upper(sampling, steps)
@@ -206,6 +206,6 @@ def uses(sampling: Shuffled, steps: int, first: bool) -> int:
     return -(-steps // batches) if first else -(-(steps - 1) // batches) + 1
 
 
-def _refuse_group(steps: Steps, scheme: str) -> None:
+def _refuse_group(steps: Unsampled, scheme: str) -> None:
     if steps.group > 1:
         raise AccountingError(f"Group privacy is not available for {scheme}; use plain Poisson or full batches.")

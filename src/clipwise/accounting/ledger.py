@@ -73,8 +73,6 @@ class Ledger:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Ledger) and self.events == other.events
 
-    __hash__ = None  # type: ignore[assignment]
-
     def __repr__(self) -> str:
         return f"Ledger({len(self._counts)} events, {self.steps} steps, {self.relation})"
 
@@ -105,6 +103,7 @@ class Ledger:
     def to_json(self) -> str:
         """The ledger as one JSON object with a version and a checksum.
 
+        >>> from clipwise.accounting import PrivateCalibration
         >>> Ledger.from_json(Ledger([PrivateCalibration(2.0)]).to_json()).events
         (PrivateCalibration(noise_multiplier=2.0, releases=1, disjoint=False, reason='calibration'),)
         """

@@ -62,8 +62,8 @@ def is_tight(events: Iterable[Event]) -> bool:
     return all(scheme_of(event.sampling).is_tight(event.sampling) for event in events)
 
 
-def restated(saved: Mapping[str, Any], events: Iterable[Event]) -> dict[str, Any]:
-    """A `Guarantee.to_dict()` as it would be written today: its number, with the relation and the kind that hold.
+def restated(saved: Mapping[str, Any], events: Iterable[Event]) -> Guarantee:
+    """What `Guarantee.to_dict()` wrote as it would be today: its number, with the relation and the kind that hold.
 
     Guarantees of earlier versions say add_remove where the number of records is public, and call batches that are cut
     numerically exact. The number is right under zero_out, which has the same law.
@@ -75,4 +75,4 @@ def restated(saved: Mapping[str, Any], events: Iterable[Event]) -> dict[str, Any
     if known["kind"] == "numerically exact" and not is_tight(events):
         known["kind"] = "upper bound"
     known["epsilon"] = math.inf if known["epsilon"] is None else known["epsilon"]
-    return Guarantee(**{**known, "warnings": tuple(known["warnings"])}).to_dict()
+    return Guarantee(**{**known, "warnings": tuple(known["warnings"])})

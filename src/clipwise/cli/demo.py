@@ -8,15 +8,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass, replace
-from functools import lru_cache, partial
-from multiprocessing import get_context
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
@@ -25,10 +20,9 @@ from clipwise.cli.arguments import count
 from clipwise.cli.table import table
 from clipwise.cli.train import command_line
 from clipwise.errors import DataError
-from clipwise.progress import duration
 
 if TYPE_CHECKING:
-    from clipwise.data import DataSet
+    from clipwise.experiments import Study
     from clipwise.report import ArmResults, Run
 
 NAME = "demo"
@@ -64,14 +58,6 @@ CHOSEN = (
     "rule, the clipping norms and the switch of the mix-up were chosen by looking at these data."
 )
 
-CLIPS = {
-    "small": f'rule = "Abadi"\nR = {SMALL}',
-    "large": f'rule = "Abadi"\nR = {LARGE}',
-    "mix-up": (
-        f'schedule = "MixUp"\nswitch_at = 0.5\nsmall = {{ rule = "Abadi", R = {SMALL} }}\n'
-        f'large = {{ rule = "Abadi", R = {LARGE} }}'
-    ),
-}
 NAMES = {
     "non-private": "not private",
     "small": f"private, R = {SMALL:g}",
@@ -80,15 +66,9 @@ NAMES = {
 }
 
 
-def configuration(setting: Setting, arm: str, seed: int, steps: int) -> str:
-    """The configuration of one run. Without clipping there is no R: that arm has the learning rate of the largest."""
-    private = arm in CLIPS
-    rate = f'"{setting.rate:g} / R"' if private else f"{setting.rate / LARGE:g}"
-    privacy = f"noise_multiplier = {setting.noise_multiplier}" if private else "private = false"
-    clip = f"[clip]\n{CLIPS[arm]}\n" if private else ""
+def configuration(setting: Setting, steps: int) -> str:
+    """The configuration that all arms share: that of the small clipping norm."""
     return f"""\
-name = "{NAMES[arm]}"
-seed = {seed}
 steps = {steps}
 batch_size = {setting.batch_size}
 checkpoint_every = {steps}
@@ -102,17 +82,32 @@ source = "mlp"
 hidden = [64]
 activation = "tanh"
 
-{clip}
+[clip]
+rule = "Abadi"
+R = {SMALL}
+
 [optimizer]
 name = "SGD"
-learning_rate = {rate}
+learning_rate = "{setting.rate:g} / R"
 
 [privacy]
-{privacy}
+noise_multiplier = {setting.noise_multiplier}
 
 [evaluation]
 resamples = 0
 """
+
+
+def _overrides(setting: Setting) -> dict[str, tuple[str, ...]]:
+    """What every arm sets. Without clipping there is no R: that arm has the learning rate of the largest."""
+    small, large = (f'{{rule="Abadi",R={R}}}' for R in (SMALL, LARGE))
+    rate = f"optimizer.learning_rate={setting.rate / LARGE:g}"
+    return {
+        "non-private": ("privacy={private=false}", 'clip={rule="NoClip"}', rate),
+        "small": (),
+        "large": (f"clip.R={LARGE}",),
+        "mix-up": (f'clip={{schedule="MixUp",switch_at=0.5,small={small},large={large}}}',),
+    }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -121,93 +116,56 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=count, help="optimizer steps of a run (default: 1500 on MNIST, 300 on digits)")
     parser.add_argument("--data", choices=tuple(SETTINGS), help="(default: mnist, or digits if it is not available)")
     parser.add_argument("--output", default="runs/demo", metavar="FOLDER", help="(default: %(default)s)")
-    parser.add_argument("--jobs", type=count, default=_cores(), help="processes (default: one per core, %(default)s)")
+    parser.add_argument("--jobs", type=count, help="processes (default: one per core)")
     parser.add_argument("--json", action="store_true", help="print the numbers as JSON")
 
 
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def _fetch(name: str) -> None:
+    """Have the records in the cache folder.
 
+    Raises: DataError if they are not available.
+    """
+    from clipwise.data import load
 
-@lru_cache(maxsize=1)
-def _data(name: str) -> DataSet:
-    """The records as the arms use them; loaded once in every process."""
-    from clipwise.training import Config
-
-    text = configuration(SETTINGS[name], "small", 0, 1)
-    return Config.parse(text, "demo.toml").data.load()
+    load(SETTINGS[name].source)
 
 
 def _choose_data(wanted: str | None) -> tuple[str, str]:
     """The name of the data to use, and what to say when they are not those one would want."""
     try:
-        _data(wanted or "mnist")
+        _fetch(wanted or "mnist")
     except DataError as error:
         if wanted is not None:
             raise
-        _data("digits")
+        _fetch("digits")
         return "digits", TOO_SMALL.format(reason=error)
     return wanted or "mnist", ""
 
 
-def _train(name: str, command: str, text: str, folder: str) -> str:
-    """One run, in whatever process."""
-    import torch
+def _study(name: str, args: argparse.Namespace) -> Study:
+    """All arms with all seeds; the configuration that they share is written into the folder."""
+    from clipwise.experiments import Arm, Study
 
-    from clipwise.training import Config, train
-
-    torch.set_num_threads(1)  # the network is tiny: threads only wait for each other
-    config = Config.parse(text, "demo.toml")
-    made, path = train(config, output=folder, force=True, command=command, data=_data(name), page=False)
-    note = CHOSEN.format(rate=SETTINGS[name].rate, large=LARGE)
-    replace(made, warnings=(*made.warnings, note)).save(path)  # with the run, for every later page on it
-    return folder
-
-
-def _quiet_worker() -> None:
-    """Ctrl-C reaches every process of a terminal; the parent alone says something about it."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
-def _finished(tasks: Sequence[tuple[str, str]], work: Callable[[str, str], str], jobs: int) -> Iterator[str]:
-    """The folders of the runs as they get ready, made by `jobs` processes (by this one when it is one)."""
-    if min(jobs, len(tasks)) == 1:
-        yield from (work(*task) for task in tasks)
-        return
-    # Started afresh rather than forked: a forked process must not use the threads that torch may have begun.
-    pool = ProcessPoolExecutor(min(jobs, len(tasks)), get_context("spawn"), _quiet_worker)
+    setting, folder = SETTINGS[name], Path(args.output)
+    config = folder / "config.toml"
     try:
-        for future in as_completed([pool.submit(work, *task) for task in tasks]):
-            yield future.result()
-    finally:
-        pool.shutdown(cancel_futures=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        config.write_text(configuration(setting, args.steps or setting.steps), encoding="utf-8")
+    except OSError as error:
+        raise DataError(f"{folder} cannot be the folder of the demo: {error}. Name another with --output.") from error
+    note = CHOSEN.format(rate=setting.rate, large=LARGE)
+    arms = tuple(Arm(NAMES[key], overrides) for key, overrides in _overrides(setting).items())
+    return Study(config, arms, args.seeds, folder, note=note)
 
 
-def _progress(done: int, total: int, seconds: float) -> None:
-    if sys.stderr.isatty():
-        left = f"  {duration(seconds * (total - done) / done)} left" if done else ""
-        end = "" if done < total else "\r\033[K"
-        print(f"\r\033[K{done} of {total} runs{left}{end}", end="", file=sys.stderr, flush=True)
+def _experiment(name: str, args: argparse.Namespace) -> tuple[Run, ...]:
+    """The runs of all arms with all seeds, arm by arm."""
+    from clipwise.experiments import Show, run_all
 
-
-def _experiment(name: str, args: argparse.Namespace) -> list[Run]:
-    """All arms with all seeds, arm by arm."""
-    from clipwise.report import Run
-
-    setting = SETTINGS[name]
-    folders = {
-        (arm, seed): str(Path(args.output, "runs", f"{arm}-{seed}")) for seed in range(args.seeds) for arm in NAMES
-    }
-    tasks = [
-        (configuration(setting, arm, seed, args.steps or setting.steps), folder)
-        for (arm, seed), folder in folders.items()
-    ]
-    begun = time.monotonic()
-    print(f"{len(tasks)} runs on {name}, {min(args.jobs, len(tasks))} at a time", file=sys.stderr)
-    _progress(0, len(tasks), 0.0)
-    for done, _ in enumerate(_finished(tasks, partial(_train, name, command_line()), args.jobs), start=1):
-        _progress(done, len(tasks), time.monotonic() - begun)
-    return [Run.load(folders[arm, seed]) for arm in NAMES for seed in range(args.seeds)]
+    study = _study(name, args)
+    print(f"{len(study.trials)} runs on {name}", file=sys.stderr)
+    with Show() as show:
+        return run_all(study, jobs=args.jobs, force=True, command=command_line(), watch=show)
 
 
 def _cell(arm: ArmResults, metric: str) -> str:
@@ -225,7 +183,7 @@ def _cell(arm: ArmResults, metric: str) -> str:
 def _print(name: str, arms: Sequence[ArmResults], page: Path, seconds: float) -> None:
     from clipwise.accounting import neighbours
     from clipwise.calibration import metric_named
-    from clipwise.report.reading import read
+    from clipwise.report import reading_of
 
     setting, first = SETTINGS[name], next(arm.first for arm in arms if arm.first.is_private)
     data, exact, gdp = first.provenance["data"], first.guarantees["exact"], first.guarantees["gdp"]
@@ -236,18 +194,18 @@ def _print(name: str, arms: Sequence[ArmResults], page: Path, seconds: float) ->
     print(
         f"""\
 {len(arms)} arms x {seeds} seeds on {name}: {data["records"]:,} images to train on, {data["held_out"]:,} held out;
-{first.provenance["parameters"]:,} parameters, {first.plan["steps"]:,} steps, Poisson batches of expected size \
+{first.provenance["parameters"]:,} parameters, {first.plan.steps:,} steps, Poisson batches of expected size \
 {setting.batch_size}, noise multiplier {setting.noise_multiplier:g};
 learning rate {setting.rate:g} / R in every arm (not private: {setting.rate / LARGE:g}, as for R = {LARGE:g}).
 
 {table(["", *header], rows)}
   {basis}; ECE: how far confidence is from accuracy, on average; NLL: log-loss
 
-{fill(read(arms).verdict, 110)}
+{fill(reading_of(arms).verdict, 110)}
 
-Every private run has epsilon = {exact["printed"]} at delta = {first.delta:g}, whatever R: {exact["kind"]}, under
-{neighbours(exact["relation"], "image")}.
-The central limit theorem would have claimed {gdp["printed"]}: an approximation, no bound.
+Every private run has epsilon = {exact.printed} at delta = {first.delta:g}, whatever R: {exact.kind}, under
+{neighbours(exact.relation, "image")}.
+The central limit theorem would have claimed {gdp.printed}: an approximation, no bound.
 The settings were chosen by looking at this data, and the runs are seeded: this shows an effect and is not a release.
 
 report: {page}  ({seconds:.0f} s)"""
@@ -279,10 +237,10 @@ def _result(name: str, note: str, arms: Sequence[ArmResults], page: Path, second
         "note": note,
         "arms": {arm.name: {metric: arm.estimates[metric].to_dict() for metric in SHOWN} for arm in arms},
         "epsilon": {arm.name: arm.epsilon for arm in arms},
-        "accountants": {accountant: g["epsilon"] for accountant, g in private.guarantees.items()},
+        "accountants": {accountant: g.epsilon for accountant, g in private.guarantees.items()},
         "delta": private.delta,
-        "noise_multiplier": private.plan["noise_multiplier"],
-        "steps": private.plan["steps"],
+        "noise_multiplier": private.plan.noise_multiplier,
+        "steps": private.plan.steps,
         "seeds": len(arms[0].runs),
         "report": str(page),
         "seconds": round(seconds, 1),

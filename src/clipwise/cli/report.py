@@ -48,16 +48,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def load(given: Sequence[str]) -> list[Run]:
     """The runs that were named, in that order; those below a named folder not private first, then by R."""
-    from clipwise.report import Run
-    from clipwise.report.run import is_run
+    from clipwise.report import Run, runs_below
 
     found: dict[Path, Run] = {}
     for name in given:
         path = Path(name)
-        below = (
-            [path] if is_run(path) else sorted(each.parent for each in path.glob("**/result.json") if each.is_file())
-        )
-        folders = [each.resolve() for each in below if is_run(each)]
+        folders = [each.resolve() for each in runs_below(path)]
         if not folders:
             raise DataError(f"{path} is neither a finished run nor a folder of such: no run's result.json is in it.")
         loaded = {folder: Run.load(folder) for folder in folders}
@@ -66,7 +62,7 @@ def load(given: Sequence[str]) -> list[Run]:
 
 
 def _order(run: Run) -> tuple[bool, float, str, int]:
-    from clipwise.report.describe import clip_norm
+    from clipwise.report import clip_norm
 
     return run.is_private, clip_norm(run.plan) or math.inf, run.name, run.seed or 0
 
@@ -84,8 +80,7 @@ def _place(args: argparse.Namespace) -> Path:
 
 def _rows(arms: Sequence[ArmResults]) -> tuple[list[str], list[list[str]]]:
     from clipwise.calibration import metric_named
-    from clipwise.report.content import headline
-    from clipwise.report.wording import epsilon_text, value_text
+    from clipwise.report import epsilon_text, headline, value_text
 
     shown = headline(arms[0])
     rows = []
@@ -97,9 +92,7 @@ def _rows(arms: Sequence[ArmResults]) -> tuple[list[str], list[list[str]]]:
 
 def run(args: argparse.Namespace) -> int:
     """Read the runs, write the page, say where it is."""
-    from clipwise.report import arms_of, write
-    from clipwise.report.reading import read
-    from clipwise.report.run import plain
+    from clipwise.report import arms_of, plain, reading_of, write
 
     loaded = load(args.runs)
     page = write(loaded, _place(args), publishable=args.publishable)
@@ -112,6 +105,6 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(plain(body), indent=1, allow_nan=False))
         return 0
     print(table(*_rows(arms)))
-    verdict = read(arms).verdict
+    verdict = reading_of(arms).verdict
     print(f"\n{verdict}\n\n{page}" if verdict else f"\n{page}")
     return 0

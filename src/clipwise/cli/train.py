@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Train, and say what came out and where it is."""
-    from clipwise.report.run import plain
+    from clipwise.report import plain
     from clipwise.training import Config, train
 
     config = Config.load(args.config, args.set)
@@ -124,10 +124,10 @@ def _summary(run: Run) -> dict[str, Any]:
         "seed": run.seed,
         "test": {name: estimate.to_dict() for name, estimate in arm.estimates.items()},
         "recalibrated": {method: result.metrics for method, result in run.recalibrated.items()},
-        "noise_multiplier": run.plan["noise_multiplier"],
-        "steps": run.plan["steps"],
+        "noise_multiplier": run.plan.to_dict().get("noise_multiplier"),
+        "steps": run.plan.steps,
         "delta": run.delta,
-        "guarantees": run.guarantees,
+        "guarantees": {name: guarantee.to_dict() for name, guarantee in run.guarantees.items()},
         "seconds": run.provenance["seconds"],
         "warnings": run.warnings,
     }
@@ -135,16 +135,12 @@ def _summary(run: Run) -> dict[str, Any]:
 
 def _print(run: Run, folder: Path, methods: Collection[str]) -> None:
     from clipwise.calibration import metrics_of
-    from clipwise.report import arms_of
-    from clipwise.report.warnings import warnings_of
-    from clipwise.report.wording import interval_text, value_text
+    from clipwise.report import arms_of, interval_text, value_text, warnings_of
 
     (arm,) = arms_of([run])
     data = run.provenance["data"]
     records = f"{data['records']:,} records" if "records" in data else "records"
-    print(
-        f"{run.name}: {run.plan['steps']} steps on {records} of {data['name']}, measured on {data['held_out']:,} others"
-    )
+    print(f"{run.name}: {run.plan.steps} steps on {records} of {data['name']}, measured on {data['held_out']:,} others")
     followed = sorted((m for m in metrics_of(run.task) if m.followed), key=lambda m: m.place or math.inf)
     shown = [(m.name, m.heading, arm.estimates[m.name]) for m in followed if m.name in arm.estimates]
     rows = [[heading, value_text(name, value), interval_text(name, value)] for name, heading, value in shown]
@@ -154,7 +150,7 @@ def _print(run: Run, folder: Path, methods: Collection[str]) -> None:
         print(f"  {what}: ECE {100 * result.ece:.2f} %, NLL {result.nll:.3f}")
     print()
     if run.guarantees:
-        print(run.guarantees["exact"]["statement"])
+        print(run.guarantees["exact"].statement())
     for warned in warnings_of([arm]):
         print(f"note: {warned.text}")
     print(f"report: {folder / 'report.html'}")

@@ -5,16 +5,15 @@ of the package builds on, one line of imports for each subject.
 """
 
 from clipwise.engine.cache import Engine, NothingFinite
-from clipwise.engine.clip import Clipped
+from clipwise.engine.clip import Clipped, Clipper
 from clipwise.engine.functions import (
-    Clipper,
     Constants,
     check,
     clipped_gradients,
     per_sample_gradients,
     per_sample_norms,
 )
-from clipwise.engine.graph import Graph, differentiate, walk
+from clipwise.engine.graph import Graph, dense, differentiate, walk
 from clipwise.engine.history import Planning
 from clipwise.engine.node import IN_PLACE_WRITE, LEAF
 from clipwise.engine.norms import negligible_norm
@@ -26,7 +25,6 @@ from clipwise.engine.run import Backward
 from clipwise.engine.substitute import Substitute
 from clipwise.engine.summary import Summary
 from clipwise.engine.uses import Gathered, Outer, Use
-from clipwise.engine.verify import dense
 
 __all__ = [
     "HALF",

@@ -56,6 +56,8 @@ class Engine:
     def __init__(self) -> None:
         self._cache: OrderedDict[tuple[object, ...], CachedPlan] = OrderedDict()
         self._history = History()
+        self.plans = 0
+        """How many were made, for any parameters."""
 
     def planning(self, parameters: Parameters) -> Planning:
         """How many plans were made for these parameters, and what differed."""
@@ -96,6 +98,7 @@ class Engine:
             tuple(p.shape for p in parameters.tensors),
         )
         self._history.record(parameters.identity, graph, stale)
+        self.plans += 1
         if entry.plan.cacheable:
             self._cache[parameters.identity, graph.signature, evidence.key] = entry
             while len(self._cache) > _CACHE_SIZE:
@@ -145,3 +148,7 @@ def _demand_shared(graph: Graph, plan: GraphPlan, evidence: Evidence) -> None:
     for k in plan.shared:
         if origins[k] is Origin.BATCH:
             raise mixing(graph, graph.names[k], "it was computed from parameters and constants alone at earlier steps")
+
+
+ENGINE = Engine()
+"""The one of the whole process, except where plans are better kept apart."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
@@ -10,19 +11,21 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from clipwise.clipping import Flat, Rule, Style
-from clipwise.engine.cache import NO_EVIDENCE, Engine, NothingFinite
+from clipwise.clipping import Clip, Flat, Groupwise, Layerwise, Rule, Style, as_clip
+from clipwise.engine.cache import ENGINE, NO_EVIDENCE, NothingFinite
 from clipwise.engine.cost import Way
-from clipwise.engine.graph import differentiate
+from clipwise.engine.graph import dense, differentiate, unrecorded
+from clipwise.engine.history import Planning
 from clipwise.engine.norms import bad_samples, negligible_norm, settled, working_dtype
 from clipwise.engine.origin import Evidence
-from clipwise.engine.parameters import Parameters
+from clipwise.engine.parameters import Parameters, Params, validate
 from clipwise.engine.precision import widened
 from clipwise.engine.run import by_second_backward
 from clipwise.engine.uses import accurate
-from clipwise.engine.verify import dense
+from clipwise.errors import InvalidPlan
 
 Key = TypeVar("Key", Tensor, str)
+_HANDFUL = 8  # plans: one for each structure that a loop really has
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,25 +49,68 @@ class Clipped(Generic[Key]):
         return replace(self, gradients={})
 
 
-def clip_sum(
-    losses: Tensor,
-    parameters: Parameters,
-    style: Style,
-    engine: Engine,
-    way: Way | None,
-    keep: bool,
-    evidence: Evidence = NO_EVIDENCE,
-) -> Clipped[Any]:
-    """The whole walk: norms, factors, clipped sum."""
-    groups = parameters.groups(style)
-    if losses.shape[0] == 0:
-        return _nothing(losses, parameters, style, groups)
-    if losses.shape[0] == 1:
-        return _single(losses, parameters, style, groups, engine, keep)
-    try:
-        return _several(losses, parameters, style, groups, engine, way, keep, evidence)
-    except NothingFinite:
-        return _nothing(losses, parameters, style, groups)
+class Clipper:
+    """The clipped sum of one batch after the other, for parameters whose bookkeeping is done once."""
+
+    def __init__(self, params: Params) -> None:
+        self._parameters = Parameters(params)
+        self._before = ENGINE.planning(self._parameters).plans  # by others, or for others at the same addresses
+        self._plans = ENGINE.plans
+        self._warned = False
+
+    @property
+    def planning(self) -> Planning:
+        """How many plans were made for these parameters and what differed."""
+        found = ENGINE.planning(self._parameters)
+        plans = found.plans - self._before
+        return Planning(plans, found.reasons[-plans:] if plans else ())
+
+    def __call__(
+        self,
+        losses: Tensor,
+        clip: Rule | Clip,
+        evidence: Evidence = NO_EVIDENCE,
+        *,
+        retain_graph: bool = False,
+        way: Way | None = None,
+    ) -> Clipped[Any]:
+        """Norms, factors, clipped sum."""
+        if way not in (None, "bookkeeping", "second_backward"):
+            raise InvalidPlan(f'way must be None, "bookkeeping" or "second_backward", got {way!r}.')
+        parameters, style = self._parameters, _style(clip)
+        validate(losses, parameters)
+        groups = parameters.groups(style)
+        with unrecorded():
+            if losses.shape[0] == 0:
+                return _nothing(losses, parameters, style, groups)
+            if losses.shape[0] == 1:
+                return _single(losses, parameters, style, groups, retain_graph)
+            try:
+                clipped = _several(losses, parameters, style, groups, way, retain_graph, evidence)
+            except NothingFinite:
+                clipped = _nothing(losses, parameters, style, groups)
+        if ENGINE.plans != self._plans:
+            self._report()
+        return clipped
+
+    def _report(self) -> None:
+        """Warn once when the graph keeps changing: every plan costs several backward passes."""
+        self._plans, found = ENGINE.plans, self.planning
+        if not self._warned and found.plans > _HANDFUL:
+            self._warned = True
+            differences = "; ".join(dict.fromkeys(found.reasons))
+            warnings.warn(
+                f"{found.plans} different graphs so far, and each was planned again, which costs several "
+                f"backward passes. What differed: {differences}. Pad to a few lengths, or keep such values in tensors.",
+                stacklevel=4,
+            )
+
+
+def _style(clip: Rule | Clip) -> Style:
+    style = as_clip(clip)
+    if not isinstance(style, (Flat, Layerwise, Groupwise)):
+        raise InvalidPlan(f"expected a rule or a style, got the schedule {clip!r}. Pass clip.at(step, steps).")
+    return style
 
 
 def _record(
@@ -88,19 +134,19 @@ def _several(
     parameters: Parameters,
     style: Style,
     groups: Mapping[str, list[int]],
-    engine: Engine,
     way: Way | None,
     keep: bool,
     evidence: Evidence,
 ) -> Clipped[Any]:
-    backward = engine.backward(losses, parameters, evidence, keep=keep, way=way, groups=len(groups))
+    """The walk for a batch: one backward pass gives the norms, the norms give factors, these weight the sum."""
+    backward = ENGINE.backward(losses, parameters, evidence, keep=keep, way=way, groups=len(groups))
     squared = backward.squared_norms()
     dtype = working_dtype(losses, parameters.tensors)
     bad = None
     by_group, norms = _norms(squared, groups, losses)
     if not math.isfinite(float((norms + losses).sum())):  # or the sum of finite numbers overflowed: look at each
         if backward.norms_only:  # plain autograd would spread NaN: form the uses after all
-            backward = engine.backward(losses, parameters, evidence, keep=True, way="bookkeeping", groups=len(groups))
+            backward = ENGINE.backward(losses, parameters, evidence, keep=True, way="bookkeeping", groups=len(groups))
         squared = settled(backward, squared, losses)
         by_group, norms = _norms(squared, groups, losses)
         bad = bad_samples(norms, losses, dtype)
@@ -174,10 +220,10 @@ def _nothing(losses: Tensor, parameters: Parameters, style: Style, groups: Mappi
 
 
 def _single(
-    losses: Tensor, parameters: Parameters, style: Style, groups: Mapping[str, list[int]], engine: Engine, keep: bool
+    losses: Tensor, parameters: Parameters, style: Style, groups: Mapping[str, list[int]], keep: bool
 ) -> Clipped[Any]:
     """A batch of one: its gradient is the per-sample gradient, and plain autograd is exact."""
-    grads = single_gradients(losses, parameters, engine, keep)
+    grads = single_gradients(losses, parameters, keep)
     dtype = working_dtype(losses, parameters.tensors)
     sums = _filled({}, parameters)
     found = {k: grad.double().square().sum().view(1) for k, grad in enumerate(grads) if grad is not None}
@@ -194,8 +240,8 @@ def _single(
     return _record(parameters, style, norms.to(dtype), factors, bad, sums, own)
 
 
-def single_gradients(losses: Tensor, parameters: Parameters, engine: Engine, keep: bool) -> Sequence[Tensor | None]:
+def single_gradients(losses: Tensor, parameters: Parameters, keep: bool) -> Sequence[Tensor | None]:
     """The gradients of a batch of one by plain autograd."""
-    engine.graph(losses, parameters)
+    ENGINE.graph(losses, parameters)
     found = differentiate(losses, parameters.tensors, torch.ones_like(losses), keep=keep)
     return [None if gradient is None else dense(gradient) for gradient in found]

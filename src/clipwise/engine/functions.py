@@ -1,4 +1,4 @@
-"""The four questions that can be asked about a vector of losses, and the clipped sum of step after step.
+"""The four questions that can be asked about a vector of losses.
 
 `params` is an iterable of tensors or a mapping name -> tensor; results are keyed the same way. Nothing is written on
 the model, its parameters or the graph.
@@ -6,38 +6,33 @@ the model, its parameters or the graph.
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from clipwise.clipping import Clip, Flat, Groupwise, Layerwise, Rule, Style, as_clip
-from clipwise.engine.cache import NO_EVIDENCE, Engine, NothingFinite
-from clipwise.engine.clip import Clipped, clip_sum, single_gradients
+from clipwise.clipping import Clip, Rule
+from clipwise.engine.cache import ENGINE, NothingFinite
+from clipwise.engine.clip import Clipped, Clipper, single_gradients
 from clipwise.engine.cost import Way
 from clipwise.engine.graph import unrecorded
-from clipwise.engine.history import Planning
 from clipwise.engine.norms import settled
-from clipwise.engine.origin import Declared, Evidence
-from clipwise.engine.parameters import Parameters, validate
+from clipwise.engine.origin import Declared
+from clipwise.engine.parameters import Parameters, Params, validate
 from clipwise.engine.summary import Summary, summarize
 from clipwise.engine.uses import accurate
-from clipwise.errors import InvalidLosses, InvalidPlan
+from clipwise.errors import InvalidLosses
 
 __all__ = [
-    "Clipped", "Clipper", "Planning", "Summary", "check", "clipped_gradients", "per_sample_gradients",
+    "Clipped", "Clipper", "Summary", "check", "clipped_gradients", "per_sample_gradients",
     "per_sample_norms",
 ]  # fmt: skip
 
-Params: TypeAlias = Iterable[Tensor] | Mapping[str, Tensor]
 Constants: TypeAlias = Iterable[Tensor | nn.Module] | Tensor | nn.Module
-_ENGINE = Engine()
-_HANDFUL = 8  # plans: one for each structure that a loop really has
 
 
-@unrecorded
+@unrecorded()
 def per_sample_norms(
     losses: Tensor, params: Params, *, retain_graph: bool = False, constants: Constants = ()
 ) -> Tensor:
@@ -52,7 +47,7 @@ def per_sample_norms(
     if losses.shape[0] < 2:
         return _few(losses, parameters, retain_graph)[1]
     try:
-        backward = _ENGINE.backward(losses, parameters, Declared(constants), keep=retain_graph)
+        backward = ENGINE.backward(losses, parameters, Declared(constants), keep=retain_graph)
     except NothingFinite:
         return torch.full_like(losses, torch.nan)
     squared = settled(backward, backward.squared_norms(), losses)
@@ -60,7 +55,7 @@ def per_sample_norms(
     return norms.to(accurate(losses).dtype)
 
 
-@unrecorded
+@unrecorded()
 def per_sample_gradients(
     losses: Tensor, params: Params, *, retain_graph: bool = False, constants: Constants = ()
 ) -> dict[Any, Tensor]:
@@ -77,7 +72,7 @@ def per_sample_gradients(
         return parameters.keyed(_few(losses, parameters, retain_graph)[0])
     batch = losses.shape[0]
     try:
-        found = _ENGINE.backward(losses, parameters, Declared(constants), keep=retain_graph).gradients()
+        found = ENGINE.backward(losses, parameters, Declared(constants), keep=retain_graph).gradients()
     except NothingFinite:
         found = {k: p.new_full((batch, *p.shape), torch.nan) for k, p in enumerate(parameters.tensors)}
     values = [
@@ -91,7 +86,7 @@ def _few(losses: Tensor, parameters: Parameters, keep: bool) -> tuple[list[Tenso
     """Gradients and norms of no sample or one, by plain autograd."""
     if losses.shape[0] == 0:
         return [p.new_zeros(0, *p.shape) for p in parameters.tensors], losses.detach().clone()
-    grads = single_gradients(losses, parameters, _ENGINE, keep)
+    grads = single_gradients(losses, parameters, keep)
     filled = [torch.zeros_like(p) if g is None else g for g, p in zip(grads, parameters.tensors, strict=True)]
     norm = sum((g.double().square().sum() for g in filled), losses.new_zeros((), dtype=torch.float64)).sqrt()
     return [g.unsqueeze(0) for g in filled], norm.view(1).to(accurate(losses).dtype)
@@ -122,59 +117,7 @@ def clipped_gradients(
     return Clipper(params)(losses, clip, Declared(constants), retain_graph=retain_graph, way=way)
 
 
-class Clipper:
-    """`clipped_gradients` for parameters that stay the same from step to step, with their bookkeeping done once."""
-
-    def __init__(self, params: Params) -> None:
-        self._parameters = Parameters(params)
-        self._before = _ENGINE.planning(self._parameters).plans  # by others, or for others at the same addresses
-        self._warned = False
-
-    @property
-    def planning(self) -> Planning:
-        """How many plans were made for these parameters and what differed."""
-        found = _ENGINE.planning(self._parameters)
-        plans = found.plans - self._before
-        return Planning(plans, found.reasons[-plans:] if plans else ())
-
-    def _report(self) -> None:
-        """Warn once when the graph keeps changing: every plan costs several backward passes."""
-        if not self._warned and self.planning.plans > _HANDFUL:
-            self._warned = True
-            differences = "; ".join(dict.fromkeys(self.planning.reasons))
-            warnings.warn(
-                f"{self.planning.plans} different graphs so far, and each was planned again, which costs several "
-                f"backward passes. What differed: {differences}. Pad to a few lengths, or keep such values in tensors.",
-                stacklevel=5,
-            )
-
-    @unrecorded
-    def __call__(
-        self,
-        losses: Tensor,
-        clip: Rule | Clip,
-        evidence: Evidence = NO_EVIDENCE,
-        *,
-        retain_graph: bool = False,
-        way: Way | None = None,
-    ) -> Clipped[Any]:
-        """The clipped sum of one batch."""
-        if way not in (None, "bookkeeping", "second_backward"):
-            raise InvalidPlan(f'way must be None, "bookkeeping" or "second_backward", got {way!r}.')
-        validate(losses, self._parameters)
-        clipped = clip_sum(losses, self._parameters, _style(clip), _ENGINE, way, retain_graph, evidence)
-        self._report()
-        return clipped
-
-
-def _style(clip: Rule | Clip) -> Style:
-    style = as_clip(clip)
-    if not isinstance(style, (Flat, Layerwise, Groupwise)):
-        raise InvalidPlan(f"expected a rule or a style, got the schedule {clip!r}. Pass clip.at(step, steps).")
-    return style
-
-
-@unrecorded
+@unrecorded()
 def check(losses: Tensor, params: Params, *, constants: Constants = ()) -> Summary:
     """Raise NotSeparable or UnsupportedNode with the reason, or say how the gradients will be computed.
 
@@ -187,6 +130,6 @@ def check(losses: Tensor, params: Params, *, constants: Constants = ()) -> Summa
     parameters = Parameters(params)
     validate(losses, parameters)
     try:
-        return summarize(_ENGINE, losses, parameters, Declared(constants))
+        return summarize(ENGINE, losses, parameters, Declared(constants))
     except NothingFinite:
         raise InvalidLosses("no loss is finite: there is nothing to check.") from None

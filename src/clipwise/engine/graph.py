@@ -5,10 +5,11 @@ The graph is read, never changed: nothing is written on a node.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import cached_property, wraps
-from typing import Any, ParamSpec, TypeAlias, TypeVar
+from functools import cached_property
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -22,23 +23,17 @@ NO_EDGE = (-1, 0)
 _AUTOCASTING = ("cpu", "cuda", "mps", "xpu")
 
 Edge: TypeAlias = tuple[int, int]  # (position of the child node, which of its outputs)
-Arguments = ParamSpec("Arguments")
-Result = TypeVar("Result")
 
 
-def unrecorded(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """Run without a graph of its own and without autocast, under which norms would be rounded and could read low."""
-
-    @wraps(function)
-    def run(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+@contextmanager
+def unrecorded() -> Iterator[None]:
+    """No graph of its own, and no autocast, under which norms would be rounded and could read low."""
+    with ExitStack() as stack:
         for device in _AUTOCASTING:
             if torch.is_autocast_enabled(device):
-                with torch.autocast(device, enabled=False):
-                    return run(*args, **kwargs)
-        with torch.no_grad():
-            return function(*args, **kwargs)
-
-    return run
+                stack.enter_context(torch.autocast(device, enabled=False))
+        stack.enter_context(torch.no_grad())
+        yield
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +54,8 @@ class Graph:
         """The shape of the value that flows along an edge."""
         k, output = edge
         if self.names[k] == LEAF:
-            return self.nodes[k].variable.shape  # type: ignore[no-any-return]
+            shape: torch.Size = self.nodes[k].variable.shape
+            return shape
         return torch.Size(output_meta(self.nodes[k], output).shape)
 
     def gradient_edge(self, edge: Edge) -> GradientEdge | Tensor:
@@ -147,3 +143,8 @@ def walk(losses: Tensor, position: Mapping[int, int], parameters: Sequence[Tenso
         edges.append(entry)
         signature.append((name, entry, *[read(node) for read in structure_readers(node.__class__)]))
     return Graph(nodes, names, edges, leaf_parameter, parameters, tuple(signature))
+
+
+def dense(gradient: Tensor) -> Tensor:
+    """Embeddings may have sparse gradients, which would show the rows that a batch touched; noise is added to all."""
+    return gradient.to_dense() if gradient.is_sparse else gradient

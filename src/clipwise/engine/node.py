@@ -38,12 +38,13 @@ class Meta(Protocol):
 
 def output_metas(node: Node) -> Sequence[Meta]:
     """All outputs of a node; torch calls them the inputs of its backward."""
-    return node._input_metadata  # type: ignore[no-any-return]
+    metas: Sequence[Meta] = node._input_metadata
+    return metas
 
 
 def output_meta(node: Node, output: int = 0) -> Meta:
     """One output of a node."""
-    return node._input_metadata[output]  # type: ignore[no-any-return]
+    return output_metas(node)[output]
 
 
 def saved(node: Node, name: str) -> Any:

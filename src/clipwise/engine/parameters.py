@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -11,11 +11,13 @@ from torch import Tensor
 from clipwise.clipping import Style, layer_of
 from clipwise.errors import InvalidLosses, UnsupportedNode
 
+Params: TypeAlias = Iterable[Tensor] | Mapping[str, Tensor]
+
 
 class Parameters:
     """The parameters of a call: distinct, in order, with their names and layers."""
 
-    def __init__(self, params: Iterable[Tensor] | Mapping[str, Tensor]) -> None:
+    def __init__(self, params: Params) -> None:
         named = isinstance(params, Mapping)
         pairs: list[tuple[str, Any]] = (
             list(params.items()) if isinstance(params, Mapping) else [("", p) for p in params]

@@ -43,7 +43,8 @@ def sure_lengths(tensor: Tensor) -> Tensor:
     if tensor.dtype == torch.float64:
         return lengths(tensor)
     if tensor.numel() <= _FEW:
-        return torch.linalg.vector_norm(tensor, dim=-1, dtype=torch.float64)  # type: ignore[no-any-return]
+        few: Tensor = torch.linalg.vector_norm(tensor, dim=-1, dtype=torch.float64)
+        return few
     norms = lengths(tensor)
     doubtful = ~((norms > _FAINT) & (norms < torch.inf))
     norms = norms.double()
@@ -80,7 +81,11 @@ class Use(ABC):
 
     shape: tuple[int, ...]
     batch_size: int
-    how: str  # norms are found, in a word
+
+    @property
+    @abstractmethod
+    def how(self) -> str:
+        """How norms are found, in a word."""
 
     @abstractmethod
     def squared_norms(self) -> Tensor:
@@ -148,7 +153,7 @@ class Outer(Use):
         self._right_lengths = right_lengths
 
     @property
-    def how(self) -> str:  # type: ignore[override]
+    def how(self) -> str:
         """From lengths, from Gram matrices, or from gradients."""
         return "lengths" if self.one_position else "ghost" if self.ghost_is_cheaper else "instantiated"
 

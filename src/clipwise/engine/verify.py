@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from clipwise.engine.cost import reduced_precision
-from clipwise.engine.graph import differentiate
+from clipwise.engine.graph import dense, differentiate
 from clipwise.engine.norms import negligible_norm
 from clipwise.engine.parameters import Parameters
 from clipwise.engine.run import Backward
@@ -78,8 +78,3 @@ def _distance(a: Tensor | None, b: Tensor | None) -> float:
     terms = [dense(term).reshape(-1).split(_PIECE) for term in (a, b) if term is not None]
     pieces = (pair[0].double() - (pair[1] if len(pair) == 2 else 0.0) for pair in zip(*terms, strict=True))
     return math.sqrt(sum(float(piece.square_().sum()) for piece in pieces))
-
-
-def dense(gradient: Tensor) -> Tensor:
-    """Embeddings may have sparse gradients, which would show the rows that a batch touched; noise is added to all."""
-    return gradient.to_dense() if gradient.is_sparse else gradient

@@ -79,9 +79,7 @@ class LocalTraining:
 
     def __call__(self, model: nn.Module, dataset: Dataset[Any], task: Task) -> Reply:
         """Train `model` from the task's weights, and reply."""
-        entropy = Entropy(self.seed)
-        entropy.seed_globals("local", task.number, task.user)
-        start = _begin(model, task)
+        entropy, start = _begin(model, task, self.seed)
         optimizer = self.optimizer([p for p in model.parameters() if p.requires_grad])
         moved = _difference(model, start)
         clipped = moved
@@ -130,9 +128,7 @@ class LocalGradient:
 
     def __call__(self, model: nn.Module, dataset: Dataset[Any], task: Task) -> Reply:
         """One gradient at the task's weights, and reply."""
-        entropy = Entropy(self.seed)
-        entropy.seed_globals("local", task.number, task.user)
-        start = _begin(model, task)
+        entropy, start = _begin(model, task, self.seed)
         size = _size(dataset)
         taken = size if self.batch_size is None else min(size, self.batch_size)
         order = entropy.generator("local order", task.number, task.user, 0).permutation(size)[:taken]
@@ -161,11 +157,13 @@ def _trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 
-def _begin(model: nn.Module, task: Task) -> dict[str, Tensor]:
-    """Fill the model with the weights of the round; a copy of where its trainable parameters start."""
+def _begin(model: nn.Module, task: Task, seed: int | None) -> tuple[Entropy, dict[str, Tensor]]:
+    """Fill the model with the weights of the round; the coins, and where its trainable parameters start."""
+    entropy = Entropy(seed)
+    entropy.seed_globals("local", task.number, task.user)
     model.load_state_dict(task.weights)
     model.zero_grad()
-    return {name: p.detach().clone() for name, p in _trainable(model).items()}
+    return entropy, {name: p.detach().clone() for name, p in _trainable(model).items()}
 
 
 def _difference(model: nn.Module, start: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -25,11 +25,7 @@ from clipwise.hashing import joined, whole
 from clipwise.mechanisms import AdaptiveClip, Rounds
 from clipwise.noise import Normals
 from clipwise.plan import Plan
-from clipwise.private.digests import Looked
-from clipwise.private.labels import of_plan, of_values
-from clipwise.private.position import Position
-from clipwise.private.release import Release
-from clipwise.private.saving import read, save
+from clipwise.private import Looked, Position, Release, label_of_plan, label_of_values, read_checkpoint, save_checkpoint
 
 __all__ = ["Failure", "Round", "RoundReport", "Server", "apply", "select"]
 
@@ -129,27 +125,26 @@ class Server:
                 "plan must be a clipwise.Plan with mechanism=cw.mechanisms.Rounds(), got "
                 f"{getattr(plan, 'mechanism', plan)!r}."
             )
-        if plan.noise_multiplier is None:
-            raise InvalidPlan("the plan has no noise yet: plan.calibrate(epsilon=..., delta=...) gives it some.")
         self._plan, self._rounds = plan, plan.mechanism
         self._position = Position(plan.steps, plan.sampling, seed, partial(_start, plan, model), unit="rounds")
         self._position.begin()  # with the values that the model has now
         self._like = _sums_like(model)
         self._adaptive = plan.clip if isinstance(plan.clip, AdaptiveClip) else None
-        multiplier = float(plan.noise_multiplier)
-        event = plan.event_at(0)
-        released, stds = list(self._like.values()), []
-        if self._adaptive is not None:
-            # One release: the count is one more number of the noisy vector.
-            multiplier, count_std = self._adaptive.split(multiplier)
-            released.append(torch.zeros(1, dtype=torch.float64))
-            stds.append(count_std)
-        self._release = Release(event, self._position, multiplier * self._rounds.weight_cap, noise, ledger, first=1)
-        self._release.bind(self.parameters, released, stds)
+        # One release: the count is one more number of the noisy vector.
+        released = [*self._like.values(), *([] if self._adaptive is None else [torch.zeros(1, dtype=torch.float64)])]
+        self._release = Release(plan, self._position, noise, ledger, first=1)
+        self._release.bind(self.parameters, released, self._deviations)
         bound = None if self._adaptive is None else self._adaptive.R
         self._state = ServerState(plan, self._release, bound, continues=ledger is not None)
         self._opened: Round | None = None
         self._last: RoundReport | None = None
+
+    def _deviations(self, noise: float) -> tuple[float, Sequence[float]]:
+        """Noise of the updates in units of R, and of the count where there is one."""
+        if self._adaptive is None:
+            return noise * self._rounds.weight_cap, ()
+        multiplier, count_std = self._adaptive.split(noise)
+        return multiplier * self._rounds.weight_cap, (count_std,)
 
     @property
     def plan(self) -> Plan:
@@ -304,7 +299,7 @@ class Server:
 
         From then on every round is counted in that file before its noise is drawn (unseeded runs).
         """
-        save(path, self._state, self._state.capture(), model, optimizer, extra)
+        save_checkpoint(path, self._state, self._state.capture(), model, optimizer, extra)
 
     def resume(self, path: str | os.PathLike[str], model: nn.Module, optimizer: Optimizer | None = None) -> Any:
         """Go on from `save`, in a server that has made no round yet; model and optimizer are filled.
@@ -313,14 +308,14 @@ class Server:
         round for which other updates come gets other noise, and is charged again. An unseeded one draws fresh noise,
         and the rounds begun since stay charged. Returns `extra`.
         """
-        saved = read(path, self._state.kind)
+        saved = read_checkpoint(path, self._state.kind)
         saved.continue_in(self._state, model, optimizer)
         return saved.extra
 
 
 def _start(plan: Plan, model: nn.Module) -> bytes:
     """What a seeded run is begun with: the plan and the initial values."""
-    return joined([b"federated", of_plan(plan), of_values(model)])
+    return joined([b"federated", label_of_plan(plan), label_of_values(model)])
 
 
 @torch.no_grad()

@@ -8,8 +8,7 @@ from typing import Any, ClassVar
 
 from clipwise.errors import CheckpointError
 from clipwise.plan import Plan
-from clipwise.private.release import Release
-from clipwise.private.saving import check_form, restored_ledger
+from clipwise.private import Release, check_form, restored_ledger
 
 __all__ = ["ServerState"]
 

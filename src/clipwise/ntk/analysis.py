@@ -29,13 +29,14 @@ __all__ = ["NTKAnalysis", "analyse"]
 
 
 @dataclass(frozen=True, eq=False)
-class NTKAnalysis:
-    """The matrix M of a clipping style at one point: H, H C or sum_r H_r C_r, with dL/dt = -(dL/df) M (dL/df)^T."""
+class NTKAnalysis(Properties):
+    """The matrix M of a clipping style at one point: H, H C or sum_r H_r C_r, with dL/dt = -(dL/df) M (dL/df)^T.
+
+    Its symmetry and positivity are those of `Properties`: where x^T M x >= 0 for every x, the loss cannot rise.
+    """
 
     matrix: Tensor
     """M, of shape (nK, nK), samples first."""
-    properties: Properties
-    """Symmetry and positivity, with tolerance and witnesses."""
     loss: float
     loss_rate: float
     """dL/dt by the formula above (equations 4.3 and 4.4)."""
@@ -44,31 +45,6 @@ class NTKAnalysis:
     output_gradient: Tensor
     """dL/df, (nK,)."""
     clip: Style
-
-    @property
-    def symmetric(self) -> bool:
-        """Whether M is symmetric."""
-        return self.properties.symmetric
-
-    @property
-    def positive_quadratic(self) -> bool:
-        """Whether x^T M x >= 0 for every x: then the loss cannot rise, whatever dL/df is."""
-        return self.properties.positive_quadratic
-
-    @property
-    def positive_eigenvalues(self) -> bool:
-        """Whether all eigenvalues of M are real and >= 0."""
-        return self.properties.positive_eigenvalues
-
-    @property
-    def min_quadratic(self) -> float:
-        """The smallest eigenvalue of the symmetric part of M."""
-        return self.properties.min_quadratic
-
-    @property
-    def min_eigenvalue(self) -> float:
-        """The smallest real part of an eigenvalue of M."""
-        return self.properties.min_eigenvalue
 
     @property
     def fraction_clipped(self) -> float:
@@ -139,7 +115,7 @@ def analyse(
     slope = gradient.to(matrix.dtype)
     return NTKAnalysis(
         matrix=matrix,
-        properties=found,
+        **vars(found),
         loss=float(losses.detach().double().mean()),
         loss_rate=-float(slope.double() @ (matrix @ slope).double()),
         factors=factors[""] if isinstance(style, Flat) else factors,

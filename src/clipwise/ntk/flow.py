@@ -50,9 +50,10 @@ Array: TypeAlias = Any  # of numpy, float64
 Gradient: TypeAlias = Callable[[Array], Array]  # w -> G
 
 
+@dataclass(frozen=True)
 class _Positive:
     def __post_init__(self) -> None:
-        for f in fields(self):  # type: ignore[arg-type]
+        for f in fields(self):
             value = getattr(self, f.name)
             if not (np.isfinite(value) and (value > 0 or (f.name in ("xi", "v0") and value == 0))):
                 raise DataError(f"{type(self).__name__}({f.name}=...) must be positive, got {value!r}.")

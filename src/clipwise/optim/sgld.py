@@ -26,9 +26,10 @@ __all__ = ["DPSGD", "SGHMC", "SGLD", "from_dp_heavy_ball", "from_dp_sgd", "poste
            "to_dp_sgd"]  # fmt: skip
 
 
+@dataclass(frozen=True)
 class _Numbers:
     def __post_init__(self) -> None:
-        for f in fields(self):  # type: ignore[arg-type]
+        for f in fields(self):
             value = getattr(self, f.name)
             lowest_is_fine = f.name in ("momentum", "temperature", "noise_multiplier") and value == 0
             if not (math.isfinite(value) and (value > 0 or lowest_is_fine)):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -14,44 +15,55 @@ from clipwise.clipping import Style, is_private
 from clipwise.errors import InvalidPlan
 from clipwise.mechanisms import Repeated
 from clipwise.noise import GaussianNoise, Normals
+from clipwise.plan import Plan
 from clipwise.private.checkpoint import Journal
 from clipwise.private.guard import Guard, check_one_process
 from clipwise.private.position import Position
 
 __all__ = ["Release"]
 
+Deviations: TypeAlias = Callable[[float], tuple[float, Sequence[float]]]
+"""From the noise multiplier of a step to that of the named sums, and the deviations of the sums after these."""
+
 
 class Release:
     """What is charged, and the noise that is added, when a sum leaves a run of `Private` or of a federated server.
 
-    `multiplier` times the style's scales is the noise's deviation; `first` numbers the noise of the first release.
+    `first` numbers the noise of the first release.
 
     Guarantees: a step is on `ledger`, and in the journal of a saved run, before its noise is drawn; from then on it is
-    spent, whatever happens. A seeded run that makes a step again with other sums is charged once more.
+    spent, whatever happens. Its noise has the multiplier of the event that was recorded, which is that of the step's
+    own number. A seeded run that makes a step again with other sums is charged once more.
     """
 
     def __init__(
         self,
-        event: Repeated,
+        plan: Plan,
         position: Position,
-        multiplier: float,
         source: Normals | None = None,
         ledger: Ledger | None = None,
         *,
+        own_batches: bool = False,
         first: int = 0,
     ) -> None:
         check_one_process()
-        self.event, self.position = event, position
+        self._plan, self.position = plan, position
+        self._marks: dict[str, Any] = {"own_batches": True} if own_batches else {}
+        self._stretches: list[tuple[int, Repeated]] = []  # where steps with equal noise end, and the event of one
+        for event in self._events(0, plan.steps):  # refuses a plan without noise
+            end = event.count + (self._stretches[-1][0] if self._stretches else 0)
+            self._stretches.append((end, event.repeated(1)))
         self.ledger = Ledger() if ledger is None else ledger
         self.guard = Guard()
-        self._multiplier, self._source, self._first = multiplier, source, first
+        self._source, self._first = source, first
         self._journal: Journal | None = None
 
-    def bind(self, names: Sequence[str], like: Sequence[Tensor], stds: Sequence[float] = ()) -> None:
-        """Release sums like these from here on. `stds` are the deviations of what comes after the named ones."""
-        self._names, self._further = names, stds
+    def bind(self, names: Sequence[str], like: Sequence[Tensor], deviations: Deviations | None = None) -> None:
+        """Release sums like these from here on."""
+        self._names = names
+        self._deviations: Deviations = (lambda noise: (noise, ())) if deviations is None else deviations
         self._noise = GaussianNoise(like, self.position.entropy, self._source)
-        self._scaled: tuple[Style, list[float]] | None = None
+        self._scaled: tuple[Style, float, list[float]] | None = None
 
     # Whether the run may continue
 
@@ -68,7 +80,7 @@ class Release:
 
     def look(self) -> None:
         """Put an update that clipwise did not make on the ledger, without noise."""
-        self.guard.look(self.ledger, self.event.sampling)
+        self.guard.look(self.ledger, self._plan.sampling)
 
     def close_if_done(self) -> None:
         """After the last step, and the caller's use of it, the parameters are the caller's again."""
@@ -78,27 +90,34 @@ class Release:
 
     # The release
 
-    def prepare(self, style: Style) -> None:
-        """Find the noise of a style; refused when it does not bound what a sample contributes."""
-        if not self._multiplier or (self._scaled is not None and self._scaled[0] is style):
-            return
+    def prepare(self, style: Style) -> Repeated:
+        """The event of the coming step, whose noise is found for the style that is in force.
+
+        Refused when the style does not bound what a sample contributes.
+        """
+        event = next(event for end, event in self._stretches if self.position.done < end)
+        noise = event.noise_multiplier
+        if not noise or (self._scaled is not None and self._scaled[0] is style and self._scaled[1] == noise):
+            return event
         if not is_private(style):
             raise InvalidPlan(f"{style!r} of step {self.position.done} does not bound what a sample contributes.")
         groups = style.groups(self._names)
         scales = style.noise_scales(list(groups))
-        of = {name: self._multiplier * scales[group] for group, names in groups.items() for name in names}
-        self._scaled = (style, [*(of[name] for name in self._names), *self._further])
+        multiplier, further = self._deviations(noise)
+        of = {name: multiplier * scales[group] for group, names in groups.items() for name in names}
+        self._scaled = (style, noise, [*(of[name] for name in self._names), *further])
+        return event
 
     def mean(self, sums: list[Tensor], style: Style, scale: float) -> list[Tensor]:
         """Charge a step, then give (sums + noise) * scale on the public grid. `sums` are used up."""
-        self.prepare(style)
-        step = self._charge()
-        if self._scaled is None:
+        event = self.prepare(style)
+        number = self._first + self._charge(event)
+        if not event.noise_multiplier:
             torch._foreach_mul_(sums, scale)
             return sums
-        number = self._first + step
-        before = partial(self._charge_repetition, number)
-        return self._noise.release(sums, self._scaled[1], scale, number, self.position.label(), before)
+        assert self._scaled is not None  # for this event and style
+        before = partial(self._charge_repetition, event, number)
+        return self._noise.release(sums, self._scaled[2], scale, number, self.position.label(), before)
 
     def write(self, sums: list[Tensor], style: Style, scale: float) -> None:
         """The mean as the gradient of the guarded parameters, which may be stepped with once."""
@@ -107,23 +126,28 @@ class Release:
 
     # What is charged
 
-    def _charge(self) -> int:
+    def _events(self, first: int, stop: int, **changes: Any) -> list[Repeated]:
+        """What the steps from `first` up to, not including, `stop` put on the ledger."""
+        events, changes = self._plan.events_of(first, stop), {**self._marks, **changes}
+        return [replace(event, **changes) for event in events] if changes else list(events)
+
+    def _charge(self, event: Repeated) -> int:
         """One step on the ledger and in the journal; gives its number."""
         step = self.position.done
-        self.ledger.record(self.event)
+        self.ledger.record(event)
         self.position.done += 1
         if self._journal is not None:
             self._journal.charge(self.position.done)
         return step
 
-    def _charge_repetition(self, number: int, release: bytes) -> None:
+    def _charge_repetition(self, event: Repeated, number: int, release: bytes) -> None:
         """A resumed seeded run makes steps again, which is the same release.
 
         If other sums come out, by other data, other code or arithmetic that does not repeat, it is one more release.
         """
         others = self.position.digests.others(number, release)
         if others:  # also those of processes that died before they could save their ledger
-            self.ledger.record(replace(self.event.repeated(others), reason="repeated"))
+            self.ledger.record(replace(event.repeated(others), reason="repeated"))
 
     def count_in(self, journal: Journal) -> None:
         """Count every step in this file from here on, and no longer in the one before."""
@@ -135,10 +159,11 @@ class Release:
         self._journal = journal
 
     def continue_in(self, journal: Journal) -> None:
-        """Go on from this file: steps that were begun there after it was saved stay charged."""
+        """Go on from this file: steps that were begun there after it was saved stay charged, with their own noise."""
         self._journal = journal
-        lost = journal.begun() - self.position.done
-        if lost > 0:
-            self.ledger.record(replace(self.event.repeated(lost), reason="interrupted"))
-            self.position.done += lost
+        done, begun = self.position.done, journal.begun()
+        if begun > done:
+            for event in self._events(done, begun, reason="interrupted"):
+                self.ledger.record(event)
+            self.position.done = begun
             self.close_if_done()

@@ -99,8 +99,6 @@ class PrivateState:
 
     def check_weights(self) -> None:
         """Refuse to repeat a seeded run from other weights: the same noise on another gradient gives it away."""
-        if self.expected is None:
-            return
         if self._weights() != self.expected:
             raise CheckpointError(
                 "the model or the optimizer is not as it was when the seeded run was saved; a replay would use the "

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import replace
-from typing import Any, NoReturn
+from typing import Any, NoReturn, final
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
-from clipwise.accounting import GaussianSteps, Ledger, ProjectedSteps, Relation
+from clipwise.accounting import Ledger, Relation
 from clipwise.clipping import Style
 from clipwise.engine import Constants
 from clipwise.errors import InvalidPlan, InvalidSampling, NotSeparable, UnaccountedUpdate, UnsupportedNode
@@ -37,6 +36,7 @@ from clipwise.sampling import Poisson
 __all__ = ["Private"]
 
 
+@final
 class Private:
     """Clips, sums, adds noise, steps the optimizer and keeps the ledger, in an ordinary training loop.
 
@@ -89,11 +89,10 @@ class Private:
     ) -> None:
         if not isinstance(plan, Plan):
             raise InvalidPlan(f"plan must be a clipwise.Plan, got {type(plan).__name__}.")
-        if plan.noise_multiplier is None:
-            raise InvalidPlan("the plan has no noise yet: plan.calibrate(epsilon=..., delta=...) gives it some.")
         if plan.mechanism.unit != "example":
             raise InvalidPlan(f"the mechanism {plan.mechanism!r} is run by clipwise.federated.Server, not by Private.")
         self._plan, self._model, self._optimizer = plan, model, optimizer
+        self._scale = 1.0 / plan.denominator
         self._fit = Fit.of(model, optimizer)
         self._position = Position(
             plan.steps,
@@ -102,10 +101,7 @@ class Private:
             start=lambda: labels.of_run(plan, model, optimizer),
             now=lambda: labels.of_optimizer(optimizer),
         )
-        planned = plan.event_at(0)
-        assert isinstance(planned, (GaussianSteps, ProjectedSteps))
-        event = replace(planned, own_batches=own_batches)
-        self._release = Release(event, self._position, plan.noise_multiplier, noise)
+        self._release = Release(plan, self._position, noise, own_batches=own_batches)
         self._batch = Batch(plan.sampling, own_batches)
         declared = (constants,) if isinstance(constants, (Tensor, nn.Module)) else tuple(constants)
         counted = isinstance(plan.sampling, Poisson)
@@ -134,6 +130,21 @@ class Private:
     def plan(self) -> Plan:
         """The plan of the run."""
         return self._plan
+
+    @property
+    def model(self) -> nn.Module:
+        """The model that is trained."""
+        return self._model
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The optimizer that makes the steps."""
+        return self._optimizer
+
+    @property
+    def seed(self) -> int | None:
+        """The seed, with which anyone can remove the noise; None: the operating system's entropy."""
+        return self._position.entropy.seed
 
     @property
     def ledger(self) -> Ledger:
@@ -281,7 +292,8 @@ class Private:
                 )
             self._bind()
         self._fit.check_step()
-        self._state.check_weights()
+        if self._state.expected is not None:
+            self._state.check_weights()
 
     def _check_declared(self) -> None:
         if not self._batch.own and not self._position.iteration:
@@ -295,7 +307,7 @@ class Private:
         """Charge first, then noise, average, write. From the charge on the step is spent, whatever happens."""
         style = self._style()
         sums = self._batch.take(self._position.done, self._fit)
-        self._release.write(sums, style, 1.0 / self._plan.denominator)
+        self._release.write(sums, style, self._scale)
 
     def _step(self) -> None:
         """Step the optimizer with what was released."""

@@ -1,8 +1,43 @@
-"""Runs and their report: one folder per run, one self-contained page per run or comparison."""
+"""Runs and their report: one folder per run, one self-contained page per run or comparison.
+
+`Run`, `write`, `card` and the results of arms are for users. The other names are what training and the command line
+write and print.
+"""
 
 from clipwise.report.arms import ArmResults, arms_of
 from clipwise.report.card import card
+from clipwise.report.content import headline
+from clipwise.report.describe import clip_norm
+from clipwise.report.ended import guarantees_of, not_checked, provenance_of
+from clipwise.report.folder import RunFolder, plain, runs_below, write_text
+from clipwise.report.plans import Choices, WrittenPlan, WrittenValue
+from clipwise.report.reading import read as reading_of
 from clipwise.report.render import write
 from clipwise.report.run import Run
+from clipwise.report.warnings import warnings_of
+from clipwise.report.wording import epsilon_text, interval_text, value_text
 
-__all__ = ["ArmResults", "Run", "arms_of", "card", "write"]
+__all__ = [
+    "ArmResults",
+    "Choices",
+    "Run",
+    "RunFolder",
+    "WrittenPlan",
+    "WrittenValue",
+    "arms_of",
+    "card",
+    "clip_norm",
+    "epsilon_text",
+    "guarantees_of",
+    "headline",
+    "interval_text",
+    "not_checked",
+    "plain",
+    "provenance_of",
+    "reading_of",
+    "runs_below",
+    "value_text",
+    "warnings_of",
+    "write",
+    "write_text",
+]

@@ -15,8 +15,9 @@ from clipwise.calibration import CalibrationResult, Estimate, estimates_of
 from clipwise.errors import DataError
 from clipwise.plots import Curve, Point
 from clipwise.report.describe import clip_norm
-from clipwise.report.likeness import differing
+from clipwise.report.likeness import differing, same_plan
 from clipwise.report.run import Run
+from clipwise.report.wording import best_of
 
 __all__ = ["ArmResults", "arms_of"]
 
@@ -45,9 +46,9 @@ class ArmResults:
 
     @property
     def learning_rate(self) -> float | None:
-        """The plan's learning rate, where it says one."""
-        value = self.first.plan.get("learning_rate")
-        return float(value) if is_number(value) else None
+        """The learning rate, where it is one number."""
+        rate = self.first.choices.learning_rate
+        return float(rate) if is_number(rate) else None
 
     @property
     def epsilon(self) -> float | None:
@@ -106,7 +107,7 @@ def _check_seeds(arm: ArmResults) -> None:
     """Runs of one name must differ only in their seed."""
     first = arm.first
     for run in arm.runs[1:]:
-        if dict(run.plan) != dict(first.plan) or run.delta != first.delta:
+        if not same_plan(run, first):
             raise DataError(
                 f"two runs are named {arm.name!r} but have different plans, so they are not seeds of one arm. "
                 "Give them different names."
@@ -130,11 +131,8 @@ def _check_seeds(arm: ArmResults) -> None:
 def _epsilon(run: Run) -> float | None:
     if not run.is_private:
         return None
-    exact = run.guarantees.get("exact", {}).get("epsilon")
-    bounds = [
-        g["epsilon"] for g in run.guarantees.values() if g["kind"] != "approximation" and g["epsilon"] is not None
-    ]
-    return float(exact) if exact is not None else min(bounds, default=None)
+    best = best_of(run.guarantees)
+    return None if best is None else best.epsilon
 
 
 def _numbers_in(record: Any, prefix: str = "") -> dict[str, float]:

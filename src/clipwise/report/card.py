@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import clipwise
 from clipwise.calibration import metric_named
@@ -34,7 +33,7 @@ def card(runs: Run | Iterable[Run]) -> str:
     data = first.provenance.get("data")
     name = data.get("name") if isinstance(data, Mapping) else data
     lines += [f"{held_out}{f' of {_text(str(name))}' if name else ''}. {HELD_OUT}", "", "## Training", ""]
-    lines += [f"- {_text(label)}: {_text(value)}" for label, value in plan_rows(first.plan)]
+    lines += [f"- {_text(label)}: {_text(value)}" for label, value in plan_rows(first.plan, first.choices)]
     warnings = dict.fromkeys(text for run in arm.runs for text in run.warnings)
     if warnings:
         lines += ["", "## Warnings", "", *(f"- {_text(text)}" for text in warnings)]
@@ -45,9 +44,9 @@ def _privacy(run: Run) -> list[str]:
     if not run.is_private:
         return [f"**Not private.** {without_noise(run)}: no epsilon holds for this model."]
     rows = ["| accountant | epsilon | kind |", "| --- | ---: | --- |"]
-    rows += [f"| {name} | {g['printed']} | {g['kind']} |" for name, g in run.guarantees.items()]
-    best: Mapping[str, Any] | None = next(iter(run.guarantees.values()), None)
-    return rows if best is None else [str(best["statement"]), "", *rows]
+    rows += [f"| {name} | {g.printed} | {g.kind} |" for name, g in run.guarantees.items()]
+    best = next(iter(run.guarantees.values()), None)
+    return rows if best is None else [best.statement(), "", *rows]
 
 
 def _quality(arm: ArmResults) -> list[str]:

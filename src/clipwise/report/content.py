@@ -9,9 +9,10 @@ from clipwise.calibration import Estimate, estimates_of, metric_named
 from clipwise.plots.style import look
 from clipwise.report.arms import ArmResults
 from clipwise.report.describe import event_row, plan_rows
+from clipwise.report.folder import COMPARISON
 from clipwise.report.joint import Joint
 from clipwise.report.reading import read
-from clipwise.report.run import COMPARISON, Run
+from clipwise.report.run import Run
 from clipwise.report.warnings import warnings_of
 from clipwise.report.wording import deviation_text, epsilon_text, interval_text, value_text
 
@@ -143,10 +144,10 @@ def _privacy(arms: Sequence[ArmResults], joint: Joint | None) -> dict[str, Any]:
         if not run.is_private:
             continue
         rows = [
-            {"accountant": name, "printed": g["printed"], "kind": g["kind"], "reading": _READING.get(g["kind"], "")}
+            {"accountant": name, "printed": g.printed, "kind": g.kind, "reading": _READING[g.kind]}
             for name, g in run.guarantees.items()
         ]
-        statement = next((str(g["statement"]) for g in run.guarantees.values()), "")
+        statement = next((g.statement() for g in run.guarantees.values()), "")
         key = repr([(row["accountant"], row["printed"]) for row in rows] + [run.delta, statement])
         group = groups.setdefault(key, {"arms": [], "rows": rows, "statement": statement, "delta": run.delta})
         group["arms"].append(arm_row(place, arm))
@@ -170,7 +171,7 @@ def _made(arms: Sequence[ArmResults]) -> list[dict[str, Any]]:
         rows.append(
             {
                 **arm_row(place, arm),
-                "plan": plan_rows(first.plan),
+                "plan": plan_rows(first.plan, first.choices),
                 "ledger": [event_row(event) for event in ledger.events] if ledger is not None else [],
                 "ledger_of": _ledger_of(arm),
                 "provenance": [

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from clipwise._validate import is_number
 from clipwise.accounting import Event, GaussianSteps, ProjectedSteps
-from clipwise.sampling import arguments
+from clipwise.report.plans import AnyPlan, Choices, items_of, parts_of
 
 __all__ = ["clip_norm", "describe", "event_row", "plan_rows"]
 
@@ -26,63 +27,84 @@ _LABELS = {
 }
 
 
-def clip_norm(plan: Mapping[str, Any]) -> float | None:
+def clip_norm(plan: AnyPlan) -> float | None:
     """The clipping norm R of a flat rule that bounds each sample; None for schedules, groups and no clipping.
 
-    >>> clip_norm({"clip": {"kind": "Flat", "rule": {"kind": "Abadi", "R": 0.5}}})
+    >>> from clipwise import Abadi, FullBatch, Plan
+    >>> clip_norm(Plan(FullBatch(10), 5, Abadi(0.5), 1.0))
     0.5
     """
-    clip = plan.get("clip")
-    if isinstance(clip, Mapping) and clip.get("kind") == "Flat":
-        clip = clip.get("rule")
-    if not isinstance(clip, Mapping) or clip.get("kind") == "BatchClip":
+    parts = parts_of(plan.clip)
+    if parts is not None and parts[0] == "Flat":
+        parts = parts_of(parts[1].get("rule"))
+    if parts is None or parts[0] == "BatchClip":
         return None
-    norm = clip.get("R")
-    return float(norm) if isinstance(norm, (int, float)) else None
+    norm = parts[1].get("R")
+    return float(norm) if is_number(norm) else None
 
 
 def describe(value: Any) -> str:
-    """One value of a plan in words.
+    """One chosen value in words.
 
-    >>> describe({"kind": "Flat", "rule": {"kind": "Abadi", "R": 0.5}})
+    >>> import clipwise as cw
+    >>> describe(cw.Flat(cw.Abadi(0.5)))
     'Abadi, R = 0.5'
-    >>> describe({"kind": "Poisson", "sample_size": 60_000, "batch_size": 512, "max_batch_size": None})
+    >>> describe(cw.Poisson(sample_size=60_000, batch_size=512))
     'Poisson: each of 60,000 records with probability 512/60,000'
-    >>> describe({"kind": "Poisson", "rate": 0.004, "batch_size": 256})
+    >>> describe(cw.Poisson(rate=0.004, batch_size=256))
     'Poisson: each of any number of records with probability 0.004, 256 expected'
+    >>> describe(cw.Steps({0: 2.0, 500: 1.0}))
+    '2 from step 0 on, 1 from step 500 on'
     """
-    if not isinstance(value, Mapping):
+    if isinstance(value, Mapping):
+        return "; ".join(f"{key}: {describe(item)}" for key, item in value.items())
+    parts = parts_of(value)
+    if parts is None:
         return f"{value:g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
-    kind = str(value.get("kind", ""))
-    rest = {key: item for key, item in value.items() if key != "kind" and item is not None}
+    kind, values = parts
+    try:
+        words = _words(kind, values)
+    except (KeyError, TypeError, ValueError):  # a file that is not as it was written
+        words = None
+    if words is not None:
+        return words
+    listed = _listed({name: item for name, item in values.items() if item is not None})
+    return f"{kind}, {listed}" if listed else kind
+
+
+def _words(kind: str, values: Mapping[str, Any]) -> str | None:
+    """What has words of its own."""
     if kind in _SAMPLING:
-        cap = f", at most {value['max_batch_size']} of them" if value.get("max_batch_size") else ""
-        words = _AT_A_RATE if "rate" in value else _SAMPLING[kind]
-        return words.format(**value) + cap
+        cap = f", at most {values['max_batch_size']} of them" if values.get("max_batch_size") else ""
+        return (_AT_A_RATE if "rate" in values else _SAMPLING[kind]).format(**values) + cap
     if kind == "Flat":
-        return describe(value["rule"])
+        return describe(values["rule"])
     if kind == "MixUp":
-        at = value["switch_at"]
+        at = values["switch_at"]
         when = f"{100 * at:g} % of the steps" if isinstance(at, float) and at < 1 else f"step {at:g}"
-        return f"mix-up: {describe(value['small'])}, then {describe(value['large'])} from {when} on"
-    if kind == "NoClip":
-        return "no clipping"
-    if kind == "mapping":
-        return "; ".join(f"{key}: {describe(item)}" for key, item in value["items"])
-    listed = ", ".join(f"{key} = {describe(item)}" for key, item in rest.items())
-    return f"{kind}, {listed}" if kind and listed else kind or listed
+        return f"mix-up: {describe(values['small'])}, then {describe(values['large'])} from {when} on"
+    if kind == "Steps":
+        return ", ".join(f"{noise:g} from step {step} on" for step, noise in values["noise"].items())
+    return "no clipping" if kind == "NoClip" else None
 
 
-def plan_rows(plan: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """A plan as labelled rows.
+def _listed(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} = {describe(item)}" for name, item in values.items())
 
-    >>> plan_rows({"version": 1, "steps": 1500, "noise_multiplier": 1.1})
-    [('optimizer steps', '1,500'), ('noise multiplier (sigma)', '1.1')]
+
+def plan_rows(plan: AnyPlan, choices: Choices) -> list[tuple[str, str]]:
+    """A plan and what else was chosen, as labelled rows.
+
+    >>> from clipwise import FullBatch, NoClip, Plan
+    >>> plan_rows(Plan(FullBatch(10), 1500, NoClip(), 0.0), Choices(0.5))[1:3]
+    [('optimizer steps', '1,500'), ('clipping', 'no clipping')]
     """
-    rows = {name: describe(value) for name, value in plan.items() if name != "version"}
+    rows = {name: describe(value) for name, value in {**items_of(plan), **choices.to_dict()}.items()}
     labels = _LABELS
-    if "federated" in plan:  # its batches are of users
-        rows["sampling"] = rows["sampling"].replace("records", "users")
+    if choices.federated is not None:  # its batches are of users, and what its mechanism has is described there
+        rows["federated"] = _listed(choices.federated)
+        rows.pop("mechanism", None)
+        rows["sampling"] = rows.get("sampling", "").replace("records", "users")
         labels = {**_LABELS, "sampling": "users in a round", "steps": "rounds", "learning_rate": "users' learning rate"}
     return [(labels.get(name, name.replace("_", " ")), text) for name, text in rows.items()]
 
@@ -93,7 +115,7 @@ def event_row(event: Event) -> tuple[str, str, str, str]:
     what = "rounds" if event.unit == "client" else what
     what = f"steps, norms from {event.projections} projections" if isinstance(event, ProjectedSteps) else what
     sampling = getattr(event, "sampling", None)
-    drawn = "every record" if sampling is None else describe({"kind": type(sampling).__name__, **arguments(sampling)})
+    drawn = "every record" if sampling is None else describe(sampling)
     if event.unit == "client":
         drawn = drawn.replace("records", "users")
     if getattr(event, "own_batches", False):

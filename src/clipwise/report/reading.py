@@ -88,8 +88,8 @@ def _same_privacy(arms: Sequence[ArmResults]) -> bool:
 
 def _protected(arm: ArmResults) -> tuple[str, str]:
     """What epsilon is about: one example or one client, added or replaced."""
-    guarantee = next(iter(arm.dearest.guarantees.values()), {})
-    return str(guarantee.get("unit", "example")), str(guarantee.get("relation", ""))
+    guarantee = next(iter(arm.dearest.guarantees.values()), None)
+    return ("example", "") if guarantee is None else (guarantee.unit, guarantee.relation)
 
 
 def _pair(arms: Sequence[ArmResults]) -> tuple[ArmResults, ArmResults] | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterable, Sequence
@@ -16,8 +15,9 @@ from clipwise.report.captions import CAPTIONS, kind_of
 from clipwise.report.card import card
 from clipwise.report.content import content, result
 from clipwise.report.figures import Drawing, private_drawings, public_drawings
+from clipwise.report.folder import CARD, FIGURES, PAGE, RESULT, is_run, plain, write_json, write_text
 from clipwise.report.joint import Joint, joint_of
-from clipwise.report.run import Run, is_run, plain, write_text
+from clipwise.report.run import Run
 from clipwise.report.uncovered import uncovered
 
 __all__ = ["write"]
@@ -54,17 +54,17 @@ def write(runs: Run | Iterable[Run], path: str | os.PathLike[str], publishable: 
         data["not_covered_by_epsilon"] = {"figures": {each.name: each.values for each in private}}
     data = plain(data)
     write_text(page, _render(arms, joint, public, private, data, publishable, left_out))
-    _save_figures(page.parent / "figures", [*public, *private])
-    write_text(page.with_name("card.md"), "\n---\n\n".join(card(arm.runs) for arm in arms))
+    _save_figures(page.parent / FIGURES, [*public, *private])
+    write_text(page.with_name(CARD), "\n---\n\n".join(card(arm.runs) for arm in arms))
     if not is_run(page.parent):
-        write_text(page.with_name("result.json"), json.dumps(data, indent=1, allow_nan=False) + "\n")
+        write_json(page.with_name(RESULT), data)
     return page
 
 
 def _target(path: str | os.PathLike[str]) -> Path:
     page = Path(path)
     if page.suffix.lower() not in (".html", ".htm"):
-        page = page / "report.html"
+        page = page / PAGE
     try:
         page.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -120,4 +120,4 @@ def _save_figures(folder: Path, drawings: Sequence[Drawing]) -> None:
             old.unlink()
     for each in drawings:
         write_text(folder / f"{each.name}.svg", each.as_svg())
-        write_text(folder / f"{each.name}.json", json.dumps(plain(each.values), indent=1, allow_nan=False) + "\n")
+        write_json(folder / f"{each.name}.json", each.values)

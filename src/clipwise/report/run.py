@@ -3,40 +3,38 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any
 
-from clipwise.accounting import Ledger, restated
+from clipwise.accounting import Guarantee, Ledger, restated
+from clipwise.calibration import CalibrationResult, RegressionResult, Result, Task
 from clipwise.errors import DataError, LedgerError
-from clipwise.files import replacing
+from clipwise.private import Private
+from clipwise.report.ended import choices_of, guarantees_of, not_checked, provenance_of
+from clipwise.report.folder import RESULT, RunFolder, plain
+from clipwise.report.plans import AnyPlan, Choices, read_plan
 
-if TYPE_CHECKING:
-    from clipwise.calibration import CalibrationResult, RegressionResult
-
-    Result: TypeAlias = CalibrationResult | RegressionResult
-
-__all__ = ["COMPARISON", "FINGERPRINT", "SEEDED", "Run", "is_run", "plain", "write_text"]
+__all__ = ["SEEDED", "Run"]
 
 VERSION = 1
 _FORMAT = "clipwise run"
-COMPARISON = "clipwise comparison"
-FINGERPRINT = "data.digest"
-"""The file of a run's folder with the digest of its data, which is in no other one."""
 SEEDED = (
     "Trained with a fixed seed. Anyone who knows or guesses it can compute the noise and remove it: keep it secret, or "
     "train without one for a release."
 )
-_IN_RESULT = ("name", "task", "seed", "plan", "delta", "guarantees", "provenance")
+_IN_RESULT = {
+    *("format", "version", "name", "task", "seed", "plan", "delta", "guarantees", "provenance"),
+    *("test", "recalibrated", "warnings"),
+}
 _IN_RECORD = {"result", "ledger", "config", "fingerprint", "curves"}
 
 
 @dataclass(frozen=True)
 class Run:
-    """One training run as plain values; `save` writes its folder and `load` reads it.
+    """One training run as values; `save` writes its folder, `load` reads it, and `of` makes it from a finished loop.
 
     Everything computed from the private training data without noise stands under "private" in the rows of `curves`,
     in `seed`, `config`, `fingerprint` and in the provenance's "command", "seeds" and "seconds" (anyone who knows the
@@ -46,11 +44,12 @@ class Run:
 
     name: str
     """The label; runs with equal names are seeds of one arm."""
-    task: Literal["classification", "regression"]
     test: Result
     """Metrics on held-out data."""
-    plan: Mapping[str, Any]
-    """The plan as JSON (`Plan.to_dict()`), with whatever else was chosen: "learning_rate", "optimizer"."""
+    plan: AnyPlan
+    """The plan; of a file that has a rule of one's own, or no whole plan, what is written there."""
+    choices: Choices = field(default_factory=Choices)
+    """What else was chosen: learning rate, optimizer, algorithm."""
     seed: int | None = None
     recalibrated: Mapping[str, CalibrationResult] = field(default_factory=dict)
     """Metrics on the same held-out data after recalibration, by method."""
@@ -59,8 +58,8 @@ class Run:
     ledger: Ledger | None = None
     """What was released; None for a run that is not private."""
     delta: float | None = None
-    guarantees: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """`Guarantee.to_dict()` by accountant, as `privacy_panel` gives them."""
+    guarantees: Mapping[str, Guarantee] = field(default_factory=dict)
+    """By accountant, as `privacy_panel` gives them."""
     provenance: Mapping[str, Any] = field(default_factory=dict)
     """Versions, seeds, command, started, seconds, data set, model, parameters.
 
@@ -73,10 +72,13 @@ class Run:
     """A digest of the data, to see whether runs had the same. It is private data: in a separate file, on no page."""
 
     def __post_init__(self) -> None:
-        if self.task not in ("classification", "regression"):
-            raise DataError(f"task must be 'classification' or 'regression', got {self.task!r}.")
         if not isinstance(self.name, str) or not self.name.strip():
             raise DataError(f"a run needs a name that is not empty, got {self.name!r}.")
+
+    @property
+    def task(self) -> Task:
+        """What was learnt: classes or numbers."""
+        return self.test.task
 
     @property
     def is_private(self) -> bool:
@@ -88,6 +90,51 @@ class Run:
     def draws_from(self) -> tuple[int, str | None] | None:
         """The seed of the run's coins and noise; None: the operating system's entropy, or it is not known."""
         return None if self.seed is None else (self.seed, self.provenance.get("arm"))
+
+    @classmethod
+    def of(cls, private: Private, test: Result, *, delta: float | None, name: str = "run") -> Run:
+        """The run of one's own loop, when it has ended: everything that `private` knows of it, with these metrics.
+
+        It has what a run of `clipwise train` has, made by the same code: plan, ledger, every accountant's answer at
+        `delta` (None where the run is not private), seed, versions, and what was not checked. What only the loop knows
+        is added with `dataclasses.replace`: `recalibrated`, `curves`, `config`, the data's name in `provenance`.
+
+        >>> import clipwise as cw, torch
+        >>> model, x, y = torch.nn.Linear(3, 1), torch.randn(50, 3), torch.randn(50)
+        >>> plan = cw.Plan(cw.FullBatch(50), steps=2, clip=cw.Abadi(1.0), noise_multiplier=9.0)
+        >>> private = cw.Private(plan, model, torch.optim.SGD(model.parameters(), lr=0.1))
+        >>> for a, b in private.loader(torch.utils.data.TensorDataset(x, y)):
+        ...     done = private.step((model(a).squeeze(1) - b).square())
+        >>> test = cw.calibration.evaluate_regression(model(x).detach().squeeze(1), y)
+        >>> run = cw.report.Run.of(private, test, delta=1e-5)
+        >>> run.guarantees["exact"].printed, run.choices.optimizer, run.warnings
+        ('0.558', 'SGD(lr=0.1)', ())
+        """
+        ledger = private.ledger
+        if not ledger.events:
+            raise DataError("the run has made no step: there is nothing to report. Call Run.of after the loop.")
+        records = private.plan.sampling.sample_size
+        groups = private.optimizer.param_groups
+        return cls(
+            name=name,
+            test=test,
+            plan=private.plan,
+            choices=choices_of(private.optimizer),
+            seed=private.seed,
+            ledger=ledger,
+            delta=delta,
+            guarantees={} if delta is None else dict(guarantees_of(ledger.events, delta)),
+            provenance=provenance_of(
+                seed=private.seed,
+                arm=None,
+                data={**({} if records is None else {"records": records}), "held_out": test.count},
+                looked=private.looked,
+                checked=private.checked,
+                model=type(private.model).__name__,
+                parameters=sum(p.numel() for group in groups for p in group["params"]),
+            ),
+            warnings=not_checked(private.checked),
+        )
 
     def publishable(self) -> Run:
         """The same run without anything that epsilon does not cover.
@@ -106,38 +153,35 @@ class Run:
 
     def to_dict(self) -> dict[str, Any]:
         """What result.json holds: everything but the curves, the ledger and the configuration."""
-        body: dict[str, Any] = {"format": _FORMAT, "version": VERSION}
-        body.update({name: plain(getattr(self, name)) for name in _IN_RESULT})
-        body["test"] = plain(self.test.to_dict())
-        body["recalibrated"] = {name: plain(result.to_dict()) for name, result in self.recalibrated.items()}
-        body["warnings"] = list(self.warnings)
-        return body
+        body = {
+            "format": _FORMAT,
+            "version": VERSION,
+            "name": self.name,
+            "task": self.task,
+            "seed": self.seed,
+            "plan": {**self.plan.to_dict(), **self.choices.to_dict()},
+            "delta": self.delta,
+            "guarantees": {name: guarantee.to_dict() for name, guarantee in self.guarantees.items()},
+            "provenance": self.provenance,
+            "test": self.test.to_dict(),
+            "recalibrated": {name: result.to_dict() for name, result in self.recalibrated.items()},
+            "warnings": self.warnings,
+        }
+        return {name: plain(value) for name, value in body.items()}
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Write metrics.jsonl, ledger.json, config.toml, data.digest and result.json, the last one last.
 
         Returns the folder. Every file can be read by its owner alone.
         """
-        path = Path(folder)
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise DataError(f"the run's folder {path} cannot be made: {error}.") from error
-        rows = [json.dumps(plain(row), allow_nan=False) for row in self.curves]
-        write_text(path / "metrics.jsonl", "".join(row + "\n" for row in rows))
-        if self.ledger is not None:
-            self.ledger.save(path / "ledger.json")
-        if self.config is not None:
-            write_text(path / "config.toml", self.config)
-        if self.fingerprint is not None:
-            write_text(path / FINGERPRINT, self.fingerprint)
-        write_text(path / "result.json", json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n")
-        return path
+        place = RunFolder(folder)
+        place.save(self.to_dict(), curves=self.curves, ledger=self.ledger, config=self.config, digest=self.fingerprint)
+        return place.path
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> Run:
         """Read what `save` wrote; a folder that is missing, cut or of another version is a `DataError`."""
-        return cls.from_record(cls.record(folder), str(Path(folder) / "result.json"))
+        return cls.from_record(cls.record(folder), str(Path(folder) / RESULT))
 
     @staticmethod
     def record(folder: str | os.PathLike[str]) -> dict[str, Any]:
@@ -145,18 +189,7 @@ class Run:
 
         It holds everything that the folder holds, also what `publishable` leaves out.
         """
-        path = Path(folder)
-        if not (path / "result.json").is_file():
-            raise DataError(f"{path} is not a finished run: it has no result.json.")
-        if (path / "ledger.json").exists():
-            Ledger.load(path / "ledger.json")  # an edited one is refused, with its name
-        return {
-            "result": _read_json(path / "result.json"),
-            "ledger": _read_json(path / "ledger.json") if (path / "ledger.json").exists() else None,
-            "config": _read(path / "config.toml") if (path / "config.toml").exists() else None,
-            "fingerprint": _read(path / FINGERPRINT) if (path / FINGERPRINT).exists() else None,
-            "curves": list(_rows(path / "metrics.jsonl")),
-        }
+        return RunFolder(folder).record()
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any], where: str) -> Run:
@@ -165,8 +198,9 @@ class Run:
         Raises: DataError, or LedgerError, if the record was edited, cut or written by another version.
 
         >>> import tempfile
-        >>> from clipwise.calibration import evaluate_regression
-        >>> made = Run("small", "regression", evaluate_regression([1.0, 2.0], [1.0, 2.5]), plan={})
+        >>> import clipwise as cw
+        >>> plan = cw.Plan(cw.FullBatch(100), steps=10, clip=cw.Abadi(1.0), noise_multiplier=2.0)
+        >>> made = Run("small", cw.calibration.evaluate_regression([1.0, 2.0], [1.0, 2.5]), plan)
         >>> Run.from_record(Run.record(made.save(tempfile.mkdtemp())), "here") == made
         True
         """
@@ -183,10 +217,15 @@ class Run:
         events = () if ledger is None else ledger.events
         try:
             provenance, before = _without_fingerprint(body["provenance"])
+            plan, choices = read_plan(body["plan"])
             guarantees = {name: restated(saved, events) for name, saved in body["guarantees"].items()}
             judged = {name: _result("classification", item) for name, item in body["recalibrated"].items()}
             return cls(
-                **{name: body[name] for name in _IN_RESULT if name not in ("guarantees", "provenance")},
+                name=body["name"],
+                plan=plan,
+                choices=choices,
+                seed=body["seed"],
+                delta=body["delta"],
                 guarantees=guarantees,
                 provenance=provenance,
                 test=_result(body["task"], body["test"]),
@@ -207,9 +246,10 @@ def _check_body(body: Any, where: str) -> None:
         raise DataError(f"{where} does not hold a clipwise run.")
     if body.get("version") != VERSION:
         raise DataError(f"{where} has version {body.get('version')!r}, this clipwise reads {VERSION}.")
-    expected = {"format", "version", "test", "recalibrated", "warnings", *_IN_RESULT}
-    if set(body) != expected:
-        raise DataError(f"{where} has missing or unknown fields: {', '.join(sorted(set(body) ^ expected))}.")
+    if set(body) != _IN_RESULT:
+        raise DataError(f"{where} has missing or unknown fields: {', '.join(sorted(set(body) ^ _IN_RESULT))}.")
+    if body["task"] not in ("classification", "regression"):
+        raise DataError(f"{where}: task must be 'classification' or 'regression', got {body['task']!r}.")
 
 
 def _without_fingerprint(provenance: Mapping[str, Any]) -> tuple[Mapping[str, Any], str | None]:
@@ -221,20 +261,7 @@ def _without_fingerprint(provenance: Mapping[str, Any]) -> tuple[Mapping[str, An
     return {**provenance, "data": rest}, data["fingerprint"]
 
 
-def is_run(folder: str | os.PathLike[str]) -> bool:
-    """Whether a folder holds a run's own result.json, and not that of a page on several."""
-    try:
-        body = json.loads((Path(folder) / "result.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return False
-    except (OSError, ValueError):
-        return True  # a damaged one: `Run.load` says what is wrong with it
-    return not isinstance(body, dict) or body.get("format") != COMPARISON
-
-
 def _result(task: str, record: Mapping[str, Any]) -> Any:
-    from clipwise.calibration import CalibrationResult, RegressionResult
-
     return (CalibrationResult if task == "classification" else RegressionResult).from_dict(record)
 
 
@@ -243,57 +270,3 @@ def _without(value: Any, names: set[str]) -> Any:
     if not isinstance(value, Mapping):
         return value
     return {key: _without(item, names) for key, item in value.items() if key not in names}
-
-
-def plain(value: Any) -> Any:
-    """As JSON has it: lists, objects, numbers; a number that is not finite becomes null."""
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else None
-    if value is None or isinstance(value, (str, int)):
-        return value
-    if hasattr(value, "tolist"):  # arrays and scalars of NumPy and torch
-        return plain(value.tolist())
-    raise DataError(f"{value!r} cannot be saved with a run: use numbers, strings, lists and dictionaries.")
-
-
-def write_text(path: Path, text: str) -> None:
-    """A whole file, or the old one and an error that says why."""
-    try:
-        with replacing(path, DataError) as file:
-            file.write(text.encode())
-    except OSError as error:  # a full disk, a quota
-        raise DataError(f"{path} cannot be written: {error}.") from error
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} cannot be read: {error}.") from error
-
-
-def _read_json(path: Path) -> Any:
-    try:
-        return json.loads(_read(path))
-    except ValueError as error:
-        raise DataError(f"{path} is not complete JSON: {error}.") from error
-
-
-def _rows(path: Path) -> tuple[Mapping[str, Any], ...]:
-    """The rows of a metrics file; a last line that was cut by a crash is left out."""
-    if not path.exists():
-        return ()
-    lines = _read(path).splitlines()
-    rows = []
-    for k, line in enumerate(lines):
-        try:
-            rows.append(json.loads(line))
-        except ValueError as error:
-            if k == len(lines) - 1:
-                break
-            raise DataError(f"{path}, line {k + 1}, is not JSON: {error}.") from error
-    return tuple(rows)

@@ -76,5 +76,5 @@ def _of_arm(arm: ArmResults) -> list[str]:
     for run in arm.runs:
         found += run.warnings
         for guarantee in run.guarantees.values():
-            found += guarantee.get("warnings", ())
+            found += guarantee.warnings
     return found

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
+from clipwise.accounting import Guarantee
 from clipwise.calibration import Estimate, metric_named
 
-__all__ = ["deviation_text", "epsilon_text", "interval_text", "number", "percent", "points", "value_text"]
+__all__ = ["best_of", "deviation_text", "epsilon_text", "interval_text", "number", "percent", "points", "value_text"]
 
 
 def number(value: float) -> str:
@@ -74,14 +74,17 @@ def interval_text(metric: str, estimate: Estimate) -> str:
     return " – ".join(f"{100 * end:.2f}" if share else number(end) for end in ends).replace("-", "−")
 
 
-def epsilon_text(guarantees: Mapping[str, Mapping[str, Any]]) -> str:
-    """The epsilon to put forward: the exact one, else the smallest bound; never an approximation.
+def best_of(guarantees: Mapping[str, Guarantee]) -> Guarantee | None:
+    """The one to put forward: the exact one, else the smallest bound; never an approximation, nor an infinite one."""
+    bounds = {name: g for name, g in guarantees.items() if g.is_bound and math.isfinite(g.epsilon)}
+    return bounds.get("exact") or min(bounds.values(), key=lambda g: g.epsilon, default=None)
 
-    >>> epsilon_text({"gdp": {"kind": "approximation", "epsilon": 1.4, "printed": "~1.400"}})
+
+def epsilon_text(guarantees: Mapping[str, Guarantee]) -> str:
+    """The epsilon to put forward.
+
+    >>> epsilon_text({"gdp": Guarantee(1.4, 1e-5, "approximation", "gdp", "zero_out", "Poisson")})
     'unknown'
     """
-    bounds = {name: g for name, g in guarantees.items() if g["kind"] != "approximation" and g["epsilon"] is not None}
-    if not bounds:
-        return "unknown"
-    best = bounds.get("exact") or min(bounds.values(), key=lambda g: float(g["epsilon"]))
-    return str(best["printed"])
+    best = best_of(guarantees)
+    return "unknown" if best is None else best.printed

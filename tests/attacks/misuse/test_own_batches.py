@@ -144,16 +144,7 @@ def written(s: Setting, folder: Path) -> dict[str, str]:
     """The files of a report on the run, as a user makes it."""
     with torch.no_grad():
         test = cw.calibration.evaluate(logits=s.model(s.x), labels=s.y)
-    ledger = s.private.ledger
-    run = report.Run(
-        name="run",
-        task="classification",
-        test=test,
-        plan=s.plan.to_dict(),
-        ledger=ledger,
-        delta=1e-5,
-        guarantees={name: found.to_dict() for name, found in cw.privacy_panel(ledger, 1e-5).items()},
-    )
+    run = report.Run.of(s.private, test, delta=1e-5)
     run.save(folder)
     page = report.write(run, folder)
     names = ("card.md", "result.json", "ledger.json")

@@ -202,6 +202,14 @@ def test_an_entry_that_a_crash_cut_is_left_out(tmp_path: Path) -> None:
     assert again.looked.records > 100
 
 
+def test_data_of_which_nothing_was_read_were_not_looked_at() -> None:
+    digests = Digests()
+    digests.note({})
+    assert digests.looked.state == "not looked at"
+    digests.note({3: b"x" * 16})
+    assert digests.looked.state == "unchanged"
+
+
 # Where the digest lies
 
 
@@ -228,7 +236,7 @@ class Stop(Exception):
 def test_the_digest_is_in_its_own_files_and_in_nothing_else(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(train_module, "privacy_panel", exact_panel)
+    monkeypatch.setattr(train_module, "guarantees_of", exact_panel)
     for drawings in ("public_drawings", "private_drawings"):  # curves of metrics, which take seconds
         monkeypatch.setattr(render, drawings, lambda arms: [])
     x = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))

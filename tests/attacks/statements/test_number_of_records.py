@@ -127,7 +127,7 @@ def _leaves(value: Any) -> Iterator[Any]:
 def _exact_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """The other accountants say the same of sampling and relation, and take seconds."""
     monkeypatch.setattr(
-        "clipwise.training.run.train.privacy_panel", lambda events, delta: {"exact": account(events, delta)}
+        "clipwise.training.run.train.guarantees_of", lambda events, delta: {"exact": account(events, delta)}
     )
 
 
@@ -145,7 +145,7 @@ def test_no_file_of_a_run_tells_the_number_of_its_records(tmp_path: Path, capsys
     for path in files:
         assert_silent(path)
     assert tells(json.dumps(train_command._summary(made), default=str)) is None
-    train_command._print(made, folder)
+    train_command._print(made, folder, ())
     said = capsys.readouterr().out
     assert tells(said) is None and "adding or removing one example" in said
     assert made.provenance["data"]["held_out"] == 300  # of other people: a number of its own
@@ -234,7 +234,7 @@ def test_held_out_records_in_a_file_of_their_own_are_accepted() -> None:
 def test_a_cap_with_its_public_limit_is_an_upper_bound_on_card_and_page(tmp_path: Path) -> None:
     train(config(CONFIG, "max_batch_size=90", "largest=9000", "steps=2"), output=tmp_path, data=data(), page=False)
     run = Run.load(tmp_path)
-    assert run.guarantees["exact"]["kind"] == "upper bound" and run.guarantees["exact"]["relation"] == "add_remove"
+    assert run.guarantees["exact"].kind == "upper bound" and run.guarantees["exact"].relation == "add_remove"
     for text in (card(run), json.dumps(content(arms_of([run]), None), default=str)):
         assert "an upper bound" in text and "the tight value" not in text and "9000 records" in text
         assert tells(text) is None

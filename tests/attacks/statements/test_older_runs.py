@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from papers import packed
 
 from clipwise.accounting import account
+from clipwise.experiments import CURVES, packed_runs
 from clipwise.report import Run, card
 
 PAPERS = Path(__file__).resolve().parents[3] / "papers"
@@ -18,9 +18,9 @@ PAPERS = Path(__file__).resolve().parents[3] / "papers"
     ("experiment", "name"), [("mnist", "r-1-0"), ("federated", "r-1-0"), ("wine", "r-2-0"), ("california", "r-1-0")]
 )
 def test_a_committed_run_says_the_relation_that_holds(experiment: str, name: str, tmp_path: Path) -> None:
-    if not (PAPERS / experiment / packed.CURVES).is_file():
+    if not (PAPERS / experiment / CURVES).is_file():
         pytest.skip("the curves are in the repository, not in the source distribution")
-    record = packed.read(PAPERS / experiment)[name]
+    record = packed_runs(PAPERS / experiment)[name]
     written = record["result"]["guarantees"]
     assert written["exact"]["relation"] == "add_remove" and "adding or removing" in written["exact"]["statement"]
     for file, value in {"result.json": record["result"], "ledger.json": record["ledger"]}.items():
@@ -29,11 +29,11 @@ def test_a_committed_run_says_the_relation_that_holds(experiment: str, name: str
     assert run.guarantees == Run.from_record(record, name).guarantees
     assert run.ledger is not None and run.delta is not None and run.ledger.relation == "zero_out"
     for accountant, guarantee in run.guarantees.items():
-        assert guarantee["relation"] == "zero_out" and "blanking one" in guarantee["statement"]
-        assert {k: v for k, v in guarantee.items() if k not in ("relation", "statement")} == {
+        assert guarantee.relation == "zero_out" and "blanking one" in guarantee.statement()
+        assert {k: v for k, v in guarantee.to_dict().items() if k not in ("relation", "statement")} == {
             k: v for k, v in written[accountant].items() if k not in ("relation", "statement")
         }
     today = account(run.ledger.events, run.delta)
-    assert today.printed == run.guarantees["exact"]["printed"]
-    assert today.statement() == run.guarantees["exact"]["statement"]
+    assert today.printed == run.guarantees["exact"].printed
+    assert today.statement() == run.guarantees["exact"].statement()
     assert "blanking one" in card(run) and "adding or removing" not in card(run)

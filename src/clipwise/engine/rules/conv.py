@@ -42,21 +42,18 @@ class Geometry:
 
     def input_gradient(self, gradient: Tensor, like: Tensor, weight: Tensor) -> Tensor:
         """torch's own input gradient of this convolution, for an input like the given one."""
-        result, _, _ = torch.ops.aten.convolution_backward(
-            gradient, like, weight, [0], self.stride, self.padding, self.dilation, self.transposed,
-            self.output_padding, self.groups, [True, False, False],
-        )  # fmt: skip
-        return result  # type: ignore[no-any-return]
+        return self._backward(0, gradient, like, weight, self.groups)
 
     def weight_gradient(self, gradient: Tensor, inputs: Tensor, shape: Sequence[int], groups: int) -> Tensor:
         """torch's own weight gradient of this convolution, for a weight of the given shape."""
-        weight = inputs.new_empty(1).expand(*shape)
-        only_weight = [False, True, False]
-        _, result, _ = torch.ops.aten.convolution_backward(
+        return self._backward(1, gradient, inputs, inputs.new_empty(1).expand(*shape), groups)
+
+    def _backward(self, wanted: int, gradient: Tensor, inputs: Tensor, weight: Tensor, groups: int) -> Tensor:
+        found: tuple[Tensor, ...] = torch.ops.aten.convolution_backward(
             gradient, inputs, weight, [0], self.stride, self.padding, self.dilation, self.transposed,
-            self.output_padding, groups, only_weight,
+            self.output_padding, groups, [wanted == 0, wanted == 1, False],
         )  # fmt: skip
-        return result  # type: ignore[no-any-return]
+        return found[wanted]
 
 
 class Convolved(Use):
@@ -69,7 +66,7 @@ class Convolved(Use):
         self.batch_size = inputs.shape[0]
 
     @property
-    def how(self) -> str:  # type: ignore[override]
+    def how(self) -> str:
         """From Gram matrices, or from gradients."""
         if not self._as_products:
             return "instantiated"

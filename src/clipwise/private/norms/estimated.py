@@ -73,7 +73,7 @@ class EstimatedNorms:
         if plan.noise_multiplier:
             refuse_vacuous(
                 plan.events,
-                f"{count} projections at noise multiplier {plan.noise_multiplier:.3g}",
+                f"{count} projections at noise multiplier {plan.noise_multiplier}",
                 "Use more projections, more noise, or exact norms.",
             )
         self._count, self._model, self._function, self._source = count, model, loss_fn, source

@@ -56,7 +56,7 @@ class Milestones:
 
 def took_up(folder: Folder, extra: Mapping[str, Any]) -> None:
     """Bring the folder to where its checkpoint is."""
-    folder.cut_metrics(extra["step"])
+    folder.cut_rows(extra["step"])
     folder.seconds = float(extra["seconds"])
 
 

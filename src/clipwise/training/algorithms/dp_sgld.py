@@ -2,12 +2,12 @@
 
 ```toml
 algorithm = "dp-sgld"
-[sgld]                # in place of [optimizer]: noise and temperature decide the learning rate
+[sgld]                # in place of [optimizer]: noise and temperature determine the learning rate
 temperature = 1.0     # 1 is the posterior
-momentum = 0.9        # Hamiltonian (SGHMC); left out, 0
-prior_std = 1.0       # of every weight; left out, the prior is flat
-burn_in = 300         # steps before samples are kept; left out, half of them
-thin = 10             # steps from one sample to the next; left out, for about thirty
+momentum = 0.9        # Hamiltonian (SGHMC); default 0
+prior_std = 1.0       # of every weight; without it the prior is flat
+burn_in = 300         # steps before samples are kept; default: half of them
+thin = 10             # steps from one sample to the next; default: for about thirty
 ```
 """
 
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, ClassVar
 from torch import nn
 
 from clipwise.errors import InvalidConfig
+from clipwise.mechanisms import Steps
 from clipwise.optim import FlatPrior, GaussianPrior, Langevin, LangevinOptimizer
 from clipwise.optim.sgld import posterior_learning_rate
 from clipwise.plan import Plan
@@ -75,6 +76,8 @@ class PrivateSGLD(Algorithm):
         """The chain whose own noise is the plan's, which decides the learning rate."""
         if not plan.noise_multiplier:
             raise InvalidConfig("dp-sgld samples with its noise: it needs privacy.epsilon or privacy.noise_multiplier.")
+        if isinstance(plan.noise_multiplier, Steps):
+            raise InvalidConfig("dp-sgld has one temperature: give one noise_multiplier, not a schedule of them.")
         prior = FlatPrior() if self.prior_std is None else GaussianPrior(self.prior_std)
         chain = Langevin(
             plan.sampling, plan.steps, plan.clip, None, self.temperature, self.momentum, prior, self.burn_in, self.thin

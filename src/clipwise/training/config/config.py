@@ -6,6 +6,7 @@ An unknown key is an error that names the nearest known one; so is a value of th
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -16,7 +17,8 @@ import torch
 
 from clipwise.calibration import check_resamples, equal_edges
 from clipwise.clipping import Clip, Flat, NoClip
-from clipwise.errors import DataError, InvalidSampling
+from clipwise.errors import DataError, InvalidPlan, InvalidSampling
+from clipwise.mechanisms import Steps
 from clipwise.sampling import FixedSize, FullBatch, Poisson, Sampling, Shuffled
 from clipwise.training.config.clips import read_clip
 from clipwise.training.config.datasets import DataChoice, read_data
@@ -31,14 +33,16 @@ __all__ = ["Batches", "Config", "Evaluation", "Privacy", "Recalibration", "defau
 SAMPLINGS = ("fixed-size", "full-batch", "poisson", "shuffled")
 PUBLIC_METHODS = ("isotonic", "temperature", "vector")
 PRIVATE_METHODS = ("private-temperature",)
+_STEP = re.compile(r"0|[1-9][0-9]{0,17}")
 
 
 @dataclass(frozen=True)
 class Privacy:
-    """`[privacy]`: a target epsilon, or a noise multiplier; 0 for a run that is not private."""
+    """`[privacy]`: a target epsilon, or noise (a number, or a schedule of them); 0 for a run that is not private."""
 
     epsilon: float | None
-    noise_multiplier: float | None
+    noise_multiplier: float | Steps | None
+    """With an epsilon only a schedule, whose shape is kept."""
     delta: float | None
     """None: `default_delta` of the number of records."""
 
@@ -49,17 +53,36 @@ class Privacy:
 
     @classmethod
     def read(cls, table: TomlTable) -> Privacy:
-        """Read the table: exactly one of epsilon, noise_multiplier and private = false."""
+        """Read the table: exactly one of epsilon, noise_multiplier and private = false; epsilon scales a schedule."""
         private = table.flag("private", True)
-        epsilon, noise = table.number("epsilon", None), table.number("noise_multiplier", None)
+        epsilon, noise = table.number("epsilon", None), _read_noise(table)
         delta = table.number("delta", None, below=1.0)
         table.close()
         chosen = [name for name in ("epsilon", "noise_multiplier") if name in table]
         if not private and (chosen or delta is not None):
             table.fail(None, "private = false goes with nothing else: such a run has no epsilon and no delta.")
-        if private and len(chosen) != 1:
-            table.fail(None, "give exactly one of epsilon, noise_multiplier and private = false.")
+        if private and (not chosen or (len(chosen) > 1 and not isinstance(noise, Steps))):
+            table.fail(
+                None,
+                "give exactly one of epsilon, noise_multiplier and private = false; only a schedule of noise goes with "
+                "an epsilon.",
+            )
         return cls(epsilon, noise if private else 0.0, delta)
+
+
+def _read_noise(table: TomlTable) -> float | Steps | None:
+    """A positive number, or a table of them by the step at which each begins."""
+    if not isinstance(table.raw("noise_multiplier"), dict):
+        return table.number("noise_multiplier", None)
+    schedule = table.table("noise_multiplier")
+    wrong = next((name for name in schedule.values if not _STEP.fullmatch(name)), None)
+    if wrong is not None:
+        schedule.fail(wrong, "a schedule of noise has step numbers as its keys, such as {0 = 2.0, 500 = 1.0}.")
+    noise = {int(name): schedule.number(name) for name in schedule.values}
+    try:
+        return Steps(noise)
+    except InvalidPlan as error:
+        table.fail("noise_multiplier", str(error))
 
 
 @dataclass(frozen=True)
@@ -149,7 +172,7 @@ class Evaluation:
             std=table.number("std", None),
         )
         table.close()
-        try:  # told now, not after the training that they would end
+        try:  # reported now, not after the training that they would end
             equal_edges(evaluation.bins)
             check_resamples(evaluation.resamples, seed=0)
         except DataError as error:
@@ -163,7 +186,7 @@ class Recalibration:
 
     methods: tuple[str, ...]
     share: float
-    """Of the held-out records, for the methods on public data; they are then left out of every metric."""
+    """Of the held-out records, for the methods on public data; no metric then uses them."""
     noise_multiplier: float | None
     """Of the private methods."""
     private_share: float | None

@@ -1,4 +1,4 @@
-"""The finished runs of an experiment in two files, which stand in the repository in the place of their folders.
+"""The finished runs of a study in two files, which can stand in a repository in the place of their folders.
 
 `results.json`: the estimates of every arm, then one line per run with everything that is not a curve or a bin: metrics,
 plan, guarantees, ledger, configuration, provenance. `curves.json.xz`: the rows of metrics.jsonl and the bins of every
@@ -17,7 +17,8 @@ from typing import Any, TypeAlias
 from clipwise.errors import DataError
 from clipwise.files import locked, replacing
 from clipwise.report import ArmResults
-from papers.work import write_text
+
+__all__ = ["CURVES", "RESULTS", "Record", "noise_of", "packed_runs", "write"]
 
 Record: TypeAlias = dict[str, Any]
 """A run as `Run.record` gives it."""
@@ -26,9 +27,18 @@ FLOAT32 = "float32 numbers of torch, which end at 5.8 deviations (replaced since
 """What runs were made with that do not name their noise."""
 
 
-def noise(arm: ArmResults) -> str | None:
-    """Which noise made the runs of an arm; None when it has none."""
-    if not arm.first.plan.get("noise_multiplier"):
+def noise_of(arm: ArmResults) -> str | None:
+    """Which noise made the runs of an arm; None when it has none.
+
+    >>> import clipwise as cw
+    >>> from clipwise.calibration import evaluate_regression
+    >>> from clipwise.report import Run, arms_of
+    >>> plan = cw.Plan(cw.FullBatch(10), steps=5, clip=cw.NoClip(), noise_multiplier=0.0)
+    >>> (arm,) = arms_of([Run("not private", evaluate_regression([1.0, 2.0], [1.0, 2.5]), plan)])
+    >>> noise_of(arm) is None
+    True
+    """
+    if not arm.first.plan.noise_multiplier:
         return None
     return " and ".join(sorted({str(run.provenance.get("noise", FLOAT32)) for run in arm.runs}))
 
@@ -39,7 +49,7 @@ def write(folder: Path, records: Mapping[str, Record], arms: Sequence[ArmResults
     curves = _lines({name: large for name, (_, large) in parts.items()})
     digest = hashlib.sha256(curves.encode()).hexdigest()
     estimates = {
-        arm.name: {"noise": noise(arm), **{name: value.to_dict() for name, value in arm.estimates.items()}}
+        arm.name: {"noise": noise_of(arm), **{name: value.to_dict() for name, value in arm.estimates.items()}}
         for arm in arms
     }
     runs = _lines({name: small for name, (small, _) in parts.items()})
@@ -48,13 +58,19 @@ def write(folder: Path, records: Mapping[str, Record], arms: Sequence[ArmResults
         if _digest(folder) != digest:
             with replacing(folder / CURVES, DataError) as file:
                 file.write(lzma.compress(curves.encode(), preset=9))
-        write_text(folder / RESULTS, text)
+        with replacing(folder / RESULTS, DataError) as file:
+            file.write(text.encode())
 
 
-def read(folder: Path) -> dict[str, Record]:
-    """The runs that `write` packed, by name; none where neither file is.
+def packed_runs(folder: Path) -> dict[str, Record]:
+    """The records of the runs that `pack` put into two files of a folder, by name; none where neither file is.
+
+    `Run.from_record` makes a run of one.
 
     Raises: DataError if a file is missing, cut or damaged, or not of the same runs as the other.
+
+    >>> packed_runs(Path("nowhere"))
+    {}
     """
     if not (folder / RESULTS).exists() and not (folder / CURVES).exists():
         return {}

@@ -1,0 +1,247 @@
+"""The folder of a run: the name of every file in it, who may read it, how it is written and how it is read.
+
+```
+config.toml         the configuration          report.html   the page
+metrics.jsonl       curves, a row at a time    card.md       the card
+ledger.json         what was released          figures/      the page's figures and their values
+result.json         everything else, last      publishable/  a page that may be passed on
+model.safetensors   the weights                checkpoint    of a run that is not finished, with its digests
+data.digest         the digest of the data
+```
+
+A folder is a finished run when its result.json is there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from clipwise.accounting import Ledger
+from clipwise.errors import DataError
+from clipwise.files import locked, replacing
+
+__all__ = [
+    "CARD",
+    "COMPARISON",
+    "FIGURES",
+    "PAGE",
+    "RESULT",
+    "RunFolder",
+    "is_run",
+    "plain",
+    "runs_below",
+    "write_json",
+]
+
+CONFIG, METRICS, LEDGER, RESULT, DIGEST = "config.toml", "metrics.jsonl", "ledger.json", "result.json", "data.digest"
+MODEL, CHECKPOINT, PAGE, CARD, FIGURES = "model.safetensors", "checkpoint", "report.html", "card.md", "figures"
+_DIGESTS = f"{CHECKPOINT}.digests"
+_REPLACED = (CONFIG, METRICS, LEDGER, RESULT, DIGEST, CHECKPOINT, _DIGESTS, PAGE, CARD)
+_OURS = {*_REPLACED, *(f".{name}.part" for name in _REPLACED), MODEL, FIGURES, "publishable"}
+COMPARISON = "clipwise comparison"
+"""The format of a result.json that belongs to a page on several runs."""
+
+
+class RunFolder:
+    """A run's folder, while the run is made and afterwards.
+
+    Guarantees: every file that is written here can be read by its owner alone, from its first byte on.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.checkpoint = self.path / CHECKPOINT
+        self.model = self.path / MODEL
+        self.config = self.path / CONFIG
+
+    @property
+    def finished(self) -> bool:
+        """Whether a whole run is in it."""
+        return (self.path / RESULT).is_file()
+
+    def files(self) -> tuple[set[str], set[str]]:
+        """The names of what is in it: a run's, and others."""
+        try:
+            found = {item.name for item in self.path.iterdir()}
+        except FileNotFoundError:
+            return set(), set()
+        except OSError as error:
+            raise DataError(f"{self.path} cannot be the folder of a run: {error}.") from error
+        return found & _OURS, found - _OURS
+
+    # While a run is made
+
+    @contextlib.contextmanager
+    def claimed(self, config: str, *, resume: bool) -> Iterator[None]:
+        """The folder for this process alone; unless a run is resumed, emptied and with its configuration in it.
+
+        Two processes that continue from one checkpoint would each release steps that the other's ledger does not have.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            with locked(self.path, self._taken):
+                if not resume:
+                    self.clear()
+                    self._write(CONFIG, config)
+                yield
+        except OSError as error:
+            raise DataError(f"the run in {self.path} cannot continue: {error}.") from error
+
+    def _taken(self) -> None:
+        raise DataError(f"another process is training in {self.path}; wait for it, or use --output.")
+
+    def clear(self) -> None:
+        """Remove everything that a run writes, and nothing else."""
+        for name in _OURS:
+            target = self.path / name
+            if target.is_dir():
+                shutil.rmtree(target)
+            else:
+                target.unlink(missing_ok=True)
+
+    def discard(self) -> None:
+        """Remove a run that came to nothing, and the folder if nothing else is in it."""
+        self.clear()
+        if not any(self.path.iterdir()):
+            self.path.rmdir()
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Add a row to the curves."""
+        handle = os.open(self.path / METRICS, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        with open(handle, "a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+
+    def rows(self) -> tuple[dict[str, Any], ...]:
+        """The rows of the curves; a last one that was cut by a crash is left out."""
+        path = self.path / METRICS
+        lines = _read(path).splitlines() if path.exists() else []
+        rows = []
+        for k, line in enumerate(lines):
+            try:
+                rows.append(json.loads(line))
+            except ValueError as error:
+                if k == len(lines) - 1:
+                    break
+                raise DataError(f"{path}, line {k + 1}, is not JSON: {error}.") from error
+        return tuple(rows)
+
+    def cut_rows(self, step: int) -> None:
+        """Forget rows of steps after the checkpoint that the run continues from: they will be made again."""
+        self._write_rows([row for row in self.rows() if row["step"] <= step])
+
+    # A whole run
+
+    def save(
+        self,
+        result: Mapping[str, Any],
+        *,
+        curves: Sequence[Mapping[str, Any]],
+        ledger: Ledger | None,
+        config: str | None,
+        digest: str | None,
+    ) -> None:
+        """Write a run that is finished, its result last."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise DataError(f"the run's folder {self.path} cannot be made: {error}.") from error
+        self._write_rows(curves)
+        if ledger is not None:
+            ledger.save(self.path / LEDGER)
+        if config is not None:
+            self._write(CONFIG, config)
+        if digest is not None:
+            self._write(DIGEST, digest)
+        write_json(self.path / RESULT, result)
+
+    def record(self) -> dict[str, Any]:
+        """Everything that `save` wrote as one JSON value; an edited ledger and a file that was cut are refused."""
+        if not self.finished:
+            raise DataError(f"{self.path} is not a finished run: it has no {RESULT}.")
+        ledger, config, digest = (self.path / name for name in (LEDGER, CONFIG, DIGEST))
+        if ledger.exists():
+            Ledger.load(ledger)  # an edited one is refused, with its name
+        return {
+            "result": _read_json(self.path / RESULT),
+            "ledger": _read_json(ledger) if ledger.exists() else None,
+            "config": _read(config) if config.exists() else None,
+            "fingerprint": _read(digest) if digest.exists() else None,
+            "curves": list(self.rows()),
+        }
+
+    def _write(self, name: str, text: str) -> None:
+        write_text(self.path / name, text)
+
+    def _write_rows(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        self._write(METRICS, "".join(json.dumps(plain(row), allow_nan=False) + "\n" for row in rows))
+
+
+def is_run(folder: str | os.PathLike[str]) -> bool:
+    """Whether a folder holds a run's own result.json, and not that of a page on several."""
+    try:
+        body = json.loads((Path(folder) / RESULT).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError):
+        return True  # a damaged one: `Run.load` says what is wrong with it
+    return not isinstance(body, dict) or body.get("format") != COMPARISON
+
+
+def runs_below(folder: str | os.PathLike[str]) -> list[Path]:
+    """The folder itself if it is a run, else those in it, at whatever depth."""
+    path = Path(folder)
+    if is_run(path):
+        return [path]
+    return [
+        each for each in sorted(found.parent for found in path.glob(f"**/{RESULT}") if found.is_file()) if is_run(each)
+    ]
+
+
+def plain(value: Any) -> Any:
+    """As JSON has it: lists, objects, numbers; a number that is not finite becomes null."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if value is None or isinstance(value, (str, int)):
+        return value
+    if hasattr(value, "tolist"):  # arrays and scalars of NumPy and torch
+        return plain(value.tolist())
+    raise DataError(f"{value!r} cannot be saved with a run: use numbers, strings, lists and dictionaries.")
+
+
+def write_text(path: Path, text: str) -> None:
+    """A whole file, or the old one and an error that says why."""
+    try:
+        with replacing(path, DataError) as file:
+            file.write(text.encode())
+    except OSError as error:  # a full disk, a quota
+        raise DataError(f"{path} cannot be written: {error}.") from error
+
+
+def write_json(path: Path, value: Any) -> None:
+    """A whole file of JSON; a number that is not finite is null there."""
+    write_text(path, json.dumps(plain(value), indent=1, allow_nan=False) + "\n")
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} cannot be read: {error}.") from error
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(_read(path))
+    except ValueError as error:
+        raise DataError(f"{path} is not complete JSON: {error}.") from error

@@ -1,1 +1,0 @@
-"""Attacks on estimated norms: what else a neighbouring data set changes."""
