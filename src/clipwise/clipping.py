@@ -24,7 +24,7 @@ from clipwise.errors import InvalidPlan
 
 __all__ = [
     "Abadi", "Automatic", "BatchClip", "Clip", "Flat", "Global", "GlobalScaled", "Groupwise", "Layerwise", "MixUp",
-    "NoClip", "Normalize", "Rule", "Style", "as_clip", "by_layer", "is_private", "layer_of",
+    "NoClip", "Normalize", "Rule", "Style", "as_clip", "as_style", "by_layer", "is_private", "layer_of",
 ]  # fmt: skip
 
 GroupNames: TypeAlias = Sequence[str] | int
@@ -431,7 +431,7 @@ class MixUp:
 
     def __post_init__(self) -> None:
         for name in ("small", "large"):
-            object.__setattr__(self, name, _as_style(getattr(self, name)))
+            object.__setattr__(self, name, as_style(getattr(self, name)))
         at = self.switch_at
         step = is_count(at)
         fraction = isinstance(at, float) and 0.0 < at < 1.0
@@ -456,10 +456,6 @@ class MixUp:
         return style
 
 
-def _as_style(clip: Rule | Style) -> Style:
-    return clip if isinstance(clip, (Flat, Layerwise, Groupwise)) else Flat(clip)
-
-
 def as_clip(clip: Rule | Clip) -> Clip:
     """A bare rule means `Flat(rule)`; styles and schedules pass through.
 
@@ -471,6 +467,18 @@ def as_clip(clip: Rule | Clip) -> Clip:
     if isinstance(clip, type):
         raise InvalidPlan(f"expected a clipping value such as Abadi(1.0), got the class {clip.__name__}.")
     return clip if isinstance(clip, Clip) else Flat(clip)
+
+
+def as_style(clip: Rule | Clip) -> Style:
+    """A rule or a style; a schedule is refused where one style is needed.
+
+    >>> as_style(Abadi(1.0))
+    Flat(rule=Abadi(R=1.0))
+    """
+    style = as_clip(clip)
+    if not isinstance(style, (Flat, Layerwise, Groupwise)):
+        raise InvalidPlan(f"expected a rule or a style, got the schedule {clip!r}. Pass clip.at(step, steps).")
+    return style
 
 
 def _rules(style: Style) -> Iterable[Rule]:

@@ -242,30 +242,12 @@ LORA = {"r": 2, "lora_alpha": 4, "lora_dropout": 0.0}
 GPT_LORA = LORA | {"target_modules": ["c_attn"], "fan_in_fan_out": True}
 BERT_LORA = LORA | {"target_modules": ["query", "value"]}
 
+BERT: tuple[Any, ...] = ("BertForSequenceClassification", "BertConfig", CLASSIFY, classify, SMALL)
+
 ADAPTERS = [
-    adapter(
-        "lora_bert",
-        "BertForSequenceClassification",
-        "BertConfig",
-        CLASSIFY,
-        classify,
-        SMALL,
-        "LoraConfig",
-        task_type="SEQ_CLS",
-        **BERT_LORA,
-    ),
+    adapter("lora_bert", *BERT, "LoraConfig", task_type="SEQ_CLS", **BERT_LORA),
     adapter("lora_gpt2", "GPT2LMHeadModel", "GPT2Config", PREDICT, predict_uncached, GPT, "LoraConfig", **GPT_LORA),
-    adapter(
-        "dora_bert",
-        "BertForSequenceClassification",
-        "BertConfig",
-        CLASSIFY,
-        classify,
-        SMALL,
-        "LoraConfig",
-        use_dora=True,
-        **BERT_LORA,
-    ),
+    adapter("dora_bert", *BERT, "LoraConfig", use_dora=True, **BERT_LORA),
     adapter(
         "lora_embedding_gpt2",
         "GPT2LMHeadModel",

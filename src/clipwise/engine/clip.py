@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from clipwise.clipping import Clip, Flat, Groupwise, Layerwise, Rule, Style, as_clip
+from clipwise.clipping import Clip, Flat, Rule, Style, as_style
 from clipwise.engine.cache import ENGINE, NO_EVIDENCE, NothingFinite
 from clipwise.engine.cost import Way
 from clipwise.engine.graph import dense, differentiate, unrecorded
@@ -77,7 +77,7 @@ class Clipper:
         """Norms, factors, clipped sum."""
         if way not in (None, "bookkeeping", "second_backward"):
             raise InvalidPlan(f'way must be None, "bookkeeping" or "second_backward", got {way!r}.')
-        parameters, style = self._parameters, _style(clip)
+        parameters, style = self._parameters, as_style(clip)
         validate(losses, parameters)
         groups = parameters.groups(style)
         with unrecorded():
@@ -104,13 +104,6 @@ class Clipper:
                 f"backward passes. What differed: {differences}. Pad to a few lengths, or keep such values in tensors.",
                 stacklevel=4,
             )
-
-
-def _style(clip: Rule | Clip) -> Style:
-    style = as_clip(clip)
-    if not isinstance(style, (Flat, Layerwise, Groupwise)):
-        raise InvalidPlan(f"expected a rule or a style, got the schedule {clip!r}. Pass clip.at(step, steps).")
-    return style
 
 
 def _record(

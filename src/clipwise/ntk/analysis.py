@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clipwise.clipping import Clip, Flat, Rule, Style
+from clipwise.clipping import Clip, Flat, Rule, Style, as_style
 from clipwise.errors import InvalidLosses
-from clipwise.ntk.dynamics import as_style, clipped_sum
+from clipwise.ntk.dynamics import clipped_sum
 from clipwise.ntk.kernels import Route, clipped_kernel, kernel
 from clipwise.ntk.network import (
     Inputs,

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clipwise.clipping import Clip, Flat, Groupwise, Layerwise, Rule, Style, as_clip
+from clipwise.clipping import Clip, Rule, Style, as_style
 from clipwise.engine import clipped_gradients
-from clipwise.errors import InvalidPlan, UnsupportedNode
+from clipwise.errors import UnsupportedNode
 from clipwise.ntk.network import (
     Inputs,
     LossFunction,
@@ -50,14 +50,6 @@ class Descent:
     """Clipping factors (n,) of every group of parameters; flat clipping has the one group "".."""
     groups: dict[str, list[str]]
     """The parameters of every group."""
-
-
-def as_style(clip: Rule | Clip) -> Style:
-    """A rule or a style; a schedule has no single flow and is refused."""
-    style = as_clip(clip)
-    if not isinstance(style, (Flat, Layerwise, Groupwise)):
-        raise InvalidPlan(f"expected a rule or a style, got the schedule {clip!r}. Pass clip.at(step, steps).")
-    return style
 
 
 def clipped_sum(

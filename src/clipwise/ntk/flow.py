@@ -26,9 +26,9 @@ import torch
 from scipy.integrate import solve_ivp
 from torch import Tensor, nn
 
-from clipwise.clipping import Clip, Rule, Style
+from clipwise.clipping import Clip, Rule, Style, as_style
 from clipwise.errors import DataError, NotConverged
-from clipwise.ntk.dynamics import as_style, clipped_sum
+from clipwise.ntk.dynamics import clipped_sum
 from clipwise.ntk.network import (
     Inputs,
     LossFunction,

@@ -48,9 +48,9 @@ class Release:
     ) -> None:
         check_one_process()
         self._plan, self.position = plan, position
-        self._marks: dict[str, Any] = {"own_batches": True} if own_batches else {}
+        self._marks: dict[str, Any] = {} if own_batches is False else {"own_batches": own_batches}
         self._stretches: list[tuple[int, Repeated]] = []  # where steps with equal noise end, and the event of one
-        for event in self._events(0, plan.steps):  # refuses a plan without noise
+        for event in self._events(0, plan.steps):  # refuses a plan without noise, and marks that are none
             end = event.count + (self._stretches[-1][0] if self._stretches else 0)
             self._stretches.append((end, event.repeated(1)))
         self.ledger = Ledger() if ledger is None else ledger
