@@ -141,9 +141,9 @@ def test_every_cross_has_an_instance() -> None:
 def test_quadratic_form_is_broken(name: str) -> None:
     case = instance(name)
     found = cw.ntk.analyse(*case.arguments())
-    x = found.properties.quadratic_witness
+    x = found.quadratic_witness
     assert positive_definite(case) and not found.symmetric and x is not None
-    assert float(x @ found.matrix @ x) < -100 * found.properties.tolerance
+    assert float(x @ found.matrix @ x) < -100 * found.tolerance
 
 
 def test_layerwise_clipping_breaks_eigenvalues() -> None:
@@ -152,7 +152,7 @@ def test_layerwise_clipping_breaks_eigenvalues() -> None:
     found = cw.ntk.analyse(*negative.arguments())
     assert not found.positive_eigenvalues and found.min_eigenvalue < -1e-3
     found = cw.ntk.analyse(*turning.arguments())
-    assert not found.positive_eigenvalues and found.min_eigenvalue > 0 and found.properties.max_imaginary > 1e-3
+    assert not found.positive_eigenvalues and found.min_eigenvalue > 0 and found.max_imaginary > 1e-3
 
 
 @pytest.mark.slow
