@@ -56,7 +56,7 @@ def checked(instances: dict[str, Any]) -> dict[str, dict[str, Any]]:
             "symmetric": analysis.symmetric,
             "min_quadratic": analysis.min_quadratic,
             "min_eigenvalue": analysis.min_eigenvalue,
-            "max_imaginary": analysis.properties.max_imaginary,
+            "max_imaginary": analysis.max_imaginary,
             "loss_rate_at_the_start": analysis.loss_rate,
             "loss_at_the_start": float(flow.loss[0]),
             "largest_loss": float(flow.loss.max()),

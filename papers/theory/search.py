@@ -102,7 +102,7 @@ def not_quadratic(clipping: Clipping, count: int) -> Found:
     _best(found, _candidates(count, WIDE, 4, clipping, 1.0), score)
     if found.case is not None:
         analysis = _at_start(found.case)
-        found.values = {"min_quadratic": analysis.min_quadratic, "asymmetry": analysis.properties.asymmetry}
+        found.values = {"min_quadratic": analysis.min_quadratic, "asymmetry": analysis.asymmetry}
     return found
 
 
