@@ -24,7 +24,7 @@ from clipwise.errors import InvalidPlan
 
 __all__ = [
     "Abadi", "Automatic", "BatchClip", "Clip", "Flat", "Global", "GlobalScaled", "Groupwise", "Layerwise", "MixUp",
-    "NoClip", "Normalize", "Rule", "Style", "as_clip", "as_style", "by_layer", "is_private", "layer_of",
+    "NoClip", "Normalize", "Rule", "Style", "as_clip", "as_style", "bounds_of", "by_layer", "is_private", "layer_of",
 ]  # fmt: skip
 
 GroupNames: TypeAlias = Sequence[str] | int
@@ -481,12 +481,19 @@ def as_style(clip: Rule | Clip) -> Style:
     return style
 
 
-def _rules(style: Style) -> Iterable[Rule]:
-    if isinstance(style, Flat):
-        return [style.rule]
+def _rules(style: Style) -> Mapping[str, Rule]:
     if isinstance(style, Groupwise):
-        return style.rules.values()
-    return style.rule.values() if isinstance(style.rule, Mapping) else [style.rule]
+        return style.rules
+    return style.rule if isinstance(style.rule, Mapping) else {"": style.rule}
+
+
+def bounds_of(style: Style) -> tuple[tuple[str, float], ...]:
+    """The sensitivities of a style's rules as they are now, by group.
+
+    >>> bounds_of(Groupwise({"*.bias": Abadi(0.1), "*": Abadi(1.0)}))
+    (('*.bias', 0.1), ('*', 1.0))
+    """
+    return tuple((group, rule.sensitivity) for group, rule in _rules(style).items())
 
 
 def is_private(style: Style) -> bool:
@@ -495,4 +502,4 @@ def is_private(style: Style) -> bool:
     >>> is_private(Flat(Abadi(1.0))), is_private(Flat(NoClip()))
     (True, False)
     """
-    return all(math.isfinite(rule.sensitivity) for rule in _rules(style))
+    return all(math.isfinite(rule.sensitivity) for rule in _rules(style).values())

@@ -44,11 +44,17 @@ class Ledger:
         self._origin: tuple[str, tuple[Event, ...]] | None = None  # what this was read from, and of whom
         self._mechanisms: list[Event] = []
         self._counts: list[int] = []
+        self._is_kept = False
         for event in events:
             self.record(event)
 
     def record(self, event: Event) -> None:
         """Append one event; equal consecutive ones are counted together."""
+        if self._is_kept:
+            raise LedgerError(
+                "This ledger belongs to a finished run, whose epsilon is computed: record on private.ledger, then make "
+                "the run."
+            )
         if self._mechanisms and self._mechanisms[-1].same_mechanism(event):
             if self._counts[-1] + event.count > MOST:
                 raise LedgerError(f"One kind of step cannot stand on a ledger more than {MOST:.0e} times.")
@@ -58,6 +64,20 @@ class Ledger:
             raise LedgerError(f"Only events can go on a ledger, got {event!r}.")
         self._mechanisms.append(event)
         self._counts.append(event.count)
+
+    def kept(self) -> Ledger:
+        """What stands here now. Nothing can be added to it, and what this one records later is not in it.
+
+        >>> from clipwise import FullBatch, GaussianSteps
+        >>> ledger = Ledger([GaussianSteps(FullBatch(10), 2.0)])
+        >>> kept = ledger.kept()
+        >>> ledger.record(GaussianSteps(FullBatch(10), 2.0))
+        >>> kept.steps, ledger.steps
+        (1, 2)
+        """
+        made = Ledger(self.events)
+        made._run, made._origin, made._is_kept = self._run, self._origin, True
+        return made
 
     @property
     def events(self) -> tuple[Event, ...]:

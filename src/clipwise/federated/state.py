@@ -46,7 +46,7 @@ class ServerState:
         position = self.release.position
         if position.done:
             raise CheckpointError(f"this server has made {position.done} rounds already; continue in a new one.")
-        if self.continues:
+        if self.continues or self.release.ledger.events:
             raise CheckpointError(
                 "a saved run has its own ledger, which contains what it was begun with. Resume in a server without "
                 "ledger=..., and record on server.ledger what else was released since."

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from clipwise.accounting import Ledger
-from clipwise.clipping import Style, is_private
+from clipwise.clipping import Style, bounds_of, is_private
 from clipwise.errors import InvalidPlan
 from clipwise.mechanisms import Repeated
 from clipwise.noise import GaussianNoise, Normals
@@ -64,6 +64,7 @@ class Release:
         self._deviations: Deviations = (lambda noise: (noise, ())) if deviations is None else deviations
         self._noise = GaussianNoise(like, self.position.entropy, self._source)
         self._scaled: tuple[Style, float, list[float]] | None = None
+        self._bounds: tuple[tuple[str, float], ...] = ()  # of the style's rules, when its noise was found
 
     # Whether the run may continue
 
@@ -97,14 +98,24 @@ class Release:
         """
         event = next(event for end, event in self._stretches if self.position.done < end)
         noise = event.noise_multiplier
-        if not noise or (self._scaled is not None and self._scaled[0] is style and self._scaled[1] == noise):
+        if not noise:
             return event
+        bounds = bounds_of(style)
+        if self._scaled is not None and self._scaled[0] is style:
+            if self._bounds != bounds:
+                raise InvalidPlan(
+                    f"{style!r} changed while it was in force: clipping and noise could differ. Rules and styles are "
+                    "values that stay as they are; a schedule of them is a class with at(step, steps), such as MixUp."
+                )
+            if self._scaled[1] == noise:
+                return event
         if not is_private(style):
             raise InvalidPlan(f"{style!r} of step {self.position.done} does not bound what a sample contributes.")
         groups = style.groups(self._names)
         scales = style.noise_scales(list(groups))
         multiplier, further = self._deviations(noise)
         of = {name: multiplier * scales[group] for group, names in groups.items() for name in names}
+        self._bounds = bounds
         self._scaled = (style, noise, [*(of[name] for name in self._names), *further])
         return event
 

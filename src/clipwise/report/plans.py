@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, TypeAlias
 
 from clipwise._validate import is_number
-from clipwise.errors import ClipwiseError
+from clipwise.errors import ClipwiseError, DataError
 from clipwise.plan import Plan
 from clipwise.sampling import FixedSize, FullBatch, Poisson, Shuffled, arguments
 
@@ -77,6 +77,11 @@ class Choices:
     """Who the users of a federated run are, and what they do."""
     further: Mapping[str, Any] = field(default_factory=dict)
     """Whatever else is worth a row, by name."""
+
+    def __post_init__(self) -> None:
+        taken = sorted({*_OF_PLAN, *_NAMED} & set(self.further))
+        if taken:
+            raise DataError(f"further choices cannot be named {', '.join(taken)}: the plan and the choices have these.")
 
     def to_dict(self) -> dict[str, Any]:
         """The choices as a JSON object, those that were made."""

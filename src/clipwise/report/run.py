@@ -110,7 +110,7 @@ class Run:
         >>> run.guarantees["exact"].printed, run.choices.optimizer, run.warnings
         ('0.558', 'SGD(lr=0.1)', ())
         """
-        ledger = private.ledger
+        ledger = private.ledger.kept()  # the guarantees are of what stands there now
         if not ledger.events:
             raise DataError("the run has made no step: there is nothing to report. Call Run.of after the loop.")
         records = private.plan.sampling.sample_size

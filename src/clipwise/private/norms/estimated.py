@@ -40,9 +40,13 @@ class _Estimate:
     """Norms of the very losses that were returned, and which samples are not finite."""
 
     losses: weakref.ref[Tensor]
+    version: int
     step: int
     norms: Tensor
     bad: Tensor
+    slopes: Tensor
+    """Of the losses along the first direction."""
+    directions: Entropy
 
 
 class EstimatedNorms:
@@ -52,8 +56,9 @@ class EstimatedNorms:
     remembers what it measured for the tensor that it returns. Its first batch is checked for losses that depend on
     other samples; forward passes are not watched, as twins would need more memory than a step may.
 
-    Guarantees: losses without an estimate of their own, from directions of this step, are refused; no two steps share
-    a direction, and the physical batches of one step share all of them.
+    Guarantees: losses without an estimate of their own, from directions of this step, are refused, and so is a sum
+    whose slope along one of them is not the one that was measured; no two steps share a direction, and the physical
+    batches of one step share all of them.
     """
 
     def __init__(
@@ -99,13 +104,16 @@ class EstimatedNorms:
     def losses(self, batch: Any) -> Tensor:
         """The losses of a batch, whose norms were estimated; those of samples that are not finite are 0."""
         replay = Replay(self._model)
-        norms, seen = self._projections.norms(batch, self._count, self._directions(), replay)
+        directions = self._directions()
+        norms, seen, slopes = self._projections.norms(batch, self._count, directions, replay)
         bad = ~(torch.isfinite(norms) & torch.isfinite(seen))
         self._check_once(batch, bad)
         replay.rewind()
         losses = self._losses_without(bad, batch)
         demand_same(losses.detach(), seen.masked_fill(bad, 0.0))
-        self._estimate = _Estimate(weakref.ref(losses), self._position.done, norms, bad)
+        self._estimate = _Estimate(
+            weakref.ref(losses), losses._version, self._position.done, norms, bad, slopes, directions
+        )
         return losses
 
     def _directions(self) -> Entropy:
@@ -146,7 +154,11 @@ class EstimatedNorms:
     def __call__(self, losses: Tensor, style: Style, evidence: Evidence) -> Clipped[Any]:
         """The sum over samples of factor_i g_i, with factors of the estimates; one backward pass."""
         rule = ProjectedNorms.rule_of(style)
-        norms, bad = self._estimated(losses)
+        found = self._estimated(losses) if losses.numel() else None
+        if found is None:
+            norms, bad = losses.detach().double(), torch.zeros_like(losses, dtype=torch.bool)
+        else:
+            norms, bad = found.norms, found.bad
         factors = rule(norms).masked_fill(bad | (norms <= negligible_norm(losses.dtype)), 0.0)
         sums = sums_by_backward(losses, list(self._params.values()), factors)
         if not all(_finite(s) for s in sums):
@@ -154,20 +166,25 @@ class EstimatedNorms:
                 "a gradient is not finite, though its estimated norm is. It cannot be left out without changing what "
                 "the other samples contribute; leave the sample out of the data, or use exact norms."
             )
+        if found is not None:
+            lengths, slopes = ((factors * each).masked_fill(factors == 0.0, 0.0) for each in (norms, found.slopes))
+            self._projections.demand_slope(sums, slopes, lengths, found.directions)
         self._estimate = None  # it serves once
         return Clipped(dict(zip(self._params, sums, strict=True)), norms, factors, bad, {}, style)
 
-    def _estimated(self, losses: Tensor) -> tuple[Tensor, Tensor]:
-        """Norms, and which samples are not finite."""
-        if not losses.numel():
-            return losses.detach().double(), torch.zeros_like(losses, dtype=torch.bool)
+    def _estimated(self, losses: Tensor) -> _Estimate:
         found = self._estimate
-        if found is None or found.losses() is not losses or found.step != self._position.done:
+        if (
+            found is None
+            or found.losses() is not losses
+            or found.version != losses._version
+            or found.step != self._position.done
+        ):
             raise InvalidLosses(
                 "these losses have no estimated norms. Give private.step what private.losses(batch) returned, as it "
                 "is, before the losses of the next batch are computed."
             )
-        return found.norms, found.bad
+        return found
 
 
 def _finite(values: Tensor) -> bool:

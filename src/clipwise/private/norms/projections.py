@@ -27,6 +27,7 @@ from clipwise.private.evidence.closure import LossFn
 __all__ = ["Projections", "Replay"]
 
 _ROUNDING = {torch.float64: 1e-9}
+_LEAST = 1e-30
 
 
 class Replay:
@@ -63,20 +64,43 @@ class Projections:
         source = None if isinstance(source, SecureNormals) else source
         self._normals = GaussianNoise(list(self._params.values()), Entropy(), source)
 
-    def norms(self, batch: Any, count: int, entropy: Entropy, replay: Replay) -> tuple[Tensor, Tensor]:
-        """(norms, losses), both of shape (B,): estimates from the first `count` directions of a seeded entropy."""
+    def norms(self, batch: Any, count: int, entropy: Entropy, replay: Replay) -> tuple[Tensor, Tensor, Tensor]:
+        """(norms, losses, slopes), all of shape (B,): estimates from the first `count` directions of a seeded entropy.
+
+        The slopes are those along the first direction, for `demand_slope`.
+        """
         total: Tensor | None = None
         losses: Tensor | None = None
+        first: Tensor | None = None
         for number in range(count):
             replay.rewind()
             again, slopes = self._slopes(batch, self._direction(entropy, number))
             if losses is None or total is None:
-                losses, total = again, slopes.square()
+                losses, total, first = again, slopes.square(), slopes
             else:
                 demand_same(again, losses)
                 total += slopes.square()
-        assert losses is not None and total is not None
-        return (total / count).sqrt(), losses
+        assert losses is not None and total is not None and first is not None
+        return (total / count).sqrt(), losses, first
+
+    def demand_slope(self, sums: Sequence[Tensor], contributions: Tensor, lengths: Tensor, entropy: Entropy) -> None:
+        """Refuse a clipped sum whose slope along the first direction is not the sum of its samples' `contributions`.
+
+        Backward and forward mode then differentiate other things: hooks change gradients on their way back, and
+        forward mode goes through `torch.no_grad()`. A norm that is measured would not be that of the gradient used.
+        """
+        direction = self._direction(entropy, 0).values()
+        found = sum(float(torch.dot(u.flatten(), s.flatten())) for u, s in zip(direction, sums, strict=True))
+        # Rounding of half precision (autocast): of every sample by itself, and of the direction for all of them.
+        allowed = 0.02 * float(torch.linalg.vector_norm(lengths)) + 0.005 * float(lengths.sum())
+        if abs(found - float(contributions.sum())) <= allowed + _LEAST:
+            return
+        raise InvalidLosses(
+            "the backward pass gives another gradient than the one whose norm was estimated by forward-mode "
+            "differentiation. Change nothing between private.losses and step: neither the losses nor weights. "
+            "Leave out hooks that change gradients, and write x.detach() for what must not be differentiated: "
+            "torch.no_grad() does not stop forward mode. Or use exact norms."
+        )
 
     def _direction(self, entropy: Entropy, number: int) -> dict[str, Tensor]:
         normals = self._normals.directions([p.detach() for p in self._params.values()], entropy, number)
