@@ -66,7 +66,7 @@ def test_it_trains_is_resumed_and_is_reported(name: str, tmp_path: Path) -> None
     made = config(text=text_of(name))
     whole, folder = train(made, output=tmp_path / "whole")
     assert (folder / "report.html").stat().st_size > 10_000
-    assert Run.load(folder).plan["algorithm"] == name
+    assert Run.load(folder).choices.algorithm == name
     assert whole.ledger is not None and sum(event.count for event in whole.ledger.events) == 3
 
     def pull_the_plug(progress: Progress) -> None:
@@ -146,7 +146,7 @@ def test_a_further_algorithm_is_one_class(tmp_path: Path, monkeypatch: pytest.Mo
     text = f'algorithm = "halved"\nhalf_of = 1.0\n{COMMON}'
     run, folder = train(config(text=text), output=tmp_path / "run", page=False)
     same, _ = train(config(text=text_of("dp-sgd")), output=tmp_path / "same", page=False)
-    assert run.test == same.test and run.plan["algorithm"] == "halved" and run.plan["learning_rate"] == 0.5
+    assert run.test == same.test and run.choices.algorithm == "halved" and run.choices.learning_rate == 0.5
     assert Config.load(folder / "config.toml").algorithm == Halved(1.0)
     with pytest.raises(InvalidConfig, match="half_of: is for algorithm = 'halved' only"):
         config("half_of=1.0", text=text_of("dp-sgd"))
