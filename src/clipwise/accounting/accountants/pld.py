@@ -21,7 +21,7 @@ __all__ = ["MIN_DELTA", "PLD"]
 
 MIN_DELTA = 1e-8
 _COARSE, _FINE = 1e-4, 1e-5
-_SMALL = 0.4  # an epsilon that is worth the finer one
+_SMALL = 0.4  # an epsilon below is asked of the fine grid as well: either is an upper bound, so the smaller holds
 _MOST_EVENTS = 50
 
 
@@ -42,7 +42,7 @@ def _epsilon(problem: Problem, delta: float) -> Answer:
 
 
 def _delta(problem: Problem, epsilon: float) -> Answer:
-    """Delta by connect-the-dots discretisation, as fine as for epsilon; a value below 1e-8 is given as 1e-8."""
+    """Delta by connect-the-dots discretisation, finer where epsilon is small; a value below 1e-8 is given as 1e-8."""
     interval = _COARSE * max(1.0, epsilon / 50.0)
     delta = max(float(d.get_delta_for_epsilon(epsilon)) for d in _distributions(problem, interval))
     # Beside losses that are large with a probability of 1e-8 or more, the finer grid would not fit into memory.
