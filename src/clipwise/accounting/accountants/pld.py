@@ -21,7 +21,6 @@ __all__ = ["MIN_DELTA", "PLD"]
 
 MIN_DELTA = 1e-8
 _COARSE, _FINE = 1e-4, 1e-5
-_SMALL = 0.4  # an epsilon below is asked of the fine grid as well: either is an upper bound, so the smaller holds
 _MOST_EVENTS = 50
 
 
@@ -36,18 +35,18 @@ def _epsilon(problem: Problem, delta: float) -> Answer:
     rough = max(quick_epsilon(c, delta) for c in problem.upper)
     interval = _COARSE * max(1.0, rough / 50.0 if math.isfinite(rough) else 1.0)
     epsilon = max(float(d.get_epsilon_for_delta(delta)) for d in _distributions(problem, interval))
-    if 0.0 < epsilon < _SMALL:
+    if 0.0 < epsilon < 0.4:
         epsilon = min(epsilon, max(float(d.get_epsilon_for_delta(delta)) for d in _distributions(problem, _FINE)))
     return Answer(max(0.0, epsilon), "upper bound", "pld")
 
 
 def _delta(problem: Problem, epsilon: float) -> Answer:
-    """Delta by connect-the-dots discretisation, finer where epsilon is small; a value below 1e-8 is given as 1e-8."""
+    """Delta by connect-the-dots discretisation; a value below 1e-8 is given as 1e-8.
+
+    Always on the coarse grid: the round-off of the fine one, about 1e-12, can exceed what it gains.
+    """
     interval = _COARSE * max(1.0, epsilon / 50.0)
     delta = max(float(d.get_delta_for_epsilon(epsilon)) for d in _distributions(problem, interval))
-    # Beside losses that are large with a probability of 1e-8 or more, the finer grid would not fit into memory.
-    if epsilon < _SMALL and max(quick_epsilon(c, MIN_DELTA) for c in problem.upper) < 10.0 * _SMALL:
-        delta = min(delta, max(float(d.get_delta_for_epsilon(epsilon)) for d in _distributions(problem, _FINE)))
     return Answer(min(1.0, max(delta, MIN_DELTA)), "upper bound", "pld")
 
 
