@@ -52,9 +52,12 @@ def test_the_example_prints_what_the_page_shows() -> None:
     assert shown
     number = r"\d+\.\d+"
     assert re.sub(number, "#", done.stdout) == re.sub(number, "#", shown[1])
-    pairs = zip(re.findall(number, done.stdout), re.findall(number, shown[1]), strict=True)
-    for found, wanted in pairs:  # another processor may round otherwise, and the chain then goes its own way
-        assert float(found) == pytest.approx(float(wanted), rel=0.1, abs=0.05)
+    found, wanted = ([float(n) for n in re.findall(number, text)] for text in (done.stdout, shown[1]))
+    assert found[:2] == wanted[:2]  # epsilon and learning rate
+    for (accuracy, ece, loss), (a, e, n) in zip((found[2:5], found[5:]), (wanted[2:5], wanted[5:]), strict=True):
+        # Another processor rounds otherwise, and the chain then goes its own way: as far as other seeds go.
+        assert abs(accuracy - a) < 6 and abs(ece - e) < 0.06 and 0.6 < loss / n < 1.7
+    assert found[5] > found[2] + 2 and found[7] < 0.8 * found[4]  # what the page says of the average
 
 
 @pytest.mark.parametrize("block", re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL), ids=["sgld", "jl"])

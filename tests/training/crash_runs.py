@@ -11,12 +11,14 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from clipwise.report import Run
+from clipwise.report.folder import METRICS
 from clipwise.training import Progress, train
 from clipwise.training.run import train as train_module
 from clipwise.training.run.folder import Folder
@@ -46,7 +48,7 @@ def live(text: str, folder: Path, death: Any, seen: Path | None) -> None:
 
         def cut(self: Folder, row: Any) -> None:
             if row["step"] == int(death.split()[1]):
-                with open(self.metrics, "a", encoding="utf-8") as file:
+                with open(self.path / METRICS, "a", encoding="utf-8") as file:
                     file.write(json.dumps(row)[:40])
                 die()
             append(self, row)
@@ -71,6 +73,8 @@ def main(folder: Path, seeded: bool) -> dict[str, Any]:
             try:
                 live(text, folder / "crashed", death, folder / "seen")
                 code = 0
+            except BaseException:
+                traceback.print_exc()
             finally:
                 os._exit(code)
         _, status = os.waitpid(child, 0)
