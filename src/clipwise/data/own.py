@@ -150,11 +150,11 @@ def _classes(
         return tuple(map(str, classes))
     values = set(_labels(file, target, column))
     if len(values) < 2:
-        raise DataError(f"column {target!r} of {file} has a single value, {min(values)!r}; there is nothing to learn.")
+        raise DataError(f"column {target!r} of {file} has a single value; there is nothing to learn.")
     return tuple(sorted(values, key=_in_order))
 
 
-def _all_numbers(column: Sequence[str]) -> bool:
+def _all_numbers(column: Any) -> bool:
     try:
         np.array(column, dtype=np.float64)
     except ValueError:
@@ -182,8 +182,8 @@ def _labels(file: str, name: str, column: Column) -> list[str]:
             )
         try:
             values = (np.char.decode(column, "utf-8") if column.dtype.kind == "S" else column).tolist()
-        except UnicodeDecodeError as error:
-            raise DataError(f"{file}: the target {name!r} is not text in UTF-8: {error}.") from error
+        except UnicodeDecodeError:
+            raise DataError(f"{file}: the target {name!r} is not text in UTF-8.") from None
     labels = [str(int(v)) if isinstance(v, float) and v.is_integer() else str(v) for v in values]
     for row, label in enumerate(labels, 1):
         if label.lower() in ("", "nan"):
@@ -201,8 +201,10 @@ def _targets(file: str, name: str, column: Column, classes: tuple[str, ...]) -> 
     labels = _labels(file, name, column)
     for row, label in enumerate(labels, 1):
         if label not in number:
-            shown = ", ".join(classes[:_FEW])
-            raise DataError(f"{file}, column {name!r}, row {row}: {label!r} is none of the classes {shown}.")
+            raise DataError(
+                f"{file}, column {name!r}, row {row}: the value is none of the {len(classes)} classes. Name all of "
+                "them with classes=[...]."
+            )
     return torch.tensor([number[label] for label in labels])
 
 
@@ -225,17 +227,14 @@ def _numbers(file: str, name: str, column: Column) -> NDArray[np.float32]:
     try:
         wide = np.array(column, dtype=np.float64)
     except ValueError:
-        cells = ((row, cell) for row, entry in enumerate(column, 1) for cell in np.ravel(entry))
-        row, value = next((row, cell) for row, cell in cells if not _all_numbers([str(cell)]))
-        what = "the value is missing" if value == "" else f"{str(value)[:60]!r} is not a number"
+        row, entry = next((row, entry) for row, entry in enumerate(column, 1) if not _all_numbers(entry))
+        what = "the value is missing" if "" in np.ravel(entry) else "the value is not a number"
         raise DataError(
             f"{file}, column {name!r}, row {row}: {what}. Leave the column out with features=[...], or put numbers in."
         ) from None
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         numbers = wide.astype(np.float32)
     wrong = np.argwhere(~np.isfinite(numbers))
     if len(wrong):
-        row = int(wrong[0][0])
-        value = wide[tuple(wrong[0])]
-        raise DataError(f"{file}, column {name!r}, row {row + 1}: {value} is not a finite float32 number.")
+        raise DataError(f"{file}, column {name!r}, row {wrong[0][0] + 1}: the value is not a finite float32 number.")
     return numbers

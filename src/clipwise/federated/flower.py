@@ -6,13 +6,15 @@ of Ray, which runs its simulations) are off unless the environment says otherwis
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
@@ -23,6 +25,7 @@ from clipwise.federated.local import Task, Work
 from clipwise.federated.server import Failure, Server, apply
 from clipwise.federated.updates import Reply
 from clipwise.noise import Normals
+from clipwise.packing import read_npy
 from clipwise.plan import Plan
 from clipwise.sampling import FullBatch
 
@@ -178,9 +181,15 @@ def _pack(reply: Reply) -> RecordDict:
 
 def _unpack(content: RecordDict) -> Reply:
     metrics: dict[str, Any] = dict(_only(content.metric_records, "MetricRecord"))
-    update = _only(content.array_records, "ArrayRecord").to_torch_state_dict()
+    arrays = _only(content.array_records, "ArrayRecord")
+    update = {name: _tensor(array.data) for name, array in arrays.items()}
     within = metrics.get(_WITHIN)
     return Reply(update, metrics[_WEIGHT], None if within is None else within > 0)
+
+
+def _tensor(data: bytes) -> Tensor:
+    """An array of a message; what its header claims is held against its bytes, which Flower does not do."""
+    return torch.from_numpy(read_npy(io.BytesIO(data), len(data)).copy())
 
 
 def _only(records: Mapping[str, _Record], kind: str) -> _Record:

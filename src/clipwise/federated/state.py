@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from clipwise._validate import is_positive
 from clipwise.errors import CheckpointError
 from clipwise.plan import Plan
 from clipwise.private import Release, check_form, restored_ledger
@@ -14,7 +15,8 @@ __all__ = ["ServerState"]
 
 VERSION = 3
 """3: steps for rounds, the plan as values, and the class of the server's optimizer."""
-_KEYS = {"version", "plan", "bound", "ledger", "steps", "seed", "label"}
+_FIELDS: dict[str, Callable[[Any], bool]] = {"bound": lambda bound: bound is None or is_positive(bound)}
+"""What is saved besides the fields of every run."""
 
 
 @dataclass
@@ -42,7 +44,7 @@ class ServerState:
 
     def check(self, saved: Mapping[str, Any]) -> None:
         """Refuse a state that is not that of a new server's plan and seed. Nothing is changed."""
-        check_form(saved, _KEYS, VERSION)
+        check_form(saved, _FIELDS, VERSION)
         position = self.release.position
         if position.done:
             raise CheckpointError(f"this server has made {position.done} rounds already; continue in a new one.")
@@ -51,6 +53,8 @@ class ServerState:
                 "a saved run has its own ledger, which contains what it was begun with. Resume in a server without "
                 "ledger=..., and record on server.ledger what else was released since."
             )
+        if (saved["bound"] is None) != (self.bound is None):
+            raise CheckpointError("the saved run says otherwise than its plan whether its norm adapts: it is damaged.")
         mine = (self.plan.to_dict(), position.entropy.seed)
         if mine != (saved["plan"], saved["seed"]):
             what = "plan" if mine[0] != saved["plan"] else "seed"

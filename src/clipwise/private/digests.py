@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from clipwise._validate import is_count
 from clipwise.errors import CheckpointError
 from clipwise.files import replacing
 from clipwise.hashing import SIZE
@@ -147,14 +148,14 @@ class Digests:
             fields = json.loads(head)
             if (fields["format"], fields["version"]) != (_FORMAT, _VERSION):
                 raise ValueError("another format or version")
-            count, entries = int(fields["records"]), list(_entries(body))
-            if count > len(entries):
+            count, entries = fields["records"], list(_entries(body))
+            if not is_count(count, least=0) or count > len(entries):
                 raise ValueError("records are missing")
             self._whole = None if fields["whole"] is None else bytes.fromhex(fields["whole"])
         except FileNotFoundError:
             self._lost = True
             return
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise CheckpointError(
                 f"{path} is damaged ({error}). Restore it; without it (remove it) a changed record goes unnoticed."
             ) from error

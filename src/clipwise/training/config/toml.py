@@ -79,10 +79,11 @@ class TomlText:
         """
         try:
             values = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
+        except (ValueError, RecursionError) as error:  # ValueError: also a number of more digits than Python reads
             raise InvalidConfig(f"{name} is not TOML: {error}.") from error
         for override in overrides:
             _override(values, override)
+        _check_extent(values, name)
         return cls(name, text, values, tuple(overrides))
 
     def where(self, path: Sequence[str]) -> str:
@@ -108,16 +109,33 @@ def _override(values: dict[str, Any], text: str) -> None:
     keys = [part.strip() for part in dotted.split(".")]
     if not equals or not all(keys):
         raise InvalidConfig(f"--set needs KEY=VALUE, such as clip.R=0.5, got {text!r}.")
+    if not text.isprintable():
+        raise InvalidConfig(f"--set {text}: a value has no line breaks or other control characters.")
     try:
         value = tomllib.loads(f"value = {given}")["value"]
     except tomllib.TOMLDecodeError:
         value = given.strip()  # a bare word: --set model.kind=mlp
+    except (ValueError, RecursionError) as error:
+        raise InvalidConfig(f"--set {text}: {error}.") from error
     table = values
     for key in keys[:-1]:
         table = table.setdefault(key, {})
         if not isinstance(table, dict):
             raise InvalidConfig(f"--set {text}: {key!r} is not a table.")
     table[keys[-1]] = value
+
+
+def _check_extent(values: Mapping[str, Any], name: str) -> None:
+    """Refuse what nothing in a configuration needs: values nested ever deeper, and integers beyond 64 bits."""
+    level: list[Any] = [values]
+    for _ in range(_DEEPEST):
+        level = [item for value in level for item in (value.values() if isinstance(value, dict) else value)]
+        wide = next((value for value in level if type(value) is int and abs(value) > _LARGEST), None)
+        if wide is not None:
+            raise InvalidConfig(f"{name} has an integer of {wide.bit_length()} bits; there are 64 at most.")
+        level = [value for value in level if isinstance(value, (dict, list))]
+    if level:
+        raise InvalidConfig(f"{name} has tables or arrays more than {_DEEPEST} deep, which no key needs.")
 
 
 def _line_of(text: str, path: tuple[str, ...]) -> int | None:
@@ -143,6 +161,7 @@ def _parts(dotted: str) -> tuple[str, ...]:
 
 _REQUIRED: Any = object()
 _LARGEST = 2**63 - 1  # TOML promises no more
+_DEEPEST = 12
 
 
 @dataclass
@@ -195,6 +214,8 @@ class TomlTable:
             self.fail(name, f"{value!r} is not known; {nearest(str(value), known)}")
         if name in self.values and not str(value).strip():
             self.fail(name, "is an empty string.")
+        if name in self.values and not str(value).isprintable():
+            self.fail(name, "has line breaks or other control characters; leave them out.")
         return value
 
     def integer(self, name: str, default: Default = _REQUIRED, least: int = 1) -> int | Default:

@@ -9,8 +9,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from clipwise import report
 from clipwise.data import DataSet
 from clipwise.errors import MissingExtra
@@ -22,6 +20,7 @@ from clipwise.training.run.job import Job, Trained, prepare
 from clipwise.training.run.measure import evaluate
 from clipwise.training.run.recalibrate import recalibrate
 from clipwise.training.run.watch import Watch, silent
+from clipwise.training.run.weights import write_weights
 
 __all__ = ["train"]
 
@@ -55,7 +54,7 @@ def train(
         trained = config.algorithm.train(job, folder, watch, resume)
         run = _run(job, folder, trained, {"command": command, "started": started})
         run = replace(run, warnings=(*run.warnings, note)) if note else run
-        _save_weights(job.model, folder.model)
+        write_weights(job.model, folder.model)
         run.save(folder.path)
         folder.checkpoint.unlink()
         digests_file(folder.checkpoint).unlink(missing_ok=True)
@@ -129,9 +128,3 @@ def _provenance(job: Job, folder: Folder, trained: Trained) -> dict[str, Any]:
             parameters=sum(p.numel() for p in job.parameters.values()),
         ),
     }
-
-
-def _save_weights(model: nn.Module, path: Path) -> None:
-    from safetensors.torch import save_model
-
-    save_model(model, str(path))
