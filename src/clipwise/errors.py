@@ -20,7 +20,6 @@ ClipwiseError
 ```
 """
 
-
 _LONGEST = 2_000
 
 
@@ -34,9 +33,12 @@ class ClipwiseError(Exception):
     """
 
     def __str__(self) -> str:
-        text = super().__str__()
-        text = "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
-        return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]} [...] {text[-_LONGEST // 2 :]}"
+        shown = _shortened(super().__str__())
+        return _shortened("".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in shown))
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]} [...] {text[-_LONGEST // 2 :]}"
 
 
 class InvalidLosses(ClipwiseError, ValueError):

@@ -123,8 +123,9 @@ def read_npy(file: IO[bytes], size: int) -> NDArray[Any]:
         raise ValueError(f"not an array of NumPy ({error})") from error
     if dtype.hasobject:
         raise ValueError("not a plain array: objects could run code")
-    content, claimed = size - file.tell(), math.prod(shape) * dtype.itemsize
-    if any(length < 0 for length in shape) or claimed != content or (not claimed and math.prod(shape)):
+    count: int = math.prod(shape)
+    content = size - file.tell()
+    if any(length < 0 for length in shape) or count * dtype.itemsize != content or (count and not content):
         raise ValueError(f"{' x '.join(map(str, shape))} values of type {dtype} do not fit its {content} bytes")
     raw = file.read(content)
     if len(raw) != content:

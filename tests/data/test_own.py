@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import datetime as dt
+import io
+import struct
 import sys
+import tracemalloc
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +62,7 @@ def test_second_file_is_the_test_part(tmp_path: Path) -> None:
     assert data.test[0][1] == 1
     other = csv(tmp_path, "kind,legs,weight\ncat,4,1\nfish,0,1\n", "fish.csv")
     message = refused(train, target="kind", test_file=other)
-    assert "fish.csv" in message and "column 'kind', row 2: 'fish' is none of the classes" in message
+    assert "fish.csv" in message and "column 'kind', row 2: the value is none of the 3 classes" in message
     assert "not both" in refused(train, target="kind", test_file=test, test=0.1)
     fewer = csv(tmp_path, "kind,legs\ncat,4\n", "fewer.csv")
     assert "different columns: 'weight'" in refused(train, target="kind", test_file=fewer)
@@ -67,7 +71,9 @@ def test_second_file_is_the_test_part(tmp_path: Path) -> None:
 def test_named_classes_need_not_occur(tmp_path: Path) -> None:
     data = from_file(csv(tmp_path, PETS), target="kind", classes=["dog", "cat", "bird", "fish"], test=1)
     assert data.classes == ("dog", "cat", "bird", "fish") and data.note == ""
-    assert "none of the classes dog, cat" in refused(csv(tmp_path, PETS), target="kind", classes=["dog", "cat"])
+    assert "row 2: the value is none of the 2 classes" in refused(
+        csv(tmp_path, PETS), target="kind", classes=["dog", "cat"]
+    )
     assert "different names" in refused(csv(tmp_path, PETS), target="kind", classes=["dog", "dog"])
 
 
@@ -85,12 +91,12 @@ def test_what_numbers_mean_is_not_guessed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("x,y\n1,0.5\ntwo,1\n", "column 'x', row 2: 'two' is not a number"),
+        ("x,y\n1,0.5\ntwo,1\n", "column 'x', row 2: the value is not a number"),
         ("x,y\n1,0.5\n2,\n", "column 'y', row 2: the value is missing"),
         ("x,y\n,0.5\n2,1\n", "column 'x', row 1: the value is missing"),
-        ("x,y\n1,0.5\n2,1\nnan,1\n", "column 'x', row 3: nan is not a finite"),
-        ("x,y\n1,inf\n2,1\n", "column 'y', row 1: inf is not a finite"),
-        ("x,y\n1e39,1\n2,1\n", "column 'x', row 1: 1e+39 is not a finite float32"),
+        ("x,y\n1,0.5\n2,1\nnan,1\n", "column 'x', row 3: the value is not a finite"),
+        ("x,y\n1,inf\n2,1\n", "column 'y', row 1: the value is not a finite"),
+        ("x,y\n1e39,1\n2,1\n", "column 'x', row 1: the value is not a finite float32"),
         ("x,y\n1,2\n1,2,3\n", "line 3: 3 cells, but the header has 2"),
         ("x,x,y\n1,2,3\n", "several columns of the name 'x'"),
         ("a,b\n1,2\n", "has no column 'y'; it has a, b"),
@@ -100,6 +106,9 @@ def test_what_numbers_mean_is_not_guessed(tmp_path: Path) -> None:
         ("", "is empty"),
         ('x,y\n"1,2\n', "is not a CSV file"),
         (",x,y\n0,1,2\n1,1,3\n", "a column without a name"),
+        ("x,y\n1,2\n1\0,3\n", "line 3 has a NUL character"),
+        ("x\x1b[31m,y\n1,2\n", r"name 'x\x1b[31m' has control characters"),
+        ("x,y\n1,2\n" + "9" * 5_000 + ",3\n", "row 2: the value is not a finite float32"),
     ],
 )
 def test_bad_csv_files_are_told_by_column_and_row(text: str, expected: str, tmp_path: Path) -> None:
@@ -112,7 +121,7 @@ def test_bad_csv_files_are_told_by_column_and_row(text: str, expected: str, tmp_
     [
         ("x,y\n1,a\n2,\n", "column 'y', row 2: the class is missing"),
         ("x,y\n1,a\n2,NaN\n3,b\n", "column 'y', row 2: the class is missing"),
-        ("x,y\n1,a\n2,a\n", "single value, 'a'"),
+        ("x,y\n1,a\n2,a\n", "has a single value"),
     ],
 )
 def test_bad_classes(text: str, expected: str, tmp_path: Path) -> None:
@@ -126,7 +135,7 @@ def test_a_feature_may_be_called_x(tmp_path: Path) -> None:
 
 def test_other_columns_may_be_text_when_they_are_left_out(tmp_path: Path) -> None:
     path = csv(tmp_path, "name,x,y\nann,1,0.5\nbob,2,1\n")
-    assert "row 1: 'ann' is not a number. Leave the column out" in refused(path, task="regression")
+    assert "row 1: the value is not a number. Leave the column out" in refused(path, task="regression")
     data = from_file(path, task="regression", features=["x"], test=1)
     assert data.features == ("x",) and data.shape == (1,)
     assert "has no column 'z'" in refused(path, task="regression", features=["z"])
@@ -178,16 +187,16 @@ def test_npz_with_parts_of_its_own(tmp_path: Path) -> None:
     ("arrays", "expected"),
     [
         (dict(x=np.ones((3, 2)), z=np.ones(3)), "has no column 'y'"),
-        (dict(x=np.array([[1.0, 2.0], [3.0, np.nan]]), y=np.ones(2)), "column 'x', row 2: nan"),
+        (dict(x=np.array([[1.0, 2.0], [3.0, np.nan]]), y=np.ones(2)), "column 'x', row 2: the value is not a finite"),
         (dict(x=np.ones((2, 2)), y=np.ones((2, 3))), "one number a record"),
         (dict(x=np.ones((2, 2)), y=np.array([{}, {}])), "objects could run code"),
-        (dict(x=np.array(["a", "b"]), y=np.ones(2)), "row 1: 'a' is not a number"),
+        (dict(x=np.array(["a", "b"]), y=np.ones(2)), "row 1: the value is not a number"),
         (dict(x=np.ones((3, 2)), y=np.ones(2)), "different lengths"),
         (dict(x=np.ones((0, 2)), y=np.ones(0)), "one entry for each record"),
         (dict(x=np.ones((2, 2)) * 1j, y=np.ones(2)), "type complex128; numbers are needed"),
         (dict(x=np.ones((2, 2)), z=np.ones((2, 2)), y=np.ones(2)), "several arrays can be features only"),
         (dict(a=np.ones(3), b=np.ones(2), y=np.ones(3)), "different lengths: {'a': 3, 'b': 2}"),
-        (dict(x=np.array([["1", "2"], ["3", "four"]]), y=np.ones(2)), "row 2: 'four' is not a number"),
+        (dict(x=np.array([["1", "2"], ["3", "four"]]), y=np.ones(2)), "row 2: the value is not a number"),
     ],
     ids=[
         *("no target", "nan", "matrix target", "objects", "text", "lengths", "empty", "complex", "two arrays"),
@@ -204,12 +213,47 @@ def test_npz_files_that_are_damaged_or_no_archive(tmp_path: Path) -> None:
     assert "cannot be read" in refused(path)
     with open(path, "wb") as file:
         np.save(file, np.ones(3))
-    assert "should hold named arrays" in refused(path)
+    assert "File is not a zip file" in refused(path)
     np.savez_compressed(path, x=np.zeros((10, 300)), y=np.ones(10))
     content = bytearray(path.read_bytes())
     content[80:100] = b"\xff" * 20
     path.write_bytes(content)
-    assert "arrays.npz cannot be read" in refused(path)
+    assert "arrays.npz, 'x.npy': not an array" in refused(path)
+
+
+def claiming(shape: str, content: bytes = b"", packed: bool = False) -> bytes:
+    """An NPZ file whose array `x` says that it has this shape."""
+    header = f"{{'descr': '<f8', 'fortran_order': False, 'shape': {shape}}}".ljust(117).encode() + b"\n"
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED if packed else zipfile.ZIP_STORED) as archive:
+        archive.writestr("x.npy", b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + content)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("shape", "size", "expected"),
+    [
+        ("(1000000000000,)", 0, "1000000000000 values of type float64 do not fit its 0 bytes"),
+        ("(1000000000000, 0)", 0, "one entry for each record"),
+        ("(2,)", 24, "2 values of type float64 do not fit its 24 bytes"),
+        (f"({1 << 21},)", 1 << 24, "packed more than 500-fold"),
+    ],
+    ids=["rows that are not there", "rows of nothing", "bytes beside the rows", "a zip bomb"],
+)
+def test_room_is_made_only_for_what_an_npz_file_has(shape: str, size: int, expected: str, tmp_path: Path) -> None:
+    path = tmp_path / "arrays.npz"
+    path.write_bytes(claiming(shape, bytes(size), packed=size > 1 << 20))
+    tracemalloc.start()
+    try:
+        assert expected in refused(path, task="regression")
+        assert tracemalloc.get_traced_memory()[1] < 1 << 24
+    finally:
+        tracemalloc.stop()
+
+
+def test_many_columns_take_linear_time(tmp_path: Path) -> None:
+    path = csv(tmp_path, ",".join(f"c{k}" for k in range(200_000)) + ",c7,y\n1\n")
+    assert "several columns of the name 'c7'" in refused(path)
 
 
 @pytest.mark.parametrize("test", [float("nan"), 1.0, -0.1, "0.2"])
@@ -261,8 +305,22 @@ def test_parquet_is_refused_by_column_and_row(tmp_path: Path) -> None:
         parquet(tmp_path, x=[1.0, 2.0, 3.0], kind=["a", None, "b"]), target="kind"
     )
     path = parquet(tmp_path, when=[dt.date(2020, 1, 1)] * 2, x=[1.0, 2.0], y=[1.0, 2.0])
-    assert "column 'when', row 1: '<date32[day]>' is not a number" in refused(path, task="regression")
+    assert "column 'when', row 1: the value is not a number" in refused(path, task="regression")
     assert from_file(path, task="regression", features=["x"], test=1).features == ("x",)
+
+
+def test_parquet_with_text_that_is_not_utf8_or_rows_of_nothing_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pa = pytest.importorskip("pyarrow")
+    bad = pa.Array.from_buffers(pa.string(), 2, pa.array([b"ann\xff", b"b"], pa.binary()).buffers())
+    message = refused(parquet(tmp_path, x=[1.0, 2.0], kind=bad), target="kind")
+    assert "column 'kind': text that is not UTF-8" in message and "ann" not in message
+    path = parquet(tmp_path, x=np.zeros(100_000, dtype=np.int8), y=np.zeros(100_000, dtype=np.int8))
+    assert len(from_file(path, task="regression").train) == 80_000
+    monkeypatch.setattr("clipwise.data.readers._FREELY", 1_000)
+    monkeypatch.setattr("clipwise.data.readers._PER_BYTE", 10)
+    assert "claims 200000 values" in refused(path, task="regression")
 
 
 def test_parquet_without_pyarrow_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

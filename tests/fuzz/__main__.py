@@ -99,7 +99,9 @@ def main() -> int:
                 _keep(options.results, options.seed, kept)
         if options.results is not None:
             _keep(options.results, options.seed, kept)
-        print(f"{name}: {row['accepted']} accepted, {row['refused']} refused, {len(row['defects'])} defects", flush=True)
+        print(
+            f"{name}: {row['accepted']} accepted, {row['refused']} refused, {len(row['defects'])} defects", flush=True
+        )
     return int(any(row["defects"] for row in kept.values()))
 
 

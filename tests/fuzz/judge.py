@@ -82,7 +82,9 @@ def _refusal(error: ClipwiseError) -> Verdict:
         return Verdict("DEFECT", f"a message of {len(message)} characters: {message[:200]!r}")
     unclean = {character for character in message if not character.isprintable() and character != "\n"}
     if unclean:
-        return Verdict("DEFECT", f"control characters {sorted(map(ascii, unclean))[:5]} in a message: {message[:200]!r}")
+        return Verdict(
+            "DEFECT", f"control characters {sorted(map(ascii, unclean))[:5]} in a message: {message[:200]!r}"
+        )
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, MemoryError) or any(word in str(cause) for word in _NO_MEMORY):

@@ -42,7 +42,23 @@ _NUMBERS = (
     *(b"9" * 5_000, b"1" + b"0" * 400, b"0x" + b"f" * 5_000, b"-" + b"7" * 4_000, b"0b1", b"1979-05-27", b"07:32:00"),
 )
 _WORDS = (
-    *("", " ", "\x00", "\x1b[31m", "\r\n", "\u202e", "\ufeff", "é", "𝔘", "a" * 10_000, "nan", "inf", "1e999", "-1", "0"),
+    *(
+        "",
+        " ",
+        "\x00",
+        "\x1b[31m",
+        "\r\n",
+        "\u202e",
+        "\ufeff",
+        "é",
+        "𝔘",
+        "a" * 10_000,
+        "nan",
+        "inf",
+        "1e999",
+        "-1",
+        "0",
+    ),
     *('"', "'", ",", ";", "=", "#", "$tensor", "$float", "kind", "mapping", "../../x", "none", "true", "9" * 5_000),
     *("\x7f\x9b", "x\ny", "%s{0}", "١٢", "1_0", "0x10", "_"),
 )
@@ -52,6 +68,8 @@ _JUNK: tuple[Any, ...] = (
     *({"kind": "Poisson"}, {"kind": "mapping", "items": [[1]]}, {"$tensor": 9}, {"$float": "x"}, {"$dict": [[]]}),
     *({"$dict": [[[], 1]]}, {"$tuple": 1}, {"a": 1, "b": 2}, [1e308] * 3, "nan", "exact", "classification"),
 )
+_LARGEST = 1 << 21
+"""Bytes of a damaged file: limits of time and memory are for files up to this size."""
 _DEPTHS = (3, 60, 2_000, 100_000)
 
 
@@ -253,8 +271,33 @@ CSV: tuple[Mutation, ...] = (*TEXT, _cells, _cells, _cells, _cells)
 
 # Archives of arrays
 
-_TYPES = ("<f8", "<f4", "|O", "|S0", "<U0", "|V8", "<c16", "<M8[s]", "|b1", "<i8", "<U9999999", ">u2", "<f2", "[('a','<f8')]")
-_SHAPES = ("()", "(0,)", "(-1,)", "(1000000000000,)", "(5, 1000000000000)", "(1000000000000, 0)", "(5.0,)", "(5,", "'x'")
+_TYPES = (
+    "<f8",
+    "<f4",
+    "|O",
+    "|S0",
+    "<U0",
+    "|V8",
+    "<c16",
+    "<M8[s]",
+    "|b1",
+    "<i8",
+    "<U9999999",
+    ">u2",
+    "<f2",
+    "[('a','<f8')]",
+)
+_SHAPES = (
+    "()",
+    "(0,)",
+    "(-1,)",
+    "(1000000000000,)",
+    "(5, 1000000000000)",
+    "(1000000000000, 0)",
+    "(5.0,)",
+    "(5,",
+    "'x'",
+)
 _HEADER = re.compile(rb"'descr': ('[^']*'|\[.*?\])(.*)'shape': (\([^)]*\))")
 
 
@@ -368,4 +411,4 @@ def mutated(corpus: Sequence[bytes], mutations: Sequence[Mutation], random: Rand
     data = random.choice(corpus)
     for _ in range(random.choice((1, 1, 1, 2, 3, 4))):
         data = random.choice(mutations if mutations and random.random() < 0.6 else BYTES)(data, random)
-    return data
+    return data[:_LARGEST]

@@ -26,8 +26,17 @@ from clipwise.private import digests_file
 from clipwise.report import Run, RunFolder, arms_of, reading_of, warnings_of
 from clipwise.training import Config, prepare, read_weights
 from tests.fuzz.mutations import (
-    BYTES, CSV, NPZ, SAFETENSORS, TEXT, TOML, Mutation, damaged_npy, in_archive, json_mutations,
-)  # fmt: skip
+    BYTES,
+    CSV,
+    NPZ,
+    SAFETENSORS,
+    TEXT,
+    TOML,
+    Mutation,
+    damaged_npy,
+    in_archive,
+    json_mutations,
+)
 from tests.report.samples import made_run, regression_run
 
 __all__ = ["READERS", "Reader"]
@@ -209,7 +218,10 @@ def _parquet(folder: Path) -> Reader:
     corpus = []
     for columns, how in (
         ({"x": numbers, "y": numbers, "kind": words}, "snappy"),
-        ({"x": pa.array(range(8), pa.int8()), "kind": pa.array(words).dictionary_encode(), "y": [True, False] * 4}, "gzip"),
+        (
+            {"x": pa.array(range(8), pa.int8()), "kind": pa.array(words).dictionary_encode(), "y": [True, False] * 4},
+            "gzip",
+        ),
         ({"x": [1.0, None] * 4, "y": numbers, "when": pa.array(range(8), pa.timestamp("s")), "kind": bad}, "none"),
         ({"x": [[1.0, 2.0]] * 8, "y": numbers, "kind": words}, "zstd"),
     ):
@@ -383,7 +395,8 @@ def _reply(folder: Path) -> Reader:
     from clipwise.federated.flower import DPFedAvg
 
     def described(array: Array) -> dict[str, Any]:
-        return {"dtype": array.dtype, "shape": list(array.shape), "stype": array.stype, "data": array.data.decode("latin-1")}
+        data = array.data.decode("latin-1")
+        return {"dtype": array.dtype, "shape": list(array.shape), "stype": array.stype, "data": data}
 
     arrays = {name: described(Array(value.numpy())) for name, value in _model().state_dict().items()}
     whole = {"arrays": arrays, "metrics": {"num-examples": 8, "within": 1}}
@@ -393,7 +406,8 @@ def _reply(folder: Path) -> Reader:
         try:
             message = json.loads(data)
             chosen = random.choice(list(message["arrays"].values()))
-            chosen["data"] = random.choice((damaged_npy, *BYTES))(chosen["data"].encode("latin-1"), random).decode("latin-1")
+            whole = chosen["data"].encode("latin-1")
+            chosen["data"] = random.choice((damaged_npy, *BYTES))(whole, random).decode("latin-1")
             return json.dumps(message).encode()
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             return data

@@ -25,8 +25,8 @@ __all__ = ["Column", "Table", "read_table"]
 Column = list[str] | NDArray[Any]
 Table = dict[str, Column]
 
-_FREELY, _PER_BYTE = 1 << 24, 500
-"""A file may hold this many values whatever its size, and beyond them this many for each of its bytes."""
+_FREELY, _PER_BYTE = 1 << 23, 500
+"""A file may unpack to this many bytes (Parquet: values) whatever its size, and to more only so many-fold."""
 _FEW = 20
 """Names shown in an error."""
 
@@ -92,13 +92,13 @@ def _check_names(names: Iterable[str], path: Path) -> None:
         raise DataError(f"{path} has a column whose name {unclean[:60]!r} has control characters; rename it.")
 
 
-def _check_claim(path: Path, values: int) -> None:
-    """Refuse to make room for far more values than a file of this size has."""
+def _check_claim(path: Path, claimed: int, what: str) -> None:
+    """Refuse to make room for far more than a file of this size has."""
     size = os.path.getsize(path)
-    if values > max(_FREELY, _PER_BYTE * size):
+    if claimed > max(_FREELY, _PER_BYTE * size):
         raise DataError(
-            f"{path} has {size} bytes, but claims {values} values: it is damaged, or packed more than "
-            f"{_PER_BYTE}-fold. Write it again with less compression, or in parts."
+            f"{path} has {size} bytes, but claims {claimed} {what}: it is damaged, or packed more than "
+            f"{_PER_BYTE}-fold. Write it again with less compression."
         )
 
 
@@ -108,7 +108,7 @@ def _npz(path: Path) -> Table:
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()
             _check_names([member.filename for member in members], path)
-            _check_claim(path, sum(member.file_size for member in members) // 8)
+            _check_claim(path, sum(member.file_size for member in members), "bytes unpacked")
             arrays = {m.filename.removesuffix(".npy"): _array(path, archive, m) for m in members}
     except (OSError, EOFError, RuntimeError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(f"{path} cannot be read: {error}.") from error
@@ -134,7 +134,7 @@ def _parquet(path: Path) -> Table:
         raise MissingExtra("Parquet files need pyarrow: pip install 'clipwise[data]'.") from None
     try:
         with pq.ParquetFile(path) as file:
-            _check_claim(path, file.metadata.num_rows * file.metadata.num_columns)
+            _check_claim(path, file.metadata.num_rows * file.metadata.num_columns, "values")
             _check_names(file.schema_arrow.names, path)
             table = file.read()
         if not table.num_rows:

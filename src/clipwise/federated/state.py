@@ -53,14 +53,14 @@ class ServerState:
                 "a saved run has its own ledger, which contains what it was begun with. Resume in a server without "
                 "ledger=..., and record on server.ledger what else was released since."
             )
-        if (saved["bound"] is None) != (self.bound is None):
-            raise CheckpointError("the saved run says otherwise than its plan whether its norm adapts: it is damaged.")
         mine = (self.plan.to_dict(), position.entropy.seed)
         if mine != (saved["plan"], saved["seed"]):
             what = "plan" if mine[0] != saved["plan"] else "seed"
             raise CheckpointError(
                 f"the run was begun with another {what}: expected {mine[0]}, saved is {saved['plan']}."
             )
+        if (saved["bound"] is None) != (self.bound is None):
+            raise CheckpointError("the saved run says otherwise than its plan whether its norm adapts: it is damaged.")
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Go on from a state that was checked."""
