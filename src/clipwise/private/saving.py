@@ -137,7 +137,7 @@ class Saved:
             raise CheckpointError(f"the optimizer's groups have sizes {sizes}, the saved ones differ.")
         for ours, group in zip(mine["param_groups"], groups, strict=True):
             for name, value in group.items():
-                if name not in ours or not _alike(ours[name], value):
+                if name in ours and not _alike(ours[name], value):  # a scheduler adds others
                     raise CheckpointError(f"{self.path} has {name!r} of its optimizer as {type(value).__name__}.")
         for index, values in theirs["state"].items():
             if not is_count(index, least=0) or index >= sum(sizes) or not isinstance(values, dict):

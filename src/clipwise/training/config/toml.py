@@ -83,8 +83,22 @@ class TomlText:
             raise InvalidConfig(f"{name} is not TOML: {error}.") from error
         for override in overrides:
             _override(values, override)
-        _check_extent(values, name)
-        return cls(name, text, values, tuple(overrides))
+        source = cls(name, text, values, tuple(overrides))
+        source._check_extent()
+        return source
+
+    def _check_extent(self) -> None:
+        """Refuse what nothing in a configuration needs: values nested ever deeper, and integers beyond 64 bits."""
+        level: list[tuple[tuple[str, ...], Any]] = [((), self.values)]
+        for _ in range(_DEEPEST):
+            level = [inner for path, value in level for inner in _inside(path, value)]
+            for path, value in level:
+                if type(value) is int and abs(value) > _LARGEST:
+                    what = f"an integer of {value.bit_length()} bits; there are 64 at most."
+                    raise InvalidConfig(f"{self.where(path)}: {'.'.join(path)}: {what}")
+        if any(isinstance(value, (dict, list)) for _, value in level):
+            where = self.where(level[0][0])
+            raise InvalidConfig(f"{where}: tables or arrays are more than {_DEEPEST} deep, which no key needs.")
 
     def where(self, path: Sequence[str]) -> str:
         """The place of a key for an error message: the file and, where it is found, the line."""
@@ -125,17 +139,11 @@ def _override(values: dict[str, Any], text: str) -> None:
     table[keys[-1]] = value
 
 
-def _check_extent(values: Mapping[str, Any], name: str) -> None:
-    """Refuse what nothing in a configuration needs: values nested ever deeper, and integers beyond 64 bits."""
-    level: list[Any] = [values]
-    for _ in range(_DEEPEST):
-        level = [item for value in level for item in (value.values() if isinstance(value, dict) else value)]
-        wide = next((value for value in level if type(value) is int and abs(value) > _LARGEST), None)
-        if wide is not None:
-            raise InvalidConfig(f"{name} has an integer of {wide.bit_length()} bits; there are 64 at most.")
-        level = [value for value in level if isinstance(value, (dict, list))]
-    if level:
-        raise InvalidConfig(f"{name} has tables or arrays more than {_DEEPEST} deep, which no key needs.")
+def _inside(path: tuple[str, ...], value: Any) -> list[tuple[tuple[str, ...], Any]]:
+    """What lies in a table or an array, with the path of its key."""
+    if isinstance(value, dict):
+        return [((*path, key), item) for key, item in value.items()]
+    return [(path, item) for item in value] if isinstance(value, list) else []
 
 
 def _line_of(text: str, path: tuple[str, ...]) -> int | None:
@@ -221,8 +229,8 @@ class TomlTable:
     def integer(self, name: str, default: Default = _REQUIRED, least: int = 1) -> int | Default:
         """An integer of at least `least`."""
         value: int | Default = self._get(name, default, int)
-        if name in self.values and isinstance(value, int) and not least <= value <= _LARGEST:
-            self.fail(name, f"must be at least {least}{'' if value < least else ' and of 64 bits'}, got {value}.")
+        if name in self.values and isinstance(value, int) and value < least:
+            self.fail(name, f"must be at least {least}, got {value}.")
         return value
 
     def number(
