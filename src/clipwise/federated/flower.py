@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
+from clipwise._json import parse_json
 from clipwise.accounting import Ledger, Relation
 from clipwise.clipping import Style
 from clipwise.errors import ClipwiseError, DataError, InvalidPlan, InvalidSampling, MissingExtra
@@ -220,4 +221,4 @@ def _encode(style: Style) -> str:
 
 
 def _decode(text: str) -> Style:
-    return Plan.from_dict(json.loads(text)).style(0)
+    return Plan.from_dict(parse_json(text, "the clipping of the message")).style(0)

@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from clipwise._json import parse_json
 from clipwise.errors import CheckpointError
 from clipwise.files import replacing
 from clipwise.packing import Packer, tensor_bytes, tensor_from, unpacked
@@ -32,8 +33,8 @@ _COUNT_AT = len(_MAGIC)
 _SYNC_SHARE = 20
 """Wait this many times a sync's own duration before the next one: syncing then costs at most 5 % of the time."""
 _DAMAGED = (
-    *(OSError, EOFError, zipfile.BadZipFile, LookupError, TypeError, ValueError, RuntimeError, AttributeError),
-    *(OverflowError, RecursionError),
+    *(OSError, EOFError, zipfile.BadZipFile, LookupError, ArithmeticError, TypeError, ValueError, RuntimeError),
+    AttributeError,
 )
 """What zipfile, json and torch raise about bytes that are not as they were written."""
 
@@ -145,10 +146,9 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], int, bool]:
                 raise CheckpointError("it is not a clipwise checkpoint of version 1.")
             begun, live = _parse_count(file.readline(1 << 10))
             with zipfile.ZipFile(file) as archive:
-                _check_plain(archive)
-                manifest = json.loads(archive.read("manifest.json"))
+                manifest = parse_json(_member(archive, "manifest.json"), "manifest.json", CheckpointError)
                 specs = manifest["tensors"]
-                tensors = [tensor_from(archive.read(f"tensors/{i}"), spec) for i, spec in enumerate(specs)]
+                tensors = [tensor_from(_member(archive, f"tensors/{i}"), spec) for i, spec in enumerate(specs)]
             value = unpacked(manifest["value"], tensors)
     except CheckpointError as error:
         raise CheckpointError(f"{source}: {error}") from error
@@ -161,7 +161,9 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], int, bool]:
     return value, begun, live
 
 
-def _check_plain(archive: zipfile.ZipFile) -> None:
-    """Refuse what `write` does not make: a packed member could unpack to any size."""
-    if any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist()):
-        raise zipfile.BadZipFile("a member is packed")
+def _member(archive: zipfile.ZipFile, name: str) -> bytes:
+    """A member as `write` has them: not compressed, so never larger than the file."""
+    info = archive.getinfo(name)
+    if info.compress_type != zipfile.ZIP_STORED:
+        raise ValueError(f"{name} is compressed")
+    return archive.read(info)
