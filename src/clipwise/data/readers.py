@@ -110,7 +110,9 @@ def _npz(path: Path) -> Table:
             _check_names([member.filename for member in members], path)
             _check_claim(path, sum(member.file_size for member in members), "bytes unpacked")
             arrays = {m.filename.removesuffix(".npy"): _array(path, archive, m) for m in members}
-    except (OSError, EOFError, RuntimeError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
+    except DataError:
+        raise
+    except (OSError, EOFError, RuntimeError, ValueError, LookupError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(f"{path} cannot be read: {error}.") from error
     lengths = {name: len(array) if array.size else 0 for name, array in arrays.items()}
     if not arrays or 0 in lengths.values():
