@@ -83,7 +83,7 @@ def spoil(reply: Message, how: str) -> Message:
 
 def main() -> None:
     plan = cw.Plan(
-        sampling=cw.Poisson(NODES, NODES // 2),
+        sampling=cw.FullBatch(NODES) if DIES else cw.Poisson(NODES, NODES // 2),
         steps=ROUNDS,
         clip=cw.AdaptiveClip(R=1.0),
         noise_multiplier=0.5,
@@ -110,7 +110,7 @@ def main() -> None:
                 )
             return None
 
-        result = strategy.start(grid, ArrayRecord(model.state_dict()), num_rounds=ROUNDS, timeout=300, evaluate_fn=look)
+        result = strategy.start(grid, ArrayRecord(model.state_dict()), num_rounds=ROUNDS, timeout=900, evaluate_fn=look)
         model.load_state_dict(result.arrays.to_torch_state_dict())
 
     ray.init(num_cpus=2, include_dashboard=False)  # if Ray cannot start, end at once and not after Flower's time-outs

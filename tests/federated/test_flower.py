@@ -310,7 +310,7 @@ def test_a_client_process_that_dies_takes_no_reply_of_others_with_it(restarted: 
     app = [str(Path(__file__).with_name("flower_app.py")), "6", "2", "dies", *(["restarted"] if restarted else [])]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, *app], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=900, check=False
+        [sys.executable, *app], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=1800, check=False
     )
     if not restarted:
         assert done.returncode != 0 and "has died" in done.stderr, done.stderr[-3000:]
@@ -318,8 +318,7 @@ def test_a_client_process_that_dies_takes_no_reply_of_others_with_it(restarted: 
         return
     assert done.returncode == 0, done.stderr[-3000:]
     rounds = json.loads((tmp_path / "result.json").read_text())["rounds"]
-    dead = [int((tmp_path / f"{number + 1}-0").exists()) for number in range(2)]
-    assert [r["selected"] - r["used"] for r in rounds] == dead
+    assert [(r["selected"], r["used"]) for r in rounds] == [(6, 5)] * 2
 
 
 REASONS = {0: "this node is broken", 1: "not finite", 2: "shape (2, 2)", 4: "cannot be read", 5: "weight must be"}
