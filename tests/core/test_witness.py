@@ -56,7 +56,9 @@ class Run:
             self.run = cw.Private.resume(self.path, self.model, sgd(self.model), **options)
         else:
             p = plan(steps=STEPS)
-            self.run = cw.Private(p, self.model, sgd(self.model), seed=self.seed, own_batches=True, witness=self.witness)
+            self.run = cw.Private(
+                p, self.model, sgd(self.model), seed=self.seed, own_batches=True, witness=self.witness
+            )
         return self
 
     def save(self) -> None:
@@ -186,7 +188,7 @@ def refused(run: Run, match: str) -> None:
 def test_without_its_witness_a_run_stops_before_the_next_release(federated: bool, tmp_path: Path) -> None:
     run = Run(tmp_path, federated=federated).begin().step()
     Path(run.witness.path).unlink()
-    refused(run, "witness .* cannot be read")
+    refused(run, r"witness .* cannot be read")
 
 
 def test_a_witness_that_cannot_be_written_stops_the_run_before_the_release(
@@ -197,7 +199,7 @@ def test_a_witness_that_cannot_be_written_stops_the_run_before_the_release(
     refused(run, r"witness .* cannot be written \(.*No space left")
     monkeypatch.undo()
     shutil.rmtree(Path(run.witness.path).parent)
-    refused(run, "witness .* cannot be read")
+    refused(run, r"witness .* cannot be read")
 
 
 def test_a_witness_is_cut_or_edited_nowhere_unnoticed(run: Run) -> None:
@@ -220,7 +222,7 @@ def test_a_resume_needs_the_witness_of_its_run(run: Run, tmp_path: Path) -> None
     run.begin().step().save()
     run.run, moved = None, tmp_path / "moved"
     shutil.move(run.witness.path, moved)
-    with pytest.raises(cw.CheckpointError, match="witness .* cannot be read"):
+    with pytest.raises(cw.CheckpointError, match=r"witness .* cannot be read"):
         run.begin()
     (tmp_path / "another").mkdir()
     Run(tmp_path / "another").begin().step()

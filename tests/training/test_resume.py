@@ -118,7 +118,13 @@ def test_without_a_seed_other_data_are_refused_or_named_on_the_ledger_and_the_pa
     run, _ = train(config(text=text), output=folder, resume=True, data=edited(), page=False)
     assert run.ledger is not None and run.ledger.steps == 12
     reasons = [(event.reason, event.count) for event in run.ledger.events]
-    assert reasons == [(reasons[0][0], 4), ("interrupted", 1), ("changed data", 3), ("interrupted", 1), ("changed data", 3)]
+    assert reasons == [
+        (reasons[0][0], 4),
+        ("interrupted", 1),
+        ("changed data", 3),
+        ("interrupted", 1),
+        ("changed data", 3),
+    ]
     assert any("Records were changed" in warned.text for warned in warnings_of(arms_of([run])))
 
 
@@ -150,7 +156,7 @@ def test_a_witness_keeps_an_older_copy_of_the_folder_from_being_resumed(base: st
     run, _ = train(config(text=text), output=folder, resume=True, page=False)
     assert run.ledger is not None and run.ledger.steps == 12 and not (tmp_path / "witness").exists()
     assert sum(event.count for event in run.ledger.events if event.reason == "charged ahead") == 2
-    with pytest.raises(CheckpointError, match="witness .* cannot be read"):  # the run is over
+    with pytest.raises(CheckpointError, match=r"witness .* cannot be read"):  # the run is over
         train(config(text=text), output=tmp_path / "copy", resume=True)
 
 

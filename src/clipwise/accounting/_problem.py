@@ -34,8 +34,8 @@ OWN_BATCHES = (
 )
 
 OTHER_RECORDS = (
-    "Records were changed while the run was interrupted, and it continued on them as it was told to. Epsilon is that of "
-    "a record in all its forms: what it was before the change and what it is now count as one."
+    "Records were changed while the run was interrupted, and it continued on them as it was asked to. Epsilon is that "
+    "of a record in all its forms: what it was before the change and what it is now count as one."
 )
 
 SPARE = 1e-12

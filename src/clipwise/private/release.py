@@ -35,9 +35,9 @@ class Release:
 
     `first` numbers the noise of the first release.
 
-    Guarantees: a step is on `ledger`, in the journal of a saved run and at its witness, before its noise is drawn; from
-    then on it is spent, whatever happens. Its noise has the multiplier of the event that was recorded, which is that of the step's
-    own number. A seeded run that makes a step again with other sums is charged once more.
+    Guarantees: a step is on `ledger`, in the journal of a saved run and at its witness before its noise is drawn; from
+    then on it is spent, whatever happens. Its noise has the multiplier of the event that was recorded, which is that of
+    the step's own number. A seeded run that makes a step again with other sums is charged once more.
     """
 
     def __init__(

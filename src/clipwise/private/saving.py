@@ -96,7 +96,8 @@ class Saved:
         """Fill a new run, model and optimizer, and charge what was begun since; nothing is changed by a refusal."""
         if changed_data and self.state["seed"] is not None:
             raise CheckpointError(
-                "a seeded run repeats its steps, which on other data tell the difference. Start again with another seed."
+                "a seeded run repeats its steps, and on other data that tells the difference. Start again with another "
+                "seed."
             )
         run.check(self.state)
         self._check_model(model)

@@ -11,10 +11,11 @@ import json
 import os
 import secrets
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from clipwise._json import Fields, read_json
 from clipwise._validate import is_count
 from clipwise.errors import CheckpointError, InvalidPlan
 from clipwise.files import Lock, replacing
@@ -71,6 +72,14 @@ class _Account:
     """Saves that were begun, by number from 1."""
     settled: int
     """The last save that is known to have come to its end: no older one may be continued."""
+
+
+def _body(account: _Account) -> dict[str, Any]:
+    body = {"format": _FORMAT, "version": _VERSION, **asdict(account)}
+    return {**body, "checksum": digest(body)}
+
+
+_NAMES = frozenset(_body(_Account("", "", 0, 0, 0)))
 
 
 class Testimony:
@@ -163,21 +172,19 @@ class Testimony:
 
     def _read(self) -> _Account:
         try:
-            body = json.loads(self.path.read_text(encoding="utf-8"))
-            if (body.pop("format"), body.pop("version")) != (_FORMAT, _VERSION):
-                raise ValueError("another format or version")
-            if body.pop("checksum") != digest(body) or set(body) != {field.name for field in fields(_Account)}:
-                raise ValueError("it was edited, or damaged")
-            return _Account(**body)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            found = Fields(read_json(self.path), str(self.path), _NAMES)
+            names = [found.text(name) for name in ("run", "holder")]
+            account = _Account(names[0], names[1], *(found.count(name) for name in ("begun", "saves", "settled")))
+            if found.value != _body(account):
+                raise ValueError("another format or version, or a checksum that does not fit")
+        except (OSError, ValueError) as error:
             raise self._unreadable(error) from error
+        return account
 
     def _write(self, account: _Account) -> None:
-        body = asdict(account)
-        text = json.dumps({"format": _FORMAT, "version": _VERSION, **body, "checksum": digest(body)}, indent=1)
         try:
             with replacing(self.path, CheckpointError) as file:
-                file.write(text.encode() + b"\n")
+                file.write(json.dumps(_body(account), indent=1).encode() + b"\n")
             self._seen = self._look()
         except OSError as error:
             raise CheckpointError(

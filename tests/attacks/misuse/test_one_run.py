@@ -217,7 +217,9 @@ def test_where_there_are_no_locks_nothing_is_saved(tmp_path: Path, monkeypatch: 
     begun(tmp_path / "b")
     monkeypatch.setattr("fcntl.flock", no_locks)
     for refused in (lambda: resumed(tmp_path / "b"), lambda: begun(tmp_path / "new")):
-        with pytest.raises(cw.CheckpointError, match=r"cannot be locked \(.*No locks available\).*file system with loc"):
+        with pytest.raises(
+            cw.CheckpointError, match=r"cannot be locked \(.*No locks available\).*file system with loc"
+        ):
             refused()
     monkeypatch.setitem(sys.modules, "fcntl", None)
     with pytest.raises(cw.CheckpointError, match="this platform has no locks"):
@@ -243,9 +245,7 @@ def test_windows_locks_a_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         Lock(tmp_path / "b")
 
 
-def test_a_lock_that_its_holder_has_just_removed_is_no_lock(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lock_that_its_holder_has_just_removed_is_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the opening of the file and its lock the other process may let go, and a third one begin."""
     taken: list[Lock] = []
     lock = files._lock

@@ -292,4 +292,7 @@ def test_an_unseeded_run_leaves_no_digest(tmp_path: Path) -> None:
     private = cw.Private(cw.Plan(cw.FullBatch(N), STEPS, cw.Abadi(1.0), 1.0), model, optimizer)
     go(private, model, tensors(), until=1)
     private.save(tmp_path / "run")
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".run.lock", "run"] and private.looked.state == "not looked at"
+    assert (
+        sorted(path.name for path in tmp_path.iterdir()) == [".run.lock", "run"]
+        and private.looked.state == "not looked at"
+    )

@@ -95,9 +95,7 @@ def _begin(job: Job, folder: Folder, resume: bool, optimizer: Optimizer) -> Priv
     """The run's `Private`, new or from the folder's checkpoint."""
     losses = partial(_losses, job)
     if not resume:
-        return Private(
-            job.plan, job.model, optimizer, seed=job.draw_seed, loss_fn=losses, witness=job.config.witness
-        )
+        return Private(job.plan, job.model, optimizer, seed=job.draw_seed, loss_fn=losses, witness=job.config.witness)
     private = Private.resume(
         folder.checkpoint,
         job.model,

@@ -80,7 +80,6 @@ class Folder(RunFolder):
                     self.discard()
                 raise
 
-
     def _check_data(self, digest: str, resume: bool, changed_data: bool) -> None:
         known = self.digests if resume else ()
         if resume and digest not in known[-1:]:

@@ -44,8 +44,9 @@ def train(
     """Carry out a configuration; the run and its folder.
 
     The folder is refused when a finished run is in it (`force` replaces it), or an interrupted one, which `resume`
-    continues: on the same records, or with `changed_data` on others, which ledger and page then say. `data` are the records that the configuration names, where many runs share them; `page=False` leaves
-    the report, its figures and the card out; `note` is added to the run's warnings.
+    continues: on the same records, or with `changed_data` on others, which ledger and page then say. `data` are the
+    records that the configuration names, where many runs share them; `page=False` leaves the report, its figures and
+    the card out; `note` is added to the run's warnings.
     """
     folder = Folder(Path(config.output if output is None else output))
     folder.check(config.text, resume=resume, force=force)
