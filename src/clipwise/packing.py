@@ -80,11 +80,11 @@ def tensor_from(data: bytes, spec: Mapping[str, Any]) -> Tensor:
     name, shape = spec["dtype"], spec["shape"]
     dtype = getattr(torch, name, None) if isinstance(name, str) else None
     if not isinstance(dtype, torch.dtype):
-        raise CheckpointError(f"the checkpoint has a tensor of unknown type {name!r}.")
+        raise ValueError(f"a tensor of unknown type {name!r}")
     if not isinstance(shape, list) or not all(is_count(n, least=0) for n in shape):
-        raise CheckpointError(f"the checkpoint has a tensor of shape {shape!r}.")
+        raise ValueError(f"a tensor of shape {shape!r}")
     if math.prod(shape) * dtype.itemsize != len(data):  # before there is room for it
-        raise CheckpointError(f"the checkpoint has a tensor of shape {shape} and type {name} in {len(data)} bytes.")
+        raise ValueError(f"a tensor of shape {shape} and type {name} in {len(data)} bytes")
     return torch.frombuffer(bytearray(data), dtype=dtype).reshape(shape) if data else torch.empty(shape, dtype=dtype)
 
 
@@ -103,7 +103,7 @@ def unpacked(value: Any, tensors: list[Tensor]) -> Any:
         return tensors[content]
     if tag == "$float":
         return float(content)
-    raise CheckpointError(f"the checkpoint holds an unknown kind of value {tag!r}.")
+    raise ValueError(f"an unknown kind of value {tag!r}")
 
 
 def read_npy(file: IO[bytes], size: int) -> NDArray[Any]:
