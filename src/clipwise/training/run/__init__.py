@@ -6,17 +6,5 @@ from clipwise.training.run.folder import Folder
 from clipwise.training.run.job import Job, Trained, prepare
 from clipwise.training.run.measure import measured_row, spent, step_statistics
 from clipwise.training.run.watch import Progress, Watch
-from clipwise.training.run.weights import read_weights
 
-__all__ = [
-    "Folder",
-    "Job",
-    "Progress",
-    "Trained",
-    "Watch",
-    "measured_row",
-    "prepare",
-    "read_weights",
-    "spent",
-    "step_statistics",
-]
+__all__ = ["Folder", "Job", "Progress", "Trained", "Watch", "measured_row", "prepare", "spent", "step_statistics"]

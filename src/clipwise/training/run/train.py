@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -9,9 +10,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from clipwise import report
 from clipwise.data import DataSet
-from clipwise.errors import MissingExtra
+from clipwise.errors import DataError, MissingExtra
 from clipwise.private import digests_file
 from clipwise.report import Choices, Run, guarantees_of, not_checked, provenance_of
 from clipwise.training.config import Config
@@ -20,9 +23,8 @@ from clipwise.training.run.job import Job, Trained, prepare
 from clipwise.training.run.measure import evaluate
 from clipwise.training.run.recalibrate import recalibrate
 from clipwise.training.run.watch import Watch, silent
-from clipwise.training.run.weights import write_weights
 
-__all__ = ["train"]
+__all__ = ["read_weights", "train"]
 
 PACKAGES = ("torch", "numpy", "scipy", "transformers")
 
@@ -56,7 +58,7 @@ def train(
         trained = config.algorithm.train(job, folder, watch, resume)
         run = _run(job, folder, trained, {"command": command, "started": started})
         run = replace(run, warnings=(*run.warnings, note)) if note else run
-        write_weights(job.model, folder.model)
+        _write_weights(job.model, folder.model)
         run.save(folder.path)
         folder.checkpoint.unlink()
         digests_file(folder.checkpoint).unlink(missing_ok=True)
@@ -132,3 +134,29 @@ def _provenance(job: Job, folder: Folder, trained: Trained) -> dict[str, Any]:
             parameters=sum(p.numel() for p in job.parameters.values()),
         ),
     }
+
+
+def _write_weights(model: nn.Module, path: Path) -> None:
+    from safetensors.torch import save_model
+
+    save_model(model, str(path))
+
+
+def read_weights(model: nn.Module, path: str | os.PathLike[str]) -> None:
+    """Fill a network with the weights of a run, model.safetensors; a file that is damaged or of another network is refused."""
+    try:
+        from safetensors import SafetensorError
+        from safetensors.torch import load_model
+    except ImportError:
+        raise MissingExtra("weights are read with safetensors: pip install 'clipwise[train]'.") from None
+    try:
+        load_model(model, str(path))
+    except OSError as error:
+        raise DataError(f"the weights {os.fspath(path)} cannot be read: {error.strerror or error}.") from error
+    except (SafetensorError, ValueError) as error:
+        raise DataError(f"{os.fspath(path)} is damaged, or not a safetensors file: {error}. Copy it again.") from error
+    except (RuntimeError, TypeError) as error:
+        raise DataError(
+            f"{os.fspath(path)} does not fit the model of this configuration: {error}. Name the weights of a run with "
+            "the same [model]."
+        ) from error
