@@ -143,7 +143,7 @@ def _write_weights(model: nn.Module, path: Path) -> None:
 
 
 def read_weights(model: nn.Module, path: str | os.PathLike[str]) -> None:
-    """Fill a network with the weights of a run, model.safetensors; a file that is damaged or of another network is refused."""
+    """Fill a network from the model.safetensors of a run; one that is damaged or of another network is refused."""
     try:
         from safetensors import SafetensorError
         from safetensors.torch import load_model
