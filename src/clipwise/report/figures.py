@@ -8,7 +8,7 @@ from typing import Any
 
 from clipwise import plots
 from clipwise.accounting import Event, privacy_curve
-from clipwise.calibration import CalibrationResult
+from clipwise.calibration import CalibrationResult, metrics_of
 from clipwise.errors import AccountingError
 from clipwise.plots import Curve
 from clipwise.plots.style import svg
@@ -152,7 +152,9 @@ def _sweep(arms: Sequence[ArmResults]) -> list[Drawing]:
 
 
 def _training(arms: Sequence[ArmResults]) -> list[Drawing]:
-    metrics = ("nll", "accuracy", "ece") if arms[0].first.task == "classification" else None
+    task = arms[0].first.task
+    followed = [metric.name for metric in metrics_of(task) if metric.followed]
+    metrics = ("nll", "accuracy", "ece") if task == "classification" else followed
     curves = _curves(arms, "test", metrics)
     return [_wide("training", _plain(curves), plots.training_curves(curves))] if curves else []
 
