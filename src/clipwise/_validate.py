@@ -6,7 +6,10 @@ import sys
 import unicodedata
 from typing import TypeGuard
 
-__all__ = ["is_count", "is_finite", "is_line", "is_number", "is_positive"]
+__all__ = ["MOST_NOISE", "is_count", "is_finite", "is_line", "is_noise", "is_number", "is_positive"]
+
+MOST_NOISE = 1e30
+"""The largest noise multiplier; nothing is left of a gradient long before."""
 
 
 def is_number(value: object) -> TypeGuard[float]:
@@ -43,6 +46,15 @@ def is_count(value: object, least: int = 1) -> TypeGuard[int]:
     (True, False, True, False, False)
     """
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def is_noise(value: object) -> TypeGuard[float]:
+    """Whether a value is a noise multiplier: 0, or a number that neither an accountant nor float32 overflows with.
+
+    >>> is_noise(1.1), is_noise(0), is_noise(-1), is_noise(1e300)
+    (True, True, False, False)
+    """
+    return is_finite(value) and 0 <= value <= MOST_NOISE
 
 
 def is_line(text: str) -> bool:

@@ -47,7 +47,7 @@ MODEL, CHECKPOINT, PAGE, CARD, FIGURES = "model.safetensors", "checkpoint", "rep
 _DIGESTS = f"{CHECKPOINT}.digests"
 _REPLACED = (CONFIG, METRICS, LEDGER, RESULT, DIGEST, MODEL, CHECKPOINT, _DIGESTS, PAGE, CARD)
 _OURS = {*_REPLACED, *(f".{name}.part" for name in _REPLACED), FIGURES, "publishable"}
-MOST_ROWS = 8_192
+MOST_ROWS = 2_048
 """Of the curves of a run, in memory."""
 _MOST_LINE = 1 << 24
 COMPARISON = "clipwise comparison"
@@ -127,7 +127,7 @@ class RunFolder:
     def rows(self) -> tuple[Mapping[str, Any], ...]:
         """The rows of the curves; a last one that was cut by a crash is left out.
 
-        Of more than 8,192 rows every second is kept, or every third, and so on, and the last: no figure shows more, and
+        Of more than 2,048 rows every second is kept, or every third, and so on, and the last: no figure shows more, and
         a file of a million rows takes no more memory than that. The file keeps them all.
         """
         every = sum(1 for _ in self._lines()) // MOST_ROWS + 1

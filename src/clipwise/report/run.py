@@ -187,7 +187,7 @@ class Run:
     def record(folder: str | os.PathLike[str]) -> dict[str, Any]:
         """All files of a run's folder as one JSON value, to keep many runs in one file; `from_record` reads it.
 
-        It holds everything that the folder holds, also what `publishable` leaves out; of more than 8,192 rows of
+        It holds everything that the folder holds, also what `publishable` leaves out; of more than 2,048 rows of
         curves, as many of them.
         """
         return RunFolder(folder).record()
