@@ -208,6 +208,20 @@ def test_plans_of_earlier_versions_have_their_mechanism() -> None:
     assert read_plan(Fields({**plan, "projections": 40}, "here"))[0].mechanism == ProjectedNorms(40)  # type: ignore[union-attr]
 
 
+def test_curves_of_many_rows_are_thinned_in_memory_and_whole_in_the_file(tmp_path: Path) -> None:
+    """A run that was measured after every step, and saved and cut again: no row is lost, few are kept as values."""
+    folder = RunFolder(tmp_path)
+    lines = [json.dumps({"step": step, "test": {"nll": 1.0}}) for step in range(10_000)]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    rows = folder.rows()
+    assert 1_000 < len(rows) <= 2_049 and [rows[0]["step"], rows[1]["step"], rows[-1]["step"]] == [0, 5, 9_999]
+    made_run(curves=rows).save(tmp_path)
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 10_000
+    assert Run.load(tmp_path).curves == rows
+    folder.cut_rows(8_000)
+    assert (tmp_path / "metrics.jsonl").read_text().splitlines() == lines[:8_001]
+
+
 def test_the_rows_of_a_run_are_its_owners_alone_from_the_first_on(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     for step in range(3):

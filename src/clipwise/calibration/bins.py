@@ -105,7 +105,7 @@ class Bins:
         given = Fields(record, "Bins", [f.name for f in fields(cls)])
         edges = given.many("edges", is_finite, "numbers")
         count = given.many("count", lambda n: is_count(n, 0) and n <= _MOST, "counts")
-        if not edges or sorted(set(edges)) != edges:
+        if not edges or sorted(edges) != edges:
             given.fail("edges", "numbers in increasing order")
         if not 0 < sum(count) <= _MOST:
             given.fail("count", "the counts of some samples")

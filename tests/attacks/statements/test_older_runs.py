@@ -30,9 +30,11 @@ def test_a_committed_run_says_the_relation_that_holds(experiment: str, name: str
     assert run.ledger is not None and run.delta is not None and run.ledger.relation == "zero_out"
     for accountant, guarantee in run.guarantees.items():
         assert guarantee.relation == "zero_out" and "blanking one" in guarantee.statement()
-        assert {k: v for k, v in guarantee.to_dict().items() if k not in ("relation", "statement")} == {
-            k: v for k, v in written[accountant].items() if k not in ("relation", "statement")
+        made_again = {"relation", "statement", "epsilon"}
+        assert {k: v for k, v in guarantee.to_dict().items() if k not in made_again} == {
+            k: v for k, v in written[accountant].items() if k not in made_again
         }
+        assert guarantee.epsilon == pytest.approx(written[accountant]["epsilon"], rel=1e-9)
     today = account(run.ledger.events, run.delta)
     assert today.printed == run.guarantees["exact"].printed
     assert today.statement() == run.guarantees["exact"].statement()
