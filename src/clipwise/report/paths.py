@@ -17,7 +17,7 @@ _WORD = re.compile(r"[^\s'\"(),;\[\]<>|]+")
 def without_paths(value: Any) -> Any:
     """The same value, in which every path in a text is its last part; addresses of the web stay.
 
-    >>> without_paths({"source": "/home/J. Doe/heart.csv", "model": "HuggingFace(folder='my weights/bert')"})
+    >>> without_paths({"source": "/srv/J. Doe/heart.csv", "model": "HuggingFace(folder='my weights/bert')"})
     {'source': 'heart.csv', 'model': "HuggingFace(folder='bert')"}
     >>> without_paths(["~/code/mine.py:load", "https://example.org/mnist.gz", "2 / R", "512/60,000", "is in /tmp/x/y"])
     ['mine.py:load', 'https://example.org/mnist.gz', '2 / R', '512/60,000', 'is in y']

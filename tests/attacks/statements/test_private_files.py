@@ -22,7 +22,7 @@ from tests.report.samples import made_run
 from tests.training.common import config, exact_panel
 
 SECRET = "Jane Roe"
-HOME = "/home/roe/clinic"
+HOME = "/srv/roe/clinic"
 
 
 @pytest.fixture
