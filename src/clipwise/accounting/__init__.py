@@ -6,6 +6,7 @@ from clipwise.accounting.accounts import account, account_delta, delta, epsilon,
 from clipwise.accounting.confirm import confirmed
 from clipwise.accounting.curves import PrivacyCurve, privacy_curve, tight_mu
 from clipwise.accounting.events import (
+    CHANGED_DATA,
     Event,
     FederatedRounds,
     GaussianSteps,
@@ -20,6 +21,7 @@ from clipwise.accounting.solve import free_cap, max_batch_size, max_steps, noise
 
 __all__ = [
     "ACCOUNTANTS",
+    "CHANGED_DATA",
     "Accountant",
     "Event",
     "FederatedRounds",

@@ -13,7 +13,7 @@ from clipwise.accounting._numerics.laws import Composition, mixed
 from clipwise.accounting._numerics.projected import Spread, spread
 from clipwise.accounting._numerics.shuffle import ShuffledRun
 from clipwise.accounting._schemes import Laws, Unsampled, scheme_of
-from clipwise.accounting.events import Event, ProjectedSteps, is_event
+from clipwise.accounting.events import CHANGED_DATA, Event, ProjectedSteps, is_event
 from clipwise.accounting.relation import Relation, is_tight, relation_of
 from clipwise.errors import AccountingError
 from clipwise.sampling import FixedSize, Poisson, Sampling, public_size
@@ -42,6 +42,11 @@ GROUPED = (
 
 _MOST_NOISES = 100
 """Of one kind of step: an exact answer takes about 15 ms for each."""
+
+OTHER_RECORDS = (
+    "Records were changed while the run was interrupted, and it continued on them as it was asked to. Epsilon is that "
+    "of a record in all its forms: what it was before the change and what it is now count as one."
+)
 
 SPARE = 1e-12
 """What may be lost where no delta says how much: estimates of norms that are too small are cut off there."""
@@ -120,6 +125,10 @@ def pose(events: Iterable[Event], relation: Relation | None = None, group: int =
     if fewest is not None:
         note = f"Norms were estimated from {fewest} random projections: accounted as if these were published."
         warnings = (*warnings, note)
+    if own:
+        warnings = (*warnings, OWN_BATCHES)
+    if any(event.reason == CHANGED_DATA for event in merged):
+        warnings = (*warnings, OTHER_RECORDS)
     return Problem(
         upper=upper,
         lower=lower,
@@ -134,7 +143,7 @@ def pose(events: Iterable[Event], relation: Relation | None = None, group: int =
         estimated=fewest is not None,
         lost=math.fsum(event.count * spreads[event].lost for event in events if event in spreads),
         records=min(sizes) if sizes else None,
-        warnings=(*warnings, OWN_BATCHES) if own else warnings,
+        warnings=warnings,
     )
 
 
