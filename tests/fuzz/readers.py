@@ -454,6 +454,8 @@ READERS: dict[str, Callable[[Path], Reader]] = {
     "checkpoint": _checkpoint,
     "digests": _digests,
     "federated": _federated,
+    "result": _result,
+    "metrics": _metrics,
     "reply": _reply,
 }
 """By name; each is made in an empty folder of its own."""

@@ -59,8 +59,10 @@ def _csv(path: Path, delimiter: str) -> Table:
                     )
                 if row:
                     records.append(row)
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path} is not a CSV file in UTF-8: {error}.") from error
+    except csv.Error as error:
+        raise DataError(f"{path}, line {rows.line_num}, is not CSV: {error}.") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not text in UTF-8, after its line {rows.line_num}.", str(error)) from None
     if not records:
         raise DataError(f"{path} has a header but no records.")
     return {name: [row[k].strip() for row in records] for k, name in enumerate(header)}
@@ -79,17 +81,20 @@ def _check_header(header: list[str], path: Path, delimiter: str) -> None:
     _check_names(header, path)
     other = next((mark for mark in (";", "\t", ",", "|") if mark in header[0]), None) if len(header) == 1 else None
     if other and other != delimiter:
-        raise DataError(f"{path} has a single column {header[0][:60]!r}; should it be read with delimiter={other!r}?")
+        raise DataError(
+            f"{path} has a single column; should it be read with delimiter={other!r}?", repr(header[0][:60])
+        )
 
 
 def _check_names(names: Iterable[str], path: Path) -> None:
     """Refuse names that stand for several columns, or that a terminal would not show as they are."""
     twice = sorted(name for name, count in Counter(names).items() if count > 1)
     if twice:
-        raise DataError(f"{path} has several columns of the name {', '.join(map(repr, twice[:_FEW]))}.")
+        shown = ", ".join(map(repr, twice[:_FEW]))
+        raise DataError(f"{path} has several columns of one name; its first line should name them.", shown)
     unclean = next((name for name in names if not name.isprintable()), None)
     if unclean is not None:
-        raise DataError(f"{path} has a column whose name {unclean[:60]!r} has control characters; rename it.")
+        raise DataError(f"{path} has a column whose name has control characters; rename it.", repr(unclean[:60]))
 
 
 def _check_claim(path: Path, claimed: int, what: str) -> None:
