@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -356,10 +356,9 @@ def _federated(folder: Path) -> Reader:
 def _run_file(folder: Path, name: str, mutations: tuple[Mutation, ...]) -> Reader:
     """One file of a run's folder, the others as they were written."""
     corpus = []
-    for made in (regression_run(), made_run(clip_norm=None), made_run()):
+    for made in (replace(regression_run(), curves=made_run().curves), made_run(clip_norm=None), made_run()):
         RunFolder(folder).clear()
-        corpus.append((made.save(folder) / name).read_bytes())
-    corpus.reverse()
+        corpus.insert(0, (made.save(folder) / name).read_bytes())
 
     def read(content: bytes) -> None:
         (folder / name).write_bytes(content)

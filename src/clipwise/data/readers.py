@@ -91,7 +91,7 @@ def _check_names(names: Iterable[str], path: Path) -> None:
     twice = sorted(name for name, count in Counter(names).items() if count > 1)
     if twice:
         shown = ", ".join(map(repr, twice[:_FEW]))
-        raise DataError(f"{path} has several columns of one name; its first line should name them.", shown)
+        raise DataError(f"{path} has several columns of one name; give each a name of its own.", shown)
     unclean = next((name for name in names if not name.isprintable()), None)
     if unclean is not None:
         raise DataError(f"{path} has a column whose name has control characters; rename it.", repr(unclean[:60]))
