@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 import clipwise as cw
+from papers.pages import DOCS, put
 from papers.tables import save
 from papers.theory import figures, monitor, optimizers, order, table
 from papers.theory.networks import Case
@@ -104,9 +105,15 @@ def reproduce(out: Path, quick: bool, instances: dict[str, Any]) -> dict[str, An
     progress("figures")
     draw(out, instances, found, flows, quick)
     (out / "results.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    (out / "table.md").write_text(table.markdown(found["table"]), encoding="utf-8")
-    (out / "searched.md").write_text(searched(instances), encoding="utf-8")
+    _show(out, "table", table.markdown(found["table"]))
+    _show(out, "searched", searched(instances))
     return found
+
+
+def _show(out: Path, name: str, text: str) -> None:
+    """The page shows what is kept in this folder."""
+    if out == HERE:
+        put(DOCS / "theory.md", name, text)
 
 
 def failures(found: dict[str, Any]) -> list[str]:
@@ -120,10 +127,10 @@ def failures(found: dict[str, Any]) -> list[str]:
 
 
 def watch(out: Path, quick: bool) -> None:
-    """The monitor in training on MNIST: monitor.json, monitor.md and its figure."""
+    """The monitor in training on MNIST: monitor.json, its table and its figure."""
     watched = monitor.run(out, *((20, 10) if quick else (468, 18)))
     (out / "monitor.json").write_text(json.dumps(watched, indent=1) + "\n", encoding="utf-8")
-    (out / "monitor.md").write_text(monitor.markdown(watched), encoding="utf-8")
+    _show(out, "monitor", monitor.markdown(watched))
     print(monitor.markdown(watched))
 
 

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-from papers.epsilons.__main__ import markdown
 
 from clipwise.cli.published import PUBLISHED
 
@@ -35,7 +34,3 @@ def test_gdp_reproduces_the_claims_and_under_states() -> None:
     assert all(abs(row["gdp"] - row["claim"]) < 0.04 for row in ROWS)
     assert all(row["gdp"] < row["exact"] for row in ROWS[:5])
     assert ROWS[2]["exact"] / ROWS[2]["claim"] > 4.0
-
-
-def test_markdown_is_made_from_the_values() -> None:
-    assert (FOLDER / "epsilons.md").read_text() == markdown(ROWS)
