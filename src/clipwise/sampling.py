@@ -11,14 +11,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from fractions import Fraction
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from clipwise._validate import is_count, is_number
-from clipwise.entropy import Entropy
 from clipwise.errors import InvalidSampling
+
+if TYPE_CHECKING:
+    from clipwise.entropy import Entropy
 
 __all__ = [
     "SAMPLINGS",
@@ -268,6 +270,7 @@ class Draws:
     Guarantees: the batch of step t depends on `sampling`, the entropy and t alone, never on how many batches were
     drawn before; without a seed, a batch that is drawn again is drawn afresh.
 
+    >>> from clipwise.entropy import Entropy
     >>> Draws(FullBatch(3), Entropy()).batch(0)
     array([0, 1, 2])
     """
@@ -296,6 +299,8 @@ class Draws:
     def order(self, epoch: int, count: int) -> Indices:
         """The random order of an epoch, the same whenever it is asked for."""
         if self._epoch is None or self._epoch[0] != epoch:
+            from clipwise.entropy import Entropy  # needs torch, which accounting and the command line do without
+
             key = Entropy(int.from_bytes(self.order_key, "little"))
             order = key.generator("epoch", epoch).permutation(count)
             self._epoch = (epoch, order.astype(np.int64, copy=False))
