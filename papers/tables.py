@@ -14,7 +14,7 @@ from clipwise import FullBatch
 from clipwise.accounting import round_up
 from clipwise.calibration import Estimate, metric_named
 from clipwise.experiments import CURVES, RESULTS, noise_of
-from clipwise.report import ArmResults, Run, write_text
+from clipwise.report import ArmResults, Run, describe, write_text
 from papers.pages import wrapped
 from papers.verdicts import BINS, Claim, Finding, mce
 
@@ -86,7 +86,7 @@ def setting(run: Run) -> str:
     return (
         f"{network} with {run.provenance['parameters']:,} parameters; {plan.steps:,} steps on "
         f"{batch} of {data['records']:,} records, inputs {data['inputs']}; noise multiplier "
-        f"{plan.noise_multiplier:g}, delta {run.delta:.3g}; measured on {data['held_out']:,} records. "
+        f"{describe(plan.noise_multiplier)}, delta {run.delta:.3g}; measured on {data['held_out']:,} records. "
         f"{data['note']}"
     ).strip()
 

@@ -21,7 +21,7 @@ from clipwise.data import DataSet
 from clipwise.errors import DataError
 from clipwise.experiments import Show, side_by_side
 from clipwise.plots import Point
-from papers.cache import write_text
+from clipwise.report import write_text
 from papers.verdicts import BINS, calibration_of
 
 METRICS = ("accuracy", "nll", "ece", *(f"mce{bins}" for bins in BINS))

@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from clipwise.accounting import GaussianSteps, account, account_delta, noise_multiplier, tight_mu
-from clipwise.accounting._problem import pose
-from clipwise.accounting.accountants.edgeworth import saddle_interval
 from clipwise.cli.published import PUBLISHED, Published
 from clipwise.sampling import Poisson, Shuffled
 from papers.pages import DOCS, put
@@ -40,7 +38,6 @@ def check(run: Published) -> dict[str, Any]:
         "noise_for_claim": noise_multiplier(run.claim, delta, run.sampling, run.steps),
         "tight_mu": tight_mu(events),
     }
-    row["berry_esseen_interval"] = saddle_interval(pose(events).upper[0], delta)
     if isinstance(run.sampling, Poisson):
         shuffled = Shuffled(run.sampling.sample_size, run.sampling.batch_size)
         guarantee = account((GaussianSteps(shuffled, run.noise_multiplier, run.steps),), delta)

@@ -114,6 +114,15 @@ class Poisson:
             )
 
     @property
+    def description(self) -> str:
+        """How batches are drawn, in words."""
+        if self.sample_size is None:
+            coins = f"any number of records with probability {self.rate:g}, {self.batch_size} expected"
+        else:
+            coins = f"{self.sample_size:,} records with probability {self.batch_size}/{self.sample_size:,}"
+        return f"Poisson: each of {coins}" + (f", at most {self.max_batch_size} of them" if self.max_batch_size else "")
+
+    @property
     def largest_batch(self) -> int | None:
         """No batch can have more samples; None: there is no limit."""
         return self.sample_size if self.max_batch_size is None else self.max_batch_size
@@ -153,6 +162,11 @@ class FullBatch:
     def draw(self, draws: Draws, step: int, records: int | None) -> Indices:
         """The batch of a step: all records."""
         return np.arange(self.sample_size, dtype=np.int64)
+
+    @property
+    def description(self) -> str:
+        """How batches are drawn, in words."""
+        return f"all {self.sample_size:,} records in every step"
 
     @property
     def batch_size(self) -> int:
@@ -203,6 +217,11 @@ class Shuffled(_KnownSizes):
         return draws.order(epoch, self.sample_size)[start : start + self.batch_size]
 
     @property
+    def description(self) -> str:
+        """How batches are drawn, in words."""
+        return f"shuffled batches of {self.batch_size} from {self.sample_size:,} records"
+
+    @property
     def batches_per_epoch(self) -> int:
         """Batches that together hold each sample once."""
         return -(-self.sample_size // self.batch_size)
@@ -219,6 +238,11 @@ class FixedSize(_KnownSizes):
     def draw(self, draws: Draws, step: int, records: int | None) -> Indices:
         """The batch of a step: a fresh subset."""
         return draws.subset(step, lambda _: self.batch_size, self.sample_size)
+
+    @property
+    def description(self) -> str:
+        """How batches are drawn, in words."""
+        return f"batches of exactly {self.batch_size} from {self.sample_size:,} records"
 
 
 Sampling: TypeAlias = Poisson | FullBatch | Shuffled | FixedSize

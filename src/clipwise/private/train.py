@@ -26,7 +26,7 @@ from clipwise.private.evidence.modes import none_watching
 from clipwise.private.feeding import Feeding
 from clipwise.private.fit import Fit
 from clipwise.private.loader import Loader, check_dataset, check_options, not_declared
-from clipwise.private.norms import norms_of
+from clipwise.private.norms import Given, norms_of
 from clipwise.private.position import Position
 from clipwise.private.release import Release
 from clipwise.private.state import PrivateState
@@ -106,7 +106,7 @@ class Private:
         declared = (constants,) if isinstance(constants, (Tensor, nn.Module)) else tuple(constants)
         counted = isinstance(plan.sampling, Poisson)
         self._checks = Checks(model, declared, counted, self._position.entropy, loss_fn)
-        self._norms = norms_of(plan, model, loss_fn, noise, self._position, self._batch, self._checks)
+        self._norms = norms_of(Given(plan, model, loss_fn, noise, self._position, self._batch, self._checks))
         self._attach()
         self._state = PrivateState(plan, model, optimizer, own_batches, self._release)
         self.extra: Any = None
