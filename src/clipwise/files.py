@@ -1,10 +1,11 @@
-"""Files that are there whole or not at all, their digests, and folders that one process works in."""
+"""Files that are there whole or not at all, who may read them, their digests, and folders that one process works in."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import os
+import stat
 import sys
 from collections.abc import Callable, Iterator
 from io import BufferedIOBase
@@ -13,9 +14,11 @@ from typing import BinaryIO
 
 from clipwise.errors import ClipwiseError
 
-__all__ = ["content_sha256", "file_sha256", "locked", "replacing"]
+__all__ = ["content_sha256", "file_sha256", "locked", "read_bytes", "replacing"]
 
 _CHUNK = 1 << 20
+MOST_BYTES = 1 << 28
+"""Of a file that is read whole: 256 MiB, far more than clipwise writes into one."""
 
 
 @contextlib.contextmanager
@@ -56,6 +59,23 @@ def replacing(path: str | os.PathLike[str], error: type[ClipwiseError] = Clipwis
             os.unlink(temporary)
         raise
     _sync_directory(target.parent)
+
+
+def read_bytes(path: str | os.PathLike[str], error: type[ClipwiseError] = ClipwiseError) -> bytes:
+    """The content of a file of at most 256 MiB; what cannot be read, or is no file, is an `error`."""
+    try:
+        # Not blocking: a pipe that nobody writes to is refused like all that is no file.
+        handle = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0))
+        with open(handle, "rb") as file:
+            ordinary = stat.S_ISREG(os.fstat(handle).st_mode)
+            content = file.read(MOST_BYTES + 1) if ordinary else b""
+    except (OSError, ValueError) as problem:  # a null byte in a name is a ValueError
+        raise error(f"{os.fspath(path)} cannot be read: {problem}.") from problem
+    if not ordinary:
+        raise error(f"{os.fspath(path)} cannot be read: it is not an ordinary file.")
+    if len(content) > MOST_BYTES:
+        raise error(f"{os.fspath(path)} has more than {MOST_BYTES >> 20} MiB: clipwise does not write such a file.")
+    return content
 
 
 def _sync_directory(directory: Path) -> None:

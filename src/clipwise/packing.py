@@ -75,6 +75,8 @@ def tensor_from(data: bytes, spec: Mapping[str, Any]) -> Tensor:
     if not isinstance(dtype, torch.dtype):
         raise CheckpointError(f"the checkpoint has a tensor of unknown type {spec['dtype']!r}.")
     shape = [int(n) for n in spec["shape"]]
+    if min(shape, default=1) < 0 or math.prod(shape) * dtype.itemsize != len(data):
+        raise CheckpointError(f"the checkpoint has {len(data)} bytes of a tensor of shape {shape} and type {dtype}.")
     if not data:
         return torch.empty(shape, dtype=dtype)
     return torch.frombuffer(bytearray(data), dtype=dtype).reshape(shape)

@@ -11,6 +11,7 @@ from typing import cast
 
 import pytest
 
+from tests.mutants import trial
 from tests.mutants.__main__ import _FIRST, all_changes, killed_together
 from tests.mutants.changes import Change, changes_of
 from tests.mutants.coverage_of import ROOT, Covering, _add_seconds
@@ -53,6 +54,15 @@ def test_a_change_is_noticed_by_a_test_that_looks() -> None:
         assert failing([change], source, ["tests/core/test_exports.py"], 5.0) == []
         broken = replace(change, new="raise")
         assert failing([broken], source, ["tests/core/test_exports.py"], 5.0) == [CRASHED]
+
+
+@pytest.mark.slow
+def test_a_change_without_end_is_given_up_after_processor_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    change = next(c for c in all_changes(("sampling.py",)) if " split: " in c.name and c.new == "False")
+    endless = replace(change, new="all(zero == 0 for zero in iter(int, 1))")
+    monkeypatch.setattr(trial, "_GRACE", 6.0)
+    with copy_of_the_package() as source:
+        assert failing([endless], source, ["tests/core/test_sampling.py"], 1.0) is None
 
 
 def test_a_test_that_fails_anyway_notices_nothing(tmp_path: Path) -> None:

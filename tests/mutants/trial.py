@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import resource
 import shutil
 import signal
 import sys
@@ -20,7 +22,9 @@ from tests.mutants.changes import Change
 from tests.mutants.coverage_of import ROOT
 
 CRASHED = "no test ended"
-_LIMIT = 4.0  # times as long as the tests take, and no more: a mutant that hangs is noticed
+_LIMIT = 4.0  # times the processor time that the tests take, and no more: a mutant that hangs is noticed
+_GRACE = 30.0  # seconds besides, to start
+_PATIENCE = 5.0  # times that, by the clock: for one that waits, and for a busy machine
 
 
 @contextmanager
@@ -48,11 +52,12 @@ def failing(
         (source / path).write_text(text, encoding="utf-8")
     failed = source / "failed"
     failed.unlink(missing_ok=True)
-    process = _fresh().Process(target=_run, args=(str(source), list(tests), str(failed), first))
+    limit = math.ceil(_GRACE + _LIMIT * seconds)
+    process = _fresh().Process(target=_run, args=(str(source), list(tests), str(failed), first, limit))
     try:
         process.start()
-        process.join(60 + _LIMIT * seconds)
-        in_time = not process.is_alive()
+        process.join(_PATIENCE * limit)
+        in_time = not process.is_alive() and process.exitcode != -signal.SIGXCPU
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid or 0, signal.SIGKILL)  # with whatever the tests started
@@ -87,9 +92,10 @@ class _Notes:
                 file.write(report.nodeid.partition("[")[0] + "\n")
 
 
-def _run(source: str, tests: list[str], failed: str, first: bool) -> None:
-    """Run the tests against this copy of the package; ends with 0 when all pass."""
+def _run(source: str, tests: list[str], failed: str, first: bool, limit: int) -> None:
+    """Run the tests against this copy of the package; ends with 0 when all pass, by a signal after `limit` seconds."""
     os.setpgid(0, 0)
+    resource.setrlimit(resource.RLIMIT_CPU, (limit, limit + 10))
     quiet = os.open(os.devnull, os.O_RDWR)
     for stream in range(3):
         os.dup2(quiet, stream)

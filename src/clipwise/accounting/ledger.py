@@ -10,13 +10,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from clipwise._json import parse_json
 from clipwise._validate import is_count
 from clipwise.accounting.accounts import account, account_delta
 from clipwise.accounting.events import MOST, Event, decode, encode, is_event
 from clipwise.accounting.guarantee import Guarantee
 from clipwise.accounting.relation import Relation, relation_of
 from clipwise.errors import LedgerError
-from clipwise.files import replacing
+from clipwise.files import read_bytes, replacing
 
 __all__ = ["Ledger"]
 
@@ -137,15 +138,16 @@ class Ledger:
         return json.dumps({**body, "checksum": _checksum(body)}, indent=1)
 
     @classmethod
-    def from_json(cls, text: str) -> Ledger:
+    def from_json(cls, text: str | bytes) -> Ledger:
         """Read what `to_json` wrote; anything edited, cut or newer is a `LedgerError`."""
-        try:
-            body = json.loads(text, object_pairs_hook=_no_duplicates)
-        except (ValueError, RecursionError) as error:
-            raise LedgerError(f"The ledger is not complete JSON (cut or edited?): {error}") from error
-        if not isinstance(body, dict) or body.get("format") != _FORMAT:
+        return cls.from_dict(parse_json(text, "The ledger", LedgerError))
+
+    @classmethod
+    def from_dict(cls, record: Any) -> Ledger:
+        """As `from_json`, of JSON that was read already."""
+        if not isinstance(record, dict) or record.get("format") != _FORMAT:
             raise LedgerError("This is not a clipwise ledger.")
-        version = body.get("version")
+        version = record.get("version")
         if not is_count(version):
             raise LedgerError(f"The ledger's version is {version!r}, expected a positive integer.")
         if version > VERSION:
@@ -153,14 +155,16 @@ class Ledger:
                 f"The ledger has version {version}, this clipwise reads up to {VERSION}. Update clipwise to read it."
             )
         fields = {"format", "version", "run", "events", "checksum", *(["relation"] if version > 1 else [])}
-        if set(body) != fields or not isinstance(body["events"], list) or not isinstance(body["run"], str):
+        if set(record) != fields or not isinstance(record["events"], list) or not isinstance(record["run"], str):
             raise LedgerError("The ledger has missing or unknown fields: it was edited.")
-        if body.pop("checksum") != _checksum(body):
+        if record["checksum"] != _checksum({name: value for name, value in record.items() if name != "checksum"}):
             raise LedgerError("The ledger's checksum does not fit its events: it was edited by hand. Restore the file.")
-        ledger = cls(decode(record) for record in body["events"])
-        if body.get("relation", ledger.relation) != ledger.relation:
-            raise LedgerError(f"The ledger says {body['relation']!r}, but its events support {ledger.relation!r} only.")
-        ledger._origin = (body["run"], ledger.events)
+        ledger = cls(decode(event) for event in record["events"])
+        if record.get("relation", ledger.relation) != ledger.relation:
+            raise LedgerError(
+                f"The ledger says {record['relation']!r}, but its events support {ledger.relation!r} only."
+            )
+        ledger._origin = (record["run"], ledger.events)
         return ledger
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -181,10 +185,7 @@ class Ledger:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Ledger:
         """Read a saved ledger; a damaged file is refused with the reason and left as it is."""
-        try:
-            text = Path(path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise LedgerError(f"The ledger {os.fspath(path)} cannot be read: {error}") from error
+        text = read_bytes(path, LedgerError)
         try:
             return cls.from_json(text)
         except LedgerError as error:
@@ -212,9 +213,3 @@ def _begins(whole: Sequence[Event], part: Sequence[Event]) -> bool:
 def _checksum(body: dict[str, Any]) -> str:
     canonical = json.dumps(body, sort_keys=True, separators=(",", ":"))
     return "sha256:" + hashlib.sha256(canonical.encode()).hexdigest()
-
-
-def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    if len({name for name, _ in pairs}) != len(pairs):
-        raise ValueError("a field is given twice")
-    return dict(pairs)

@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from clipwise._json import parse_json
 from clipwise.errors import CheckpointError
 from clipwise.files import replacing
 from clipwise.packing import Packer, tensor_bytes, tensor_from, unpacked
@@ -137,14 +138,22 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], int, bool]:
                 raise CheckpointError(f"{source} is not a clipwise checkpoint of version 1.")
             begun, live = _parse_count(file.readline(), source)
             with zipfile.ZipFile(file) as archive:
-                manifest = json.loads(archive.read("manifest.json"))
+                manifest = parse_json(_member(archive, "manifest.json"), f"{source}, manifest.json", CheckpointError)
                 specs = manifest["tensors"]
-                tensors = [tensor_from(archive.read(f"tensors/{i}"), spec) for i, spec in enumerate(specs)]
+                tensors = [tensor_from(_member(archive, f"tensors/{i}"), spec) for i, spec in enumerate(specs)]
             value = unpacked(manifest["value"], tensors)
     except CheckpointError:
         raise
-    except (OSError, zipfile.BadZipFile, KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
+    except (OSError, zipfile.BadZipFile, LookupError, ArithmeticError, TypeError, ValueError, RuntimeError) as error:
         raise CheckpointError(f"{source} cannot be read: it is missing, cut or damaged ({error}).") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{source} does not hold a run.")
     return value, begun, live
+
+
+def _member(archive: zipfile.ZipFile, name: str) -> bytes:
+    """A member as `write` has them: not compressed, so never larger than the file."""
+    info = archive.getinfo(name)
+    if info.compress_type != zipfile.ZIP_STORED:
+        raise ValueError(f"{name} is compressed")
+    return archive.read(info)

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from clipwise._json import Fields, parse_json
 from clipwise.errors import CheckpointError
 from clipwise.files import replacing
 from clipwise.hashing import SIZE
@@ -31,6 +32,7 @@ UNSTEADY = bytes(SIZE)
 """In the place of a digest: the record does not read the same twice, or cannot be looked into."""
 
 _FORMAT, _VERSION = "clipwise digests", 1
+_HEAD = ("format", "version", "whole", "records")
 _ENTRY = 8 + SIZE
 
 
@@ -144,17 +146,17 @@ class Digests:
         path = file_of(checkpoint)
         try:
             head, _, body = path.read_bytes().partition(b"\n")
-            fields = json.loads(head)
-            if (fields["format"], fields["version"]) != (_FORMAT, _VERSION):
+            fields = Fields(parse_json(head, "its first line"), "its first line", _HEAD)
+            if (fields.value["format"], fields.value["version"]) != (_FORMAT, _VERSION):
                 raise ValueError("another format or version")
-            count, entries = int(fields["records"]), list(_entries(body))
+            count, entries = fields.count("records"), list(_entries(body))
             if count > len(entries):
                 raise ValueError("records are missing")
-            self._whole = None if fields["whole"] is None else bytes.fromhex(fields["whole"])
+            self._whole = None if fields.is_null("whole") else bytes.fromhex(fields.text("whole"))
         except FileNotFoundError:
             self._lost = True
             return
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError) as error:
             raise CheckpointError(
                 f"{path} is damaged ({error}). Restore it; without it (remove it) a changed record goes unnoticed."
             ) from error
