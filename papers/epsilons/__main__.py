@@ -13,9 +13,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from clipwise import Poisson, Shuffled
 from clipwise.accounting import GaussianSteps, account, account_delta, noise_multiplier, tight_mu
 from clipwise.cli.published import PUBLISHED, Published
-from clipwise.sampling import Poisson, Shuffled
 from papers.pages import DOCS, put
 
 

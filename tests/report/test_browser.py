@@ -154,7 +154,8 @@ def test_a_narrow_screen_scrolls_tables_under_their_first_column(browser: Any, c
 
 CONTRASTS = """() => {
   const light = colour => {
-    const [r, g, b] = colour.match(/[\\d.]+/g).map(v => v / 255).map(v => v <= 0.04 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+    const linear = v => v <= 0.04 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
+    const [r, g, b] = colour.match(/[\\d.]+/g).map(v => linear(v / 255));
     return 0.2126 * r + 0.7152 * g + 0.0722 * b;
   };
   const paper = element => {
