@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from clipwise.mechanisms import AdaptiveClip, Steps
     from clipwise.noise import SecureNormals
     from clipwise.plan import Plan
-    from clipwise.private import Checked, Looked, Private, StepStatistics, check_model
+    from clipwise.private import Checked, Looked, Private, StepStatistics, Witness, check_model
     from clipwise.sampling import FixedSize, FullBatch, Poisson, Shuffled
 
 __version__ = "0.1.0"
@@ -79,7 +79,7 @@ _HOME = {
     "mechanisms": ("AdaptiveClip", "Steps"),
     "noise": ("SecureNormals",),
     "plan": ("Plan",),
-    "private": ("Checked", "Looked", "Private", "StepStatistics", "check_model"),
+    "private": ("Checked", "Looked", "Private", "StepStatistics", "Witness", "check_model"),
     "sampling": ("FixedSize", "FullBatch", "Poisson", "Shuffled"),
 }
 _PARTS = {  # used by name: cw.ntk.kernel
@@ -135,6 +135,7 @@ __all__ = [
     "Steps",
     "UnaccountedUpdate",
     "UnsupportedNode",
+    "Witness",
     "check",
     "check_model",
     "clipped_gradients",

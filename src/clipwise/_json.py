@@ -18,7 +18,7 @@ from clipwise.files import read_bytes
 
 __all__ = ["RESTORE", "Fields", "parse_json", "read_json"]
 
-RESTORE = "It was edited, cut or damaged: restore it from a copy."
+RESTORE = "It was edited, cut or damaged: restore it as it was written last."
 
 _DEEPEST = 200
 _DIGITS = 300  # of an integer: floats end there

@@ -1,12 +1,14 @@
-"""Files that are there whole or not at all, who may read them, their digests, and folders that one process works in."""
+"""Files that are there whole or not at all, who may read them, their digests, and what one process works on."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import stat
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from io import BufferedIOBase
 from pathlib import Path
@@ -14,7 +16,7 @@ from typing import BinaryIO
 
 from clipwise.errors import ClipwiseError
 
-__all__ = ["content_sha256", "file_sha256", "locked", "read_bytes", "replacing"]
+__all__ = ["Lock", "content_sha256", "file_sha256", "locked", "read_bytes", "replacing"]
 
 _CHUNK = 1 << 20
 MOST_BYTES = 1 << 28
@@ -88,6 +90,126 @@ def _sync_directory(directory: Path) -> None:
             os.close(handle)
 
 
+# Locks
+
+_LOCKS: weakref.WeakValueDictionary[Path, Lock] = weakref.WeakValueDictionary()
+"""The locks of this process, by their files."""
+
+
+class Lock:
+    """The right to continue what is at `path`, until `release`, the last reference to this, or the process's end.
+
+    It is held on an empty file beside it, `.NAME.lock`, because `path` is replaced whenever it is written, and is a
+    lock of that open file (`flock`): reading `path`, or closing it, releases nothing. The file goes with the lock; one
+    that a killed process left holds nothing. Of two locks in one process the later one takes over from the earlier,
+    which `is_held` no longer. Raises `error` if another process holds it, and where nothing can be locked.
+
+    Guarantees: at no time do two processes, or two objects of one, hold the lock of a path. A forked child holds none
+    of its parent's, and cannot release them.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp(), "run")
+    >>> first = Lock(path)
+    >>> second = Lock(path)
+    >>> first.is_held, second.is_held
+    (False, True)
+    """
+
+    def __init__(self, path: str | os.PathLike[str], error: type[ClipwiseError] = ClipwiseError) -> None:
+        self.path = _place(path)
+        self._file = self.path.with_name(f".{self.path.name}.lock")
+        if (earlier := _LOCKS.get(self._file)) is not None:
+            earlier.release()
+        self._handle = self._claim(error)
+        self.release: weakref.finalize[[int, Path], Lock] = weakref.finalize(self, _let_go, self._handle, self._file)
+        """Let others continue; nothing happens the second time."""
+        _LOCKS[self._file] = self
+
+    @property
+    def is_held(self) -> bool:
+        """Whether this object still has the right."""
+        return self.release.alive
+
+    def is_of(self, path: str | os.PathLike[str]) -> bool:
+        """Whether it is the lock of this path."""
+        return self.path == _place(path)
+
+    def _claim(self, error: type[ClipwiseError]) -> int:
+        while True:
+            try:
+                handle = os.open(self._file, os.O_RDWR | os.O_CREAT, 0o600)
+            except OSError as problem:
+                raise error(
+                    f"{self.path} cannot be written: the lock beside it cannot be made ({problem}). Name a directory "
+                    "that exists and is yours."
+                ) from problem
+            try:
+                _lock(handle)
+                if _is_at(handle, self._file):  # and not one that its holder has just removed
+                    return handle
+            except BlockingIOError as problem:
+                os.close(handle)
+                raise error(f"another process continues {self.path}. One run is one process.") from problem
+            except OSError as problem:
+                os.close(handle)
+                raise error(
+                    f"{self.path} cannot be locked ({problem}), so another process could continue it unnoticed. Keep "
+                    "it on a file system with locks, such as a local disk."
+                ) from problem
+            os.close(handle)
+
+    def _forget(self) -> None:
+        """In a forked child: the lock is the parent's, and stays."""
+        self.release.detach()
+        os.close(self._handle)
+
+
+def _place(path: str | os.PathLike[str]) -> Path:
+    """One name for one file; a link at the end is replaced like a file."""
+    return Path(os.path.realpath(Path(path).parent), Path(path).name)
+
+
+def _let_go(handle: int, file: Path) -> None:
+    with contextlib.suppress(OSError):  # on Windows an open file cannot be removed: it stays, and holds nothing
+        if _is_at(handle, file):
+            os.unlink(file)
+    os.close(handle)
+
+
+def _is_at(handle: int, file: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(handle), os.stat(file))
+    except FileNotFoundError:
+        return False
+
+
+def _forget_locks() -> None:
+    for lock in list(_LOCKS.values()):
+        lock._forget()
+    _LOCKS.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_locks)
+
+
+def _lock(handle: int) -> None:
+    """Lock an open file; a BlockingIOError if it is locked, another OSError where there are no locks."""
+    if sys.platform == "win32":
+        import msvcrt
+
+        try:
+            msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
+        except PermissionError as error:
+            raise BlockingIOError(errno.EWOULDBLOCK, "locked") from error
+        return
+    try:
+        import fcntl
+    except ImportError as error:
+        raise OSError(errno.ENOSYS, "this platform has no locks") from error
+    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
 @contextlib.contextmanager
 def locked(folder: Path, busy: Callable[[], None]) -> Iterator[bool]:
     """One process at a time in a folder; False where folders cannot be locked (Windows, some networks).
@@ -102,7 +224,7 @@ def locked(folder: Path, busy: Callable[[], None]) -> Iterator[bool]:
     handle = os.open(folder, os.O_RDONLY)
     try:
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(handle)
             held = True
         except BlockingIOError:
             busy()

@@ -42,7 +42,9 @@ class Witness(torch.optim.Adam):
         return super().step(closure)
 
 
-def live(folder: Path, seed: int | None, log: bool = True, steps: int = STEPS) -> cw.Private:
+def live(
+    folder: Path, seed: int | None, log: bool = True, steps: int = STEPS, witness: cw.Witness | None = None
+) -> cw.Private:
     """One life: resume or start, train to the end, saving now and then."""
     path = folder / "run.ckpt"
     model = mlp(dropout=0.2)
@@ -52,7 +54,7 @@ def live(folder: Path, seed: int | None, log: bool = True, steps: int = STEPS) -
     else:
         clip = cw.MixUp(cw.Abadi(0.1), cw.Abadi(2.0), switch_at=0.5)
         p = plan(sampling=cw.Poisson(N, 3), steps=steps, clip=clip)
-        private = cw.Private(p, model, optimizer, seed=seed)
+        private = cw.Private(p, model, optimizer, seed=seed, witness=witness)
         private.save(path)
     if log:
         optimizer.log = os.open(folder / "releases", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -82,10 +84,13 @@ def wait_for_progress(releases: Path, more: int) -> None:
         time.sleep(0.0005)
 
 
-def main(folder: Path, seed: int | None, kills: int) -> dict[str, Any]:
+def main(
+    folder: Path, seed: int | None, kills: int, moments: int = 0, witness: cw.Witness | None = None
+) -> dict[str, Any]:
+    """Kill a run `kills` times at most, at moments of this number."""
     with tempfile.TemporaryDirectory() as elsewhere:
         live(Path(elsewhere), seed, log=False, steps=3)  # loads everything once, for all the lives to come
-    rng = random.Random(0)
+    rng = random.Random(moments)
     path, releases = folder / "run.ckpt", folder / "releases"
     killed, under_counted, lives = 0, 0, 0
     while True:
@@ -94,7 +99,7 @@ def main(folder: Path, seed: int | None, kills: int) -> dict[str, Any]:
         if child == 0:
             code = 1
             try:
-                live(folder, seed)
+                live(folder, seed, witness=witness)
                 code = 0
             finally:
                 os._exit(code)
@@ -123,7 +128,8 @@ def main(folder: Path, seed: int | None, kills: int) -> dict[str, Any]:
         "lives": lives,
         "under_counted": under_counted,
         "ledger": end.ledger.steps,
-        "interrupted": sum(e.steps for e in end.ledger.events if e.reason == "interrupted"),  # type: ignore[union-attr]
+        "interrupted": sum(e.count for e in end.ledger.events if e.reason == "interrupted"),
+        "charged_ahead": sum(e.count for e in end.ledger.events if e.reason == "charged ahead"),
         "releases": len(lines),
         "steps_released": len(by_step),
         "different_releases_of_a_step": max(map(len, by_step.values())),

@@ -9,6 +9,7 @@ import math
 import os
 import shutil
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -284,7 +285,8 @@ def test_a_failed_save_leaves_the_old_file(where: str, tmp_path: Path, monkeypat
         patch.setattr(os, where, lambda *_: (_ for _ in ()).throw(OSError("disk full")))
         with pytest.raises(OSError, match="disk full"):
             private.save(path)
-    assert path.read_bytes() == old and sorted(os.listdir(tmp_path)) == ["run.ckpt", "run.ckpt.digests"]
+    assert path.read_bytes() == old
+    assert sorted(os.listdir(tmp_path)) == [".run.ckpt.lock", "run.ckpt", "run.ckpt.digests"]
     with pytest.raises(cw.CheckpointError, match="cannot be written"):
         private.save(tmp_path / "nowhere" / "run.ckpt")
 
@@ -381,7 +383,7 @@ def test_the_loops_own_state_goes_along(tmp_path: Path) -> None:
     resumed = cw.Private.resume(tmp_path / "run.ckpt", model, sgd(model))
     assert resumed.extra == {"scheduler": scheduler.state_dict()}
     with pytest.raises(cw.CheckpointError, match=r"checkpoint\['extra'\]\['f'\].*without pickle"):
-        private.save(tmp_path / "run.ckpt", extra={"f": print})
+        resumed.save(tmp_path / "run.ckpt", extra={"f": print})
 
 
 def test_reading_never_unpickles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -528,19 +530,26 @@ def test_the_journal_counts_in_place(tmp_path: Path) -> None:
         checkpoint.Journal(tmp_path / "absent")
 
 
-GOOD = b"begun 00000000000000000002 live\n"
+def summed(words: bytes) -> bytes:
+    return b"%s %08x\n" % (words, zlib.crc32(words))
+
+
+GOOD = summed(b"begun 00000000000000000002 live")
 GARBLED = {
-    "other_word": b"began 00000000000000000002 live\n",
-    "no_number": b"begun 0000000000000000000x live\n",
-    "negative": b"begun -0000000000000000002 live\n",
-    "two_words": b"begun 00000000000000000002_live\n",
-    "no_number_at_all": b"begun                      live\n",
-    "four_words": b"begun 00000000000000000002 li e\n",
-    "other_state": b"begun 00000000000000000002 lime\n",
-    "spaces": b"begun  0000000000000000002 live\n",
+    "other_word": summed(b"began 00000000000000000002 live"),
+    "no_number": summed(b"begun 0000000000000000000x live"),
+    "negative": summed(b"begun -0000000000000000002 live"),
+    "two_words": summed(b"begun 00000000000000000002_live"),
+    "no_number_at_all": summed(b"begun                      live"),
+    "five_words": summed(b"begun 00000000000000000002 li e"),
+    "other_state": summed(b"begun 00000000000000000002 lime"),
+    "spaces": summed(b"begun  0000000000000000002 live"),
     "short": b"begun 2 live\n" + b" " * (len(GOOD) - len("begun 2 live\n")),
     "no_end": GOOD[:-1] + b" ",
     "zeros": bytes(len(GOOD)),
+    "fewer_steps": GOOD.replace(b"02 live", b"01 live"),
+    "not_past": summed(b"begun 00000000000000000002 past").replace(b"past", b"live"),
+    "other_sum": GOOD[:-2] + (b"0\n" if GOOD[-2:] != b"0\n" else b"1\n"),
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,10 +14,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from clipwise.data import DataSet
 from clipwise.errors import CheckpointError, DataError, InvalidConfig
+from clipwise.report import arms_of, warnings_of
 from clipwise.training import Progress, train
 
-from .common import config
+from .common import TINY, config
+from .crash_runs import FEDERATED
 
 ROOT = Path(__file__).parents[2]
 STEPS = 40
@@ -56,18 +60,19 @@ def test_an_unseeded_run_pays_for_every_step_that_it_began(tmp_path: Path) -> No
     for reason, count in found["events"][1]:
         charged[reason] += count
     assert sum(charged.values()) == STEPS and charged["interrupted"] > 0
-    assert len(found["seen"]) == len(set(found["seen"])) <= STEPS, "no step is released twice"
+    steps = [step for step, _ in found["seen"]]
+    assert len(steps) == len(set(steps)) <= STEPS, "no step is released twice"
 
 
-def interrupted(folder: Path) -> None:
-    """Begin a run, and stop it by Ctrl-C after step 5; the last checkpoint is of step 4."""
+def interrupted(folder: Path, text: str = TINY, at: int = 5, **options: Any) -> None:
+    """Begin or continue a run, and stop it by Ctrl-C after step 5; the last checkpoint is of step 4."""
 
     def stop(progress: Progress) -> None:
-        if progress.step == 5:
+        if progress.step == at:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train(config(), output=folder, page=False, watch=stop)
+        train(config(text=text), output=folder, page=False, watch=stop, **options)
 
 
 def test_an_interrupted_run_is_resumed_only_as_it_was_begun(tmp_path: Path) -> None:
@@ -90,6 +95,69 @@ def test_other_data_than_those_of_the_beginning_are_refused(tmp_path: Path) -> N
     changed.train.tensors[0][0] += 1.0
     with pytest.raises(CheckpointError, match="the data changed"):
         train(config(), output=tmp_path / "run", resume=True, data=changed)
+
+
+def edited() -> DataSet:
+    """The records of the configuration, one of them changed."""
+    data = config().data.load()
+    data.train.tensors[0][0] += 1.0
+    return data
+
+
+@pytest.mark.parametrize("base", [TINY, FEDERATED], ids=["dp-sgd", "dp-fedavg"])
+def test_without_a_seed_other_data_are_refused_or_named_on_the_ledger_and_the_page(base: str, tmp_path: Path) -> None:
+    text, folder = base.replace("seed = 3\n", ""), tmp_path / "run"
+    interrupted(folder, text)
+    with pytest.raises(CheckpointError, match=r"the data changed: .* --changed-data"):
+        train(config(text=text), output=folder, resume=True, data=edited())
+    assert os.stat(folder / "data.digest").st_mode & 0o077 == 0
+    interrupted(folder, text, at=9, resume=True, data=edited(), changed_data=True)
+    # A crash later the records are the same as before it: the steps that follow are marked as well.
+    with pytest.raises(CheckpointError, match="the data changed"):
+        train(config(text=text), output=folder, resume=True)
+    run, _ = train(config(text=text), output=folder, resume=True, data=edited(), page=False)
+    assert run.ledger is not None and run.ledger.steps == 12
+    reasons = [(event.reason, event.count) for event in run.ledger.events]
+    assert reasons == [
+        (reasons[0][0], 4),
+        ("interrupted", 1),
+        ("changed data", 3),
+        ("interrupted", 1),
+        ("changed data", 3),
+    ]
+    assert any("Records were changed" in warned.text for warned in warnings_of(arms_of([run])))
+
+
+def test_a_seeded_run_cannot_go_on_with_other_data(tmp_path: Path) -> None:
+    interrupted(tmp_path / "run")
+    with pytest.raises(CheckpointError, match="Start again with another seed"):
+        train(config(), output=tmp_path / "run", resume=True, data=edited(), changed_data=True)
+
+
+def test_a_run_whose_digest_is_gone_may_have_other_data(tmp_path: Path) -> None:
+    text = TINY.replace("seed = 3\n", "")
+    interrupted(tmp_path / "run", text)
+    (tmp_path / "run" / "data.digest").unlink()
+    with pytest.raises(CheckpointError, match="the data changed"):
+        train(config(text=text), output=tmp_path / "run", resume=True)
+    run, _ = train(config(text=text), output=tmp_path / "run", resume=True, page=False, changed_data=True)
+    assert run.ledger is not None and run.ledger.events[-1].reason == "changed data"
+
+
+@pytest.mark.parametrize("base", [TINY, FEDERATED], ids=["dp-sgd", "dp-fedavg"])
+def test_a_witness_keeps_an_older_copy_of_the_folder_from_being_resumed(base: str, tmp_path: Path) -> None:
+    text = f'witness = "{tmp_path / "witness"}"\nwitness_every = 2\n' + base.replace("seed = 3\n", "")
+    folder = tmp_path / "run"
+    interrupted(folder, text)
+    shutil.copytree(folder, tmp_path / "copy")
+    interrupted(folder, text, at=9, resume=True)
+    with pytest.raises(CheckpointError, match="an older copy was put back"):
+        train(config(text=text), output=tmp_path / "copy", resume=True)
+    run, _ = train(config(text=text), output=folder, resume=True, page=False)
+    assert run.ledger is not None and run.ledger.steps == 12 and not (tmp_path / "witness").exists()
+    assert sum(event.count for event in run.ledger.events if event.reason == "charged ahead") == 2
+    with pytest.raises(CheckpointError, match=r"witness .* cannot be read"):  # the run is over
+        train(config(text=text), output=tmp_path / "copy", resume=True)
 
 
 def test_force_begins_anew(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from clipwise.accounting.accountants import ACCOUNTANTS, Accountant
 from clipwise.accounting.accounts import account, account_delta, delta, epsilon, privacy_panel
 from clipwise.accounting.curves import PrivacyCurve, privacy_curve, tight_mu
 from clipwise.accounting.events import (
+    CHANGED_DATA,
     Event,
     FederatedRounds,
     GaussianSteps,
@@ -19,6 +20,7 @@ from clipwise.accounting.solve import free_cap, max_batch_size, max_steps, noise
 
 __all__ = [
     "ACCOUNTANTS",
+    "CHANGED_DATA",
     "Accountant",
     "Event",
     "FederatedRounds",

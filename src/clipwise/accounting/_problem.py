@@ -11,7 +11,7 @@ from clipwise.accounting._numerics.laws import Composition, mixed
 from clipwise.accounting._numerics.projected import Spread, spread
 from clipwise.accounting._numerics.shuffle import ShuffledRun
 from clipwise.accounting._schemes import Laws, Unsampled, scheme_of
-from clipwise.accounting.events import Event, ProjectedSteps, is_event
+from clipwise.accounting.events import CHANGED_DATA, Event, ProjectedSteps, is_event
 from clipwise.accounting.relation import Relation, is_tight, relation_of
 from clipwise.errors import AccountingError
 from clipwise.sampling import Poisson, Sampling, public_size
@@ -31,6 +31,11 @@ LEAST_NOISE = 0.01
 OWN_BATCHES = (
     "The batches were not drawn by private.loader but by the caller (own_batches=True). That they follow the sampling "
     "that is accounted for, each record at most once in a batch, is declared and not checked."
+)
+
+OTHER_RECORDS = (
+    "Records were changed while the run was interrupted, and it continued on them as it was asked to. Epsilon is that "
+    "of a record in all its forms: what it was before the change and what it is now count as one."
 )
 
 SPARE = 1e-12
@@ -106,6 +111,10 @@ def pose(events: Iterable[Event], relation: Relation | None = None, group: int =
     if fewest is not None:
         note = f"Norms were estimated from {fewest} random projections: accounted as if these were published."
         warnings = (*warnings, note)
+    if own:
+        warnings = (*warnings, OWN_BATCHES)
+    if any(event.reason == CHANGED_DATA for event in events):
+        warnings = (*warnings, OTHER_RECORDS)
     return Problem(
         upper=upper,
         lower=lower,
@@ -120,7 +129,7 @@ def pose(events: Iterable[Event], relation: Relation | None = None, group: int =
         estimated=fewest is not None,
         lost=math.fsum(event.count * spreads[event].lost for event in events if event in spreads),
         records=min(sizes) if sizes else None,
-        warnings=(*warnings, OWN_BATCHES) if own else warnings,
+        warnings=warnings,
     )
 
 

@@ -15,6 +15,7 @@ from clipwise.errors import AccountingError, ClipwiseError, LedgerError
 from clipwise.sampling import SAMPLINGS, Poisson, Sampling, arguments, made_from
 
 __all__ = [
+    "CHANGED_DATA",
     "Event",
     "FederatedRounds",
     "GaussianSteps",
@@ -28,6 +29,9 @@ __all__ = [
 
 MOST = 10**12
 """Steps, or records: more than anybody has, and few enough for double precision."""
+
+CHANGED_DATA = "changed data"
+"""The reason of steps on other records than the run was begun with."""
 
 E = TypeVar("E", bound="Event")
 

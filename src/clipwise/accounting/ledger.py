@@ -158,7 +158,10 @@ class Ledger:
         if set(record) != fields or not isinstance(record["events"], list) or not isinstance(record["run"], str):
             raise LedgerError("The ledger has missing or unknown fields: it was edited.")
         if record["checksum"] != _checksum({name: value for name, value in record.items() if name != "checksum"}):
-            raise LedgerError("The ledger's checksum does not fit its events: it was edited by hand. Restore the file.")
+            raise LedgerError(
+                "The ledger's checksum does not fit its events: it was edited by hand. Restore it as it was saved: "
+                "older copies lack what was released since."
+            )
         ledger = cls(decode(event) for event in record["events"])
         if record.get("relation", ledger.relation) != ledger.relation:
             raise LedgerError(

@@ -48,6 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--output", metavar="FOLDER", help="where the run goes (default: the configuration's)")
     parser.add_argument("--resume", action="store_true", help="continue the interrupted run in the folder")
+    parser.add_argument(
+        "--changed-data", action="store_true", help="with --resume: continue on other records, and say so on the ledger"
+    )
     parser.add_argument("--force", action="store_true", help="replace the run in the folder")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
@@ -65,6 +68,7 @@ def run(args: argparse.Namespace) -> int:
             output=args.output,
             resume=args.resume,
             force=args.force,
+            changed_data=args.changed_data,
             command=command_line(),
             watch=watching(bar),
         )

@@ -25,7 +25,16 @@ from clipwise.hashing import joined, whole
 from clipwise.mechanisms import AdaptiveClip, Rounds
 from clipwise.noise import Normals
 from clipwise.plan import Plan
-from clipwise.private import Looked, Position, Release, label_of_plan, label_of_values, read_checkpoint, save_checkpoint
+from clipwise.private import (
+    Looked,
+    Position,
+    Release,
+    Witness,
+    label_of_plan,
+    label_of_values,
+    read_checkpoint,
+    save_checkpoint,
+)
 
 __all__ = ["Failure", "Round", "RoundReport", "Server", "apply", "select"]
 
@@ -95,7 +104,8 @@ class Server:
     its trainable parameters are what is learnt. Without `seed` all randomness is the operating system's; with it the
     selection and the noise can be repeated, and removed, by anyone who knows it. Noise is labelled with the plan,
     the initial values and the updates themselves, so a seeded server draws other noise for other updates.
-    `ledger` continues one that holds earlier releases.
+    `ledger` continues one that holds earlier releases. `witness`, a file on other storage, keeps an older copy of a
+    saved run from being continued (`clipwise.Witness`).
 
     Guarantees: whatever a user sends, or whether it sends anything, moves the sum by at most `weight_cap` times the
     sensitivity of the clipping; the noise is `noise_multiplier` times that; the round is on `ledger` before its noise
@@ -119,6 +129,7 @@ class Server:
         seed: int | None = None,
         noise: Normals | None = None,
         ledger: Ledger | None = None,
+        witness: Witness | str | os.PathLike[str] | None = None,
     ) -> None:
         if not isinstance(plan, Plan) or not isinstance(plan.mechanism, Rounds):
             raise InvalidPlan(
@@ -132,7 +143,7 @@ class Server:
         self._adaptive = plan.clip if isinstance(plan.clip, AdaptiveClip) else None
         # One release: the count is one more number of the noisy vector.
         released = [*self._like.values(), *([] if self._adaptive is None else [torch.zeros(1, dtype=torch.float64)])]
-        self._release = Release(plan, self._position, noise, ledger, first=1)
+        self._release = Release(plan, self._position, noise, ledger, first=1, witness=Witness.of(witness))
         self._release.bind(self.parameters, released, self._deviations)
         bound = None if self._adaptive is None else self._adaptive.R
         self._state = ServerState(plan, self._release, bound, continues=ledger is not None)
@@ -297,19 +308,28 @@ class Server:
     ) -> None:
         """Write the run, the model and the server's optimizer to one file that a crash cannot damage.
 
-        From then on every round is counted in that file before its noise is drawn (unseeded runs).
+        From then on the file is this run's alone, and every round is counted in it before its noise is drawn (unseeded
+        runs).
         """
         save_checkpoint(path, self._state, self._state.capture(), model, optimizer, extra)
 
-    def resume(self, path: str | os.PathLike[str], model: nn.Module, optimizer: Optimizer | None = None) -> Any:
+    def resume(
+        self,
+        path: str | os.PathLike[str],
+        model: nn.Module,
+        optimizer: Optimizer | None = None,
+        *,
+        changed_data: bool = False,
+    ) -> Any:
         """Go on from `save`, in a server that has made no round yet; model and optimizer are filled.
 
         A seeded run makes the rounds after the last save again, bit for bit, given the same users and examples; a
         round for which other updates come gets other noise, and is charged again. An unseeded one draws fresh noise,
-        and the rounds begun since stay charged. Returns `extra`.
+        and the rounds begun since stay charged. `changed_data=True` says that users have other examples than when the
+        run was begun: the ledger then names it at every further round. Returns `extra`.
         """
         saved = read_checkpoint(path, self._state.kind)
-        saved.continue_in(self._state, model, optimizer)
+        saved.continue_in(self._state, model, optimizer, changed_data=changed_data)
         return saved.extra
 
 

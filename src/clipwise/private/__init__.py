@@ -16,6 +16,7 @@ from clipwise.private.saving import read as read_checkpoint
 from clipwise.private.saving import save as save_checkpoint
 from clipwise.private.statistics import LayerStatistics, StepStatistics
 from clipwise.private.train import Private
+from clipwise.private.witness import Witness
 
 __all__ = [
     "Checked",
@@ -26,6 +27,7 @@ __all__ = [
     "Private",
     "Release",
     "StepStatistics",
+    "Witness",
     "check_form",
     "check_model",
     "digests_file",

@@ -158,7 +158,8 @@ class Digests:
             return
         except (OSError, ValueError) as error:
             raise CheckpointError(
-                f"{path} is damaged ({error}). Restore it; without it (remove it) a changed record goes unnoticed."
+                f"{path} is damaged ({error}). Start again with another seed; or remove the file, and changed records "
+                "go unnoticed."
             ) from error
         self._records = dict(entries[:count])
         for step, release in entries[count:]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
@@ -12,13 +14,15 @@ from torch import Tensor
 
 from clipwise.accounting import Ledger
 from clipwise.clipping import Style, bounds_of, is_private
-from clipwise.errors import InvalidPlan
+from clipwise.errors import CheckpointError, InvalidPlan
+from clipwise.files import Lock
 from clipwise.mechanisms import Repeated
 from clipwise.noise import GaussianNoise, Normals
 from clipwise.plan import Plan
 from clipwise.private.checkpoint import Journal
 from clipwise.private.guard import Guard, check_one_process
 from clipwise.private.position import Position
+from clipwise.private.witness import Testimony, Witness
 
 __all__ = ["Release"]
 
@@ -31,9 +35,9 @@ class Release:
 
     `first` numbers the noise of the first release.
 
-    Guarantees: a step is on `ledger`, and in the journal of a saved run, before its noise is drawn; from then on it is
-    spent, whatever happens. Its noise has the multiplier of the event that was recorded, which is that of the step's
-    own number. A seeded run that makes a step again with other sums is charged once more.
+    Guarantees: a step is on `ledger`, in the journal of a saved run and at its witness before its noise is drawn; from
+    then on it is spent, whatever happens. Its noise has the multiplier of the event that was recorded, which is that of
+    the step's own number. A seeded run that makes a step again with other sums is charged once more.
     """
 
     def __init__(
@@ -45,18 +49,17 @@ class Release:
         *,
         own_batches: bool = False,
         first: int = 0,
+        witness: Witness | None = None,
     ) -> None:
         check_one_process()
         self._plan, self.position = plan, position
-        self._marks: dict[str, Any] = {} if own_batches is False else {"own_batches": own_batches}
-        self._stretches: list[tuple[int, Repeated]] = []  # where steps with equal noise end, and the event of one
-        for event in self._events(0, plan.steps):  # refuses a plan without noise, and marks that are none
-            end = event.count + (self._stretches[-1][0] if self._stretches else 0)
-            self._stretches.append((end, event.repeated(1)))
+        self._marks: dict[str, Any] = {}
+        self.mark(**({} if own_batches is False else {"own_batches": own_batches}))
         self.ledger = Ledger() if ledger is None else ledger
         self.guard = Guard()
         self._source, self._first = source, first
         self._journal: Journal | None = None
+        self._testimony = None if witness is None else Testimony(witness, plan.steps)
 
     def bind(self, names: Sequence[str], like: Sequence[Tensor], deviations: Deviations | None = None) -> None:
         """Release sums like these from here on."""
@@ -65,6 +68,14 @@ class Release:
         self._noise = GaussianNoise(like, self.position.entropy, self._source)
         self._scaled: tuple[Style, float, list[float]] | None = None
         self._bounds: tuple[tuple[str, float], ...] = ()  # of the style's rules, when its noise was found
+
+    def mark(self, **changes: Any) -> None:
+        """Give every further event these values; refuses a plan without noise, and marks that are none."""
+        self._marks.update(changes)
+        self._stretches: list[tuple[int, Repeated]] = []  # where steps with equal noise end, and the event of one
+        for event in self._events(0, self._plan.steps):
+            end = event.count + (self._stretches[-1][0] if self._stretches else 0)
+            self._stretches.append((end, event.repeated(1)))
 
     # Whether the run may continue
 
@@ -143,12 +154,17 @@ class Release:
         return [replace(event, **changes) for event in events] if changes else list(events)
 
     def _charge(self, event: Repeated) -> int:
-        """One step on the ledger and in the journal; gives its number."""
+        """One step on the ledger, in the journal and at the witness; gives its number."""
         step = self.position.done
         self.ledger.record(event)
         self.position.done += 1
         if self._journal is not None:
-            self._journal.charge(self.position.done)
+            if self.position.seeded:
+                self._journal.check()
+            else:
+                self._journal.charge(self.position.done)
+        if self._testimony is not None:
+            self._testimony.charge(self.position.done)
         return step
 
     def _charge_repetition(self, event: Repeated, number: int, release: bytes) -> None:
@@ -160,21 +176,56 @@ class Release:
         if others:  # also those of processes that died before they could save their ledger
             self.ledger.record(replace(event.repeated(others), reason="repeated"))
 
+    def lock_of(self, path: str | os.PathLike[str]) -> Lock:
+        """The lock of the file that the run is about to be saved in; refused if others continue this one."""
+        if self._journal is None:
+            return Lock(path, CheckpointError)
+        self._journal.check_held()
+        return self._journal.lock if self._journal.lock.is_of(path) else Lock(path, CheckpointError)
+
     def count_in(self, journal: Journal) -> None:
         """Count every step in this file from here on, and no longer in the one before."""
-        before = self._journal
-        if before is not None and before.path != journal.path:
-            before.retire(self.position.done)
-        elif before is not None:
+        before, self._journal = self._journal, journal
+        if before is None:
+            return
+        if self.position.seeded:  # which may go back: that repeats the same releases
             before.close()
-        self._journal = journal
+        else:
+            before.retire(self.position.done)
+        if before.lock is not journal.lock:
+            before.lock.release()
 
-    def continue_in(self, journal: Journal) -> None:
-        """Go on from this file: steps that were begun there after it was saved stay charged, with their own noise."""
+    def check_witness(self, mark: Mapping[str, Any] | None) -> int:
+        """The steps that the witness of a saved run has charged; refused if it knows of a later save."""
+        if mark is not None and self._testimony is None:
+            self._testimony = Testimony(Witness(mark["path"], mark["every"]), self.position.planned)
+        if mark is None or self._testimony is None:
+            return 0
+        return self._testimony.take_up(mark)
+
+    def continue_in(self, journal: Journal, witnessed: int) -> None:
+        """Go on from this file: steps that were begun there after it was saved stay charged, with their own noise.
+
+        So do those that a witness has charged ahead, made or not. A seeded run makes them again.
+        """
         self._journal = journal
-        done, begun = self.position.done, journal.begun()
+        if not self.position.seeded:
+            self._interrupted(journal.begun(), "interrupted")
+            self._interrupted(witnessed, "charged ahead")
+
+    def _interrupted(self, begun: int, reason: str) -> None:
+        done = self.position.done
         if begun > done:
-            for event in self._events(done, begun, reason="interrupted"):
+            for event in self._events(done, begun, reason=reason):
                 self.ledger.record(event)
             self.position.done = begun
             self.close_if_done()
+
+    @contextlib.contextmanager
+    def being_saved(self) -> Iterator[dict[str, Any] | None]:
+        """A save, known to the witness before it begins and when it has ended; gives the mark for the file."""
+        if self._testimony is None:
+            yield None
+            return
+        yield self._testimony.saving(self.position.done)
+        self._testimony.saved(self.position.done)

@@ -1,8 +1,9 @@
 """A run of `Private` or of a federated server in one file, and what a resumed one is charged.
 
 The file has the run's own state, the model, the optimizer and whatever the caller adds. A crash leaves the old file or
-the new one. From the first save on, an unseeded run counts every step in it before its noise is drawn; a seeded one
-makes the steps after the last save again, which is the same release, and keeps digests of them beside the file.
+the new one. From the first save on, the file is locked for the run, and an unseeded one counts every step in it before
+its noise is drawn; a seeded one makes the steps after the last save again, which is the same release, and keeps digests
+of them beside the file.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any, Protocol
 from torch import nn
 from torch.optim import Optimizer
 
-from clipwise.accounting import Ledger
+from clipwise.accounting import CHANGED_DATA, Ledger
 from clipwise.errors import CheckpointError
 from clipwise.private import checkpoint
 from clipwise.private.digests import file_of
@@ -57,21 +58,24 @@ def save(
     extra: Any,
 ) -> None:
     """Write everything; an unseeded run counts every step in that file from then on."""
-    record = {
-        run.kind: state,
-        "model": dict(model.state_dict()),
-        "optimizer": optimizer and {"class": type(optimizer).__name__, "state": optimizer.state_dict()},
-        "extra": extra,
-    }
-    position = run.release.position
-    if position.seeded:  # digests first: the checkpoint must not be there without what it is compared with
-        position.digests.save(path)
-        checkpoint.write(path, record, position.done).close()
-        position.digests.saved(position.done)
-        return
-    journal = checkpoint.write(path, record, position.done)
-    file_of(path).unlink(missing_ok=True)  # of a seeded run that lay here before
-    run.release.count_in(journal)
+    release, position = run.release, run.release.position
+    lock = release.lock_of(path)
+    with release.being_saved() as mark:
+        record = {
+            run.kind: state,
+            "model": dict(model.state_dict()),
+            "optimizer": optimizer and {"class": type(optimizer).__name__, "state": optimizer.state_dict()},
+            "extra": extra,
+            "witness": mark,
+        }
+        if position.seeded:  # digests first: the checkpoint must not be there without what it is compared with
+            position.digests.save(path)
+        journal = checkpoint.write(path, record, position.done, lock)
+        if position.seeded:
+            position.digests.saved(position.done)
+        else:
+            file_of(path).unlink(missing_ok=True)  # of a seeded run that lay here before
+        release.count_in(journal)
 
 
 @dataclass(frozen=True)
@@ -79,26 +83,35 @@ class Saved:
     """What was read from a file."""
 
     path: Path
+    journal: checkpoint.Journal
     state: dict[str, Any]
     model: dict[str, Any]
     optimizer: dict[str, Any] | None
     extra: Any
+    witness: dict[str, Any] | None
 
-    def continue_in(self, run: Stateful, model: nn.Module, optimizer: Optimizer | None) -> None:
+    def continue_in(
+        self, run: Stateful, model: nn.Module, optimizer: Optimizer | None, *, changed_data: bool = False
+    ) -> None:
         """Fill a new run, model and optimizer, and charge what was begun since; nothing is changed by a refusal."""
+        if changed_data and self.state["seed"] is not None:
+            raise CheckpointError(
+                "a seeded run repeats its steps, and on other data that tells the difference. Start again with another "
+                "seed."
+            )
         run.check(self.state)
         self._check_model(model)
         self._check_optimizer(optimizer)
-        seeded = self.state["seed"] is not None
-        journal = None if seeded else checkpoint.Journal(self.path)  # locked: no other process counts on
+        witnessed = run.release.check_witness(self.witness)
         model.load_state_dict(self.model)
         if optimizer is not None and self.optimizer is not None:
             optimizer.load_state_dict(self.optimizer["state"])
         run.restore(self.state)
-        if journal is None:
+        if self.state["seed"] is not None:
             run.release.position.digests.load(self.path)
-        else:
-            run.release.continue_in(journal)
+        run.release.continue_in(self.journal, witnessed)
+        if changed_data:
+            run.release.mark(reason=CHANGED_DATA)
 
     def _check_model(self, model: nn.Module) -> None:
         mine = model.state_dict()
@@ -124,17 +137,19 @@ class Saved:
 
 
 def read(path: str | os.PathLike[str], kind: str) -> Saved:
-    """A saved run of this kind; refused when it continued in another file."""
+    """A saved run of this kind, locked before it is read; refused when it continued in another file."""
+    journal = checkpoint.Journal(Path(path))
     record, _, live = checkpoint.read(path)
-    state, model, optimizer = (record.get(name) for name in (kind, "model", "optimizer"))
-    if not isinstance(state, dict) or not isinstance(model, dict) or not isinstance(optimizer, (dict, type(None))):
+    state, model, optimizer, witness = (record.get(name) for name in (kind, "model", "optimizer", "witness"))
+    optional = all(isinstance(part, (dict, type(None))) for part in (optimizer, witness))
+    if not isinstance(state, dict) or not isinstance(model, dict) or not optional:
         raise CheckpointError(f"{Path(path)} has no {kind!r}: such a run did not write it.")
     if state.get("seed") is None and not live:
         raise CheckpointError(
             f"{Path(path)} was replaced by a later checkpoint elsewhere, and what was made since is counted there. "
             "Resume from the latest one."
         )
-    return Saved(Path(path), state, model, optimizer, record.get("extra"))
+    return Saved(Path(path), journal, state, model, optimizer, record.get("extra"), witness)
 
 
 def check_form(saved: Mapping[str, Any], keys: AbstractSet[str], version: int) -> None:

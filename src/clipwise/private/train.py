@@ -31,6 +31,7 @@ from clipwise.private.position import Position
 from clipwise.private.release import Release
 from clipwise.private.state import PrivateState
 from clipwise.private.statistics import StepStatistics
+from clipwise.private.witness import Witness
 from clipwise.sampling import Poisson
 
 __all__ = ["Private"]
@@ -60,7 +61,8 @@ class Private:
     Until its last step, or `close`, the steps of the optimizer are the run's: `loss.backward(); optimizer.step()` is
     refused before it changes the weights, and a gradient that others wrote ends the run (docs/loop.md). Batches
     come from `loader`. `own_batches=True` takes those of your own loader instead: that they are drawn as the
-    plan's sampling says is then declared, on the ledger and in every report.
+    plan's sampling says is then declared, on the ledger and in every report. `witness`, a file on other storage, keeps
+    an older copy of a saved run from being continued (`clipwise.Witness`).
 
     >>> import clipwise as cw, torch
     >>> from torch.utils.data import TensorDataset
@@ -86,6 +88,7 @@ class Private:
         noise: Normals | None = None,
         constants: Constants = (),
         own_batches: bool = False,
+        witness: Witness | str | os.PathLike[str] | None = None,
     ) -> None:
         if not isinstance(plan, Plan):
             raise InvalidPlan(f"plan must be a clipwise.Plan, got {type(plan).__name__}.")
@@ -101,7 +104,7 @@ class Private:
             start=lambda: labels.of_run(plan, model, optimizer),
             now=lambda: labels.of_optimizer(optimizer),
         )
-        self._release = Release(plan, self._position, noise, own_batches=own_batches)
+        self._release = Release(plan, self._position, noise, own_batches=own_batches, witness=Witness.of(witness))
         self._batch = Batch(plan.sampling, own_batches)
         declared = (constants,) if isinstance(constants, (Tensor, nn.Module)) else tuple(constants)
         counted = isinstance(plan.sampling, Poisson)
@@ -388,8 +391,8 @@ class Private:
     def save(self, path: str | os.PathLike[str], extra: Any = None) -> None:
         """Write model, optimizer and run to one file, such that a crash leaves the old file or the new one.
 
-        From then on every step is counted in that file before it is made (unseeded runs). `extra` holds whatever the
-        loop needs besides, such as `{"scheduler": scheduler.state_dict()}`.
+        From then on the file is this run's alone, and every step is counted in it before it is made (unseeded runs).
+        `extra` holds whatever the loop needs besides, such as `{"scheduler": scheduler.state_dict()}`.
         """
         state = self._state.capture(with_weights=False)
         saving.save(path, self._state, state, self._model, self._optimizer, extra)
@@ -405,12 +408,18 @@ class Private:
         loss_fn: LossFn | None = None,
         noise: Normals | None = None,
         constants: Constants = (),
+        witness: Witness | str | os.PathLike[str] | None = None,
+        changed_data: bool = False,
     ) -> Private:
         """Go on from `save`: model and optimizer are filled, and `private.loader(dataset)` gives the next batch.
 
         `plan` is only needed when it holds your own clipping rule, and must equal the saved one; `own_batches` is
         as it was saved. A seeded run repeats the steps after the last save bit for bit. An unseeded one draws fresh
-        noise, and the steps begun since stay charged.
+        noise, and the steps begun since stay charged. `witness` is only needed when its file was moved, or when the
+        run had none before. A run of this process that continued the file has ended with this.
+
+        `changed_data=True` says that the records are not those that the run was begun with: the ledger then names it
+        at every further step. A seeded run refuses them.
         """
         saved = saving.read(path, PrivateState.kind)
         private = cls(
@@ -422,8 +431,9 @@ class Private:
             noise=noise,
             constants=constants,
             own_batches=saved.state.get("own_batches") is True,
+            witness=witness,
         )
-        saved.continue_in(private._state, model, optimizer)
+        saved.continue_in(private._state, model, optimizer, changed_data=changed_data)
         private.extra = saved.extra
         return private
 

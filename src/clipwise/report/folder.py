@@ -44,7 +44,7 @@ CONFIG, METRICS, LEDGER, RESULT, DIGEST = "config.toml", "metrics.jsonl", "ledge
 MODEL, CHECKPOINT, PAGE, CARD, FIGURES = "model.safetensors", "checkpoint", "report.html", "card.md", "figures"
 _DIGESTS = f"{CHECKPOINT}.digests"
 _REPLACED = (CONFIG, METRICS, LEDGER, RESULT, DIGEST, CHECKPOINT, _DIGESTS, PAGE, CARD)
-_OURS = {*_REPLACED, *(f".{name}.part" for name in _REPLACED), MODEL, FIGURES, "publishable"}
+_OURS = {*_REPLACED, *(f".{name}.part" for name in _REPLACED), f".{CHECKPOINT}.lock", MODEL, FIGURES, "publishable"}
 COMPARISON = "clipwise comparison"
 """The format of a result.json that belongs to a page on several runs."""
 
@@ -96,6 +96,16 @@ class RunFolder:
 
     def _taken(self) -> None:
         raise DataError(f"another process is training in {self.path}; wait for it, or use --output.")
+
+    @property
+    def digests(self) -> tuple[str, ...]:
+        """Of the records that the run was begun with, and of those that it was continued on, if they are others."""
+        path = self.path / DIGEST
+        return tuple(_read(path).split("\n")) if path.exists() else ()
+
+    @digests.setter
+    def digests(self, digests: Sequence[str]) -> None:
+        self._write(DIGEST, "\n".join(digests))
 
     def clear(self) -> None:
         """Remove everything that a run writes, and nothing else."""

@@ -251,7 +251,7 @@ def test_the_digest_is_in_its_own_files_and_in_nothing_else(
     with pytest.raises(Stop):
         train(made, output=tmp_path / "run", data=mine, watch=stop)
     found = holders(tmp_path, secrets)
-    assert set(found) == {"checkpoint.digests"}
+    assert set(found) == {"checkpoint.digests", "data.digest"}
     assert stat.S_IMODE(found["checkpoint.digests"].stat().st_mode) == 0o600
     changed = DataSet("mine", "classification", TensorDataset(x + 1, parts[0].tensors[1]), parts[1], ("no", "yes"))
     with pytest.raises(cw.CheckpointError, match="the data changed") as refused:
@@ -292,4 +292,7 @@ def test_an_unseeded_run_leaves_no_digest(tmp_path: Path) -> None:
     private = cw.Private(cw.Plan(cw.FullBatch(N), STEPS, cw.Abadi(1.0), 1.0), model, optimizer)
     go(private, model, tensors(), until=1)
     private.save(tmp_path / "run")
-    assert [path.name for path in tmp_path.iterdir()] == ["run"] and private.looked.state == "not looked at"
+    assert (
+        sorted(path.name for path in tmp_path.iterdir()) == [".run.lock", "run"]
+        and private.looked.state == "not looked at"
+    )

@@ -95,8 +95,16 @@ def _begin(job: Job, folder: Folder, resume: bool, optimizer: Optimizer) -> Priv
     """The run's `Private`, new or from the folder's checkpoint."""
     losses = partial(_losses, job)
     if not resume:
-        return Private(job.plan, job.model, optimizer, seed=job.draw_seed, loss_fn=losses)
-    private = Private.resume(folder.checkpoint, job.model, optimizer, plan=job.plan, loss_fn=losses)
+        return Private(job.plan, job.model, optimizer, seed=job.draw_seed, loss_fn=losses, witness=job.config.witness)
+    private = Private.resume(
+        folder.checkpoint,
+        job.model,
+        optimizer,
+        plan=job.plan,
+        loss_fn=losses,
+        witness=job.config.witness,
+        changed_data=folder.changed_data,
+    )
     took_up(folder, private.extra)
     return private
 

@@ -90,10 +90,11 @@ class FederatedAlgorithm(Algorithm):
         nothing; a seeded run that was killed and resumed ends with the weights of one that was not.
         """
         users, choice = self.federation.records_of_users(job.train), self.federation.server
-        server = Server(job.plan, job.model, seed=job.draw_seed)
+        server = Server(job.plan, job.model, seed=job.draw_seed, witness=job.config.witness)
         optimizer = None if choice is None else choice.build(job.parameters.values())
         if resume:
-            took_up(folder, server.resume(folder.checkpoint, job.model, optimizer))
+            changed = folder.changed_data
+            took_up(folder, server.resume(folder.checkpoint, job.model, optimizer, changed_data=changed))
         rounds = run(server, job.model, users, self.work(job), optimizer)
         milestones = Milestones(
             job,

@@ -19,6 +19,7 @@ from clipwise.calibration import check_resamples, equal_edges
 from clipwise.clipping import Clip, Flat, NoClip
 from clipwise.errors import DataError, InvalidPlan, InvalidSampling
 from clipwise.mechanisms import Steps
+from clipwise.private import Witness
 from clipwise.sampling import FixedSize, FullBatch, Poisson, Sampling, Shuffled
 from clipwise.training.config.clips import read_clip
 from clipwise.training.config.datasets import DataChoice, read_data
@@ -258,6 +259,8 @@ class Config:
     device: str
     checkpoint_every: int | None
     """Steps between checkpoints; None: as often as there are evaluations."""
+    witness: Witness | None
+    """A file on other storage that keeps an older copy of the folder from being continued."""
     batches: Batches
     data: DataChoice
     model: Architecture
@@ -295,6 +298,7 @@ class Config:
             output=Path(root.text("output", f"runs/{name}")),
             device=_device(root),
             checkpoint_every=root.integer("checkpoint_every", None),
+            witness=_witness(root),
             batches=Batches.read(root),
             data=read_data(root.table("data")),
             model=read_model(model),
@@ -330,6 +334,15 @@ def _check_rate(root: TomlTable, config: Config) -> None:
         root.fail(
             "rate", "needs held-out records in a separate file (data.test_file): a part of one file reveals its size."
         )
+
+
+def _witness(root: TomlTable) -> Witness | None:
+    path, every = root.text("witness", None), root.integer("witness_every", None)
+    if path is None:
+        if every is not None:
+            root.fail("witness_every", "goes with witness, the file that counts ahead.")
+        return None
+    return Witness(path) if every is None else Witness(path, every)
 
 
 def _device(root: TomlTable) -> str:

@@ -7,11 +7,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from clipwise.errors import ClipwiseError, DataError, InvalidConfig
+from clipwise.errors import CheckpointError, ClipwiseError, DataError, InvalidConfig
 from clipwise.report import RunFolder
 from clipwise.training.config import TomlText
 
 __all__ = ["Folder"]
+
+_PLACES = {"output", "witness", "witness_every"}
 
 
 class Folder(RunFolder):
@@ -23,6 +25,8 @@ class Folder(RunFolder):
         """Training time so far, over all the processes that the run took."""
         self.begun = False
         """Whether a step has been made."""
+        self.changed_data = False
+        """Whether the run continues on other records than it was begun with."""
 
     def check(self, text: str, *, resume: bool, force: bool) -> None:
         """Refuse, before anything is computed, to lose a run or other files, or to continue another run."""
@@ -61,22 +65,40 @@ class Folder(RunFolder):
             )
 
     @contextlib.contextmanager
-    def claimed(self, config: str, *, resume: bool) -> Iterator[None]:
-        """As of any run; a model or a plan that is refused before the first step leaves no folder behind."""
-        with super().claimed(config, resume=resume):
+    def trained_in(self, config: str, digest: str, *, resume: bool, changed_data: bool) -> Iterator[None]:
+        """The folder for a run on records with this digest, which must be those that it was begun with.
+
+        `changed_data` continues on others. A model or a plan that is refused before the first step leaves no folder.
+        """
+        with self.claimed(config, resume=resume):
             self.begun = resume
             try:
+                self._check_data(digest, resume, changed_data)
                 yield
             except (ClipwiseError, OSError):
                 if not self.begun:
                     self.discard()
                 raise
 
+    def _check_data(self, digest: str, resume: bool, changed_data: bool) -> None:
+        known = self.digests if resume else ()
+        if resume and digest not in known[-1:]:
+            if not changed_data:
+                raise CheckpointError(
+                    f"the data changed: they are not those of the run in {self.path}. Continue with the same data, or "
+                    "start another run with --output. A run without a seed can go on with others by --changed-data; "
+                    "its ledger and page then say so."
+                )
+            known = known or ("",)  # nobody knows what it was begun with
+        if digest not in known[-1:]:
+            self.digests = (*known, digest)
+        self.changed_data = len(self.digests) > 1
+
 
 def _differing(old: Mapping[str, Any], new: Mapping[str, Any], path: tuple[str, ...]) -> set[str]:
-    """Keys whose values differ; where the run is kept does not count."""
+    """Keys whose values differ; where the run and its count are kept does not count."""
     names: set[str] = set()
-    for key in {*old, *new} - ({"output"} if not path else set()):
+    for key in {*old, *new} - (_PLACES if not path else set()):
         a, b = old.get(key), new.get(key)
         if isinstance(a, Mapping) and isinstance(b, Mapping):
             names |= _differing(a, b, (*path, key))

@@ -34,6 +34,7 @@ def train(
     output: str | Path | None = None,
     resume: bool = False,
     force: bool = False,
+    changed_data: bool = False,
     command: str = "",
     watch: Watch = silent,
     data: DataSet | None = None,
@@ -43,15 +44,16 @@ def train(
     """Carry out a configuration; the run and its folder.
 
     The folder is refused when a finished run is in it (`force` replaces it), or an interrupted one, which `resume`
-    continues. `data` are the records that the configuration names, where many runs share them; `page=False` leaves
-    the report, its figures and the card out; `note` is added to the run's warnings.
+    continues: on the same records, or with `changed_data` on others, which ledger and page then say. `data` are the
+    records that the configuration names, where many runs share them; `page=False` leaves the report, its figures and
+    the card out; `note` is added to the run's warnings.
     """
     folder = Folder(Path(config.output if output is None else output))
     folder.check(config.text, resume=resume, force=force)
     _check_extras()
     started = datetime.now(timezone.utc).isoformat(timespec="seconds")
     job = prepare(config, data)
-    with folder.claimed(config.text, resume=resume):
+    with folder.trained_in(config.text, job.data.fingerprint, resume=resume, changed_data=changed_data):
         trained = config.algorithm.train(job, folder, watch, resume)
         run = _run(job, folder, trained, {"command": command, "started": started})
         run = replace(run, warnings=(*run.warnings, note)) if note else run
@@ -59,6 +61,8 @@ def train(
         run.save(folder.path)
         folder.checkpoint.unlink()
         digests_file(folder.checkpoint).unlink(missing_ok=True)
+        if config.witness is not None:
+            Path(config.witness.path).unlink(missing_ok=True)
         if page:
             report.write(run, folder.path)
     return run, folder.path
