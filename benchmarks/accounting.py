@@ -152,7 +152,7 @@ def _serve(name: str, pipe: Connection) -> None:
 
 
 class Worker:
-    """Asks one accountant's process, and starts it anew when it had to be stopped."""
+    """Asks one accountant's process, and starts it again when it had to be stopped."""
 
     def __init__(self, name: str) -> None:
         self.name = name

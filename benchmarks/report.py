@@ -302,7 +302,7 @@ not counted. The wall ratio is beside it.
 ### Peak memory
 
 Ratio of the increases of resident memory over the state just before the first step, each method in a fresh process. The
-kernel's high-water mark is reset before the step; the allocator is told to return every freed block of 64 kB or more
+kernel's high-water mark is reset before the step; the allocator is set to return every freed block of 64 kB or more
 (`MALLOC_MMAP_THRESHOLD_`, one arena), so resident memory follows what is alive. A step on a tiny model comes first, so
 that libraries loaded on first use do not count. "First step" is the one that plans and checks.
 

@@ -1,6 +1,6 @@
 """Run the benchmarks: `python -m benchmarks` (full), `--quick` (two small workloads, under a minute).
 
-Every measurement is a process of its own and is saved as soon as it is there, so an interrupted run goes on where it
+Every measurement is a process of its own and is saved as soon as it is there, so an interrupted run continues where it
 stopped; `--again` measures again. Results: `results.json`, and from them `README.md` and the figures.
 """
 
@@ -122,7 +122,7 @@ def settings(arguments: argparse.Namespace) -> Json:
 
 
 def load(path: Path, arguments: argparse.Namespace) -> Json:
-    """Earlier results to go on with: only those of the same settings and versions."""
+    """Earlier results to continue: only those of the same settings and versions."""
     fresh: Json = {"settings": settings(arguments), "machine": machine(), "versions": versions()}
     if (arguments.again == "all" and not arguments.only) or not path.exists():
         return fresh

@@ -48,7 +48,7 @@ def digests_of_files(folder: Path) -> dict[str, str]:
 
 @contextmanager
 def kept(path: Path) -> Iterator[None]:
-    """Around the reading of a file of the cache: one that is damaged is told, with what to do."""
+    """Around the reading of a file of the cache: one that is damaged is reported, with what to do."""
     try:
         yield
     except (OSError, ValueError, EOFError, KeyError, TypeError, BadZipFile) as error:

@@ -1,7 +1,7 @@
 """What a frozen network says of every image, computed once and kept in the cache folder; and images to fine-tune on.
 
 `python -m papers.cifar10.features [NETWORK [SIDE]]` computes them ahead of the studies. A shard is written whole or not
-at all, so an interrupted computation goes on where it stopped. The folder's name holds a SHA-256 of what made them.
+at all, so an interrupted computation continues where it stopped. The folder's name holds a SHA-256 of what made them.
 """
 
 from __future__ import annotations

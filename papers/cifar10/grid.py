@@ -1,6 +1,6 @@
 """The ablation over clipping norm and learning rate: many short runs, of which only the metrics are kept.
 
-`grid.json` is written anew after every cell, so an interrupted grid goes on with `--resume`.
+`grid.json` is written again after every cell, so an interrupted grid continues with `--resume`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A cache is a folder in the data folder (`CLIPWISE_DATA`), named by the weights and by a hash of everything that made it:
 the pairs, the files of the weights and of the tokenizer, the longest length. It is written in shards, each whole or
-not there, so that a process that was stopped goes on with the next one.
+not there, so that a process that was stopped continues with the next one.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Regenerate everything that docs/theory.md shows: `clipwise reproduce theory`, or `python -m papers.theory`.
 
-Instances that the search found are read from instances.json and checked again; `--search` searches anew (a quarter of
+Instances that the search found are read from instances.json and checked again; `--search` searches again (a quarter of
 an hour). The last part trains the paper's MNIST network with the monitor, for which it fetches the data; `--mnist` runs
 only that, `--no-mnist` all but that. `--quick` does all but MNIST on a small scale, in about a minute, and leaves the
 committed files alone.
@@ -134,13 +134,13 @@ def watch(out: Path, quick: bool) -> None:
     print(monitor.markdown(watched))
 
 
-def demonstrate(out: Path, quick: bool, anew: bool) -> list[str]:
+def demonstrate(out: Path, quick: bool, again: bool) -> list[str]:
     """All but MNIST; what is not as the paper says."""
     instances = load_instances()
-    if anew:
-        searched_anew = search(quick)
-        (out / "instances.json").write_text(json.dumps(searched_anew, indent=1) + "\n", encoding="utf-8")
-        instances = instances if quick else searched_anew  # a short search finds only some of them
+    if again:
+        new = search(quick)
+        (out / "instances.json").write_text(json.dumps(new, indent=1) + "\n", encoding="utf-8")
+        instances = instances if quick else new  # a short search finds only some of them
     found = reproduce(out, quick, instances)
     print(table.markdown(found["table"]))
     for row in found["orders"]:

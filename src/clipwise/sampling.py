@@ -302,7 +302,7 @@ class Draws:
     def __init__(self, sampling: Sampling, entropy: Entropy, order_key: bytes | None = None) -> None:
         self.sampling = sampling
         self._entropy = entropy
-        # Only Shuffled needs a memory: the epoch's order. It claims no amplification, so the key is no secret.
+        # Only Shuffled needs a memory: the epoch's order. It claims no amplification, so the key is not a secret.
         self.order_key = entropy.take(16, "order") if order_key is None else order_key
         self._epoch: tuple[int, Indices] | None = None
 

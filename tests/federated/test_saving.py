@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 
 import pytest
@@ -68,15 +67,3 @@ def test_two_processes_cannot_go_on_from_one_file(tmp_path: Path) -> None:
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-
-
-def test_a_file_that_was_written_before_the_redesign_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
-    """By revision 8ba8f1b, whose servers had plans of their own kind."""
-    path, kept = tmp_path / "run", Path(__file__).with_name("saved_by_8ba8f1b.ckpt")
-    shutil.copy(kept, path)
-    model = nn.Linear(3, 1)
-    rounds = cw.mechanisms.Rounds(weight_cap=2.0)
-    server = Server(cw.Plan(cw.Poisson(20, 8), 6, cw.Abadi(1.0), 1.0, mechanism=rounds), model)
-    with pytest.raises(cw.CheckpointError, match="has version 2, this clipwise reads 3"):
-        server.resume(path, model)
-    assert path.read_bytes() == kept.read_bytes() and server.rounds_done == 0

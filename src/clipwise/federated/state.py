@@ -59,7 +59,7 @@ class ServerState:
             )
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Go on from a state that was checked."""
+        """Continue from a state that was checked."""
         self.release.ledger = restored_ledger(saved)
         self.release.position.restore(saved)
         self.bound = saved["bound"]

@@ -45,7 +45,7 @@ class Stateful(Protocol):
         ...
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Go on from a state that was checked."""
+        """Continue from a state that was checked."""
         ...
 
 
@@ -155,7 +155,10 @@ def read(path: str | os.PathLike[str], kind: str) -> Saved:
 def check_form(saved: Mapping[str, Any], keys: AbstractSet[str], version: int) -> None:
     """Refuse a state of another version, or with other fields."""
     if isinstance(saved, Mapping) and saved.get("version", version) != version:
-        raise CheckpointError(f"the saved run has version {saved['version']!r}, this clipwise reads {version}: finish it with the clipwise that wrote it.")
+        raise CheckpointError(
+            f"the saved run has version {saved['version']!r}, this clipwise reads {version}: finish the run with the "
+            "clipwise that wrote it."
+        )
     if not isinstance(saved, Mapping) or set(saved) != keys:
         found = sorted(map(str, saved)) if isinstance(saved, Mapping) else type(saved).__name__
         raise CheckpointError(f"a saved run has the keys {sorted(keys)}, got {found}.")

@@ -381,7 +381,7 @@ class Private:
         return self._state.capture()
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Go on from `state_dict()`, in a `Private` that has made no step yet; load model and optimizer as well.
+        """Continue from `state_dict()`, in a `Private` that has made no step yet; load model and optimizer as well.
 
         Steps made after `state_dict()` was called are not known here. `save` and `resume` count those too.
         """
@@ -411,7 +411,7 @@ class Private:
         witness: Witness | str | os.PathLike[str] | None = None,
         changed_data: bool = False,
     ) -> Private:
-        """Go on from `save`: model and optimizer are filled, and `private.loader(dataset)` gives the next batch.
+        """Continue from `save`: model and optimizer are filled, and `private.loader(dataset)` gives the next batch.
 
         `plan` is only needed when it holds your own clipping rule, and must equal the saved one; `own_batches` is
         as it was saved. A seeded run repeats the steps after the last save bit for bit. An unseeded one draws fresh
