@@ -181,6 +181,11 @@ def frequency_scaled() -> nn.Module:
     return nn.Embedding(3, 4, scale_grad_by_freq=True)
 
 
+def bag_scaled() -> nn.Module:
+    """The same, of a bag."""
+    return nn.EmbeddingBag(3, 4, scale_grad_by_freq=True)
+
+
 def looked_up(model: nn.Module, x: Tensor) -> Tensor:
     return per_row(model((x > 0).long()))
 
@@ -230,6 +235,7 @@ REFUSED = [
     Refused("folded_towers", FoldedTowers, plain, NotSeparable, ("two different samples",)),
     Refused("fused_lstm", fused_lstm, plain, UnsupportedNode, ("MkldnnRnnLayerBackward0", "mkldnn"), (5, 6)),
     Refused("scale_grad_by_freq", frequency_scaled, looked_up, UnsupportedNode, ("scale_grad_by_freq",)),
+    Refused("bag_scale_grad_by_freq", bag_scaled, looked_up, UnsupportedNode, ("scale_grad_by_freq",)),
     Refused("solved_system", Solved, plain, UnsupportedNode, ("LinalgSolve", "weight")),
     Refused("reentrant_checkpoint", mlp, half_hidden, UnsupportedNode, ("use_reentrant=False",)),
     Refused("weight_computed_in_half", lambda: nn.Linear(6, 3, bias=False), squashed_in_half, UnsupportedNode,
