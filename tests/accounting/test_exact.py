@@ -198,7 +198,14 @@ def test_the_fallback_grid_is_an_upper_bound_and_close(sigma: float, rate: float
 def test_the_quick_bound_pays_for_the_tail_that_it_leaves_out(delta: float) -> None:
     composition, faded = run(1.0, 0.01, 1_000), 1e-6 * delta
     table = saddle_table(composition, tail_share(composition, faded))
-    assert quick_epsilon(composition, delta) >= table.renyi_epsilon(math.log(delta - faded)) > 0.0
+    quick = quick_epsilon(composition, delta)
+    assert quick >= table.renyi_epsilon(math.log(delta - faded)) > 0.0
+    assert exact_epsilon(composition, delta) <= quick <= 1.4 * exact_epsilon(composition, delta)
+
+
+def test_nothing_was_released_in_no_steps() -> None:
+    nothing = Composition.of([])
+    assert exact_delta(nothing, 0.0) == exact_epsilon(nothing, 1e-5) == 0.0
 
 
 def test_a_fine_lattice_has_the_points_that_were_asked_for() -> None:

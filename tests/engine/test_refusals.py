@@ -445,6 +445,14 @@ def test_rows_that_meet_matrices_of_the_batch_in_a_grouped_product_are_refused()
         per_sample_norms(per_row(out.view(BATCH, 16)), {"rows": rows})
 
 
+@pytest.mark.skipif(not hasattr(F, "grouped_mm"), reason="not in every torch")
+def test_a_grouped_product_without_offsets_is_refused() -> None:
+    stacks = nn.Parameter(torch.randn(BATCH, 8, 8))
+    out = F.grouped_mm(torch.randn(BATCH, 8, 8), stacks)
+    with pytest.raises(UnsupportedNode, match="without row offsets"):
+        per_sample_norms(per_row(out.flatten(1)), {"stacks": stacks})
+
+
 @pytest.mark.parametrize(("shape", "losses"), OF_SHAPE_OF_THE_BATCH.values(), ids=OF_SHAPE_OF_THE_BATCH)
 def test_a_parameter_with_an_entry_for_each_place_in_the_batch_is_refused(
     shape: tuple[int, ...], losses: Callable[[Tensor], Tensor]
