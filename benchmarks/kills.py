@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tests.core import crash_runs as library
-from tests.core.common import same
-from tests.training import crash_runs as configured
 
 import clipwise as cw
 from benchmarks.measure import Json
 from benchmarks.report import header, row
+from tests.core import crash_runs as library
+from tests.core.common import same
+from tests.training import crash_runs as configured
 
 HERE = Path(__file__).parent
 KILLS = 1_000

@@ -7,6 +7,7 @@ import copy
 import json
 import math
 import os
+import shutil
 import zipfile
 import zlib
 from pathlib import Path
@@ -594,3 +595,15 @@ def test_a_schedule_style_survives(tmp_path: Path) -> None:
     private = cw.Private(p, model, sgd(model), seed=0)
     private.save(tmp_path / "run.ckpt")
     assert cw.Private.resume(tmp_path / "run.ckpt", model, sgd(model)).plan == p
+
+
+def test_a_file_of_an_earlier_version_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    """By revision 8ba8f1b, whose count of begun steps had no checksum: saved after four steps, killed after seven."""
+    path, kept = tmp_path / "run", Path(__file__).with_name("saved_by_8ba8f1b.ckpt")
+    shutil.copy(kept, path)
+    model = nn.Linear(4, 2)
+    before = model.weight.detach().clone()
+    for read in (lambda: cw.Private.resume(path, model, sgd(model)), lambda: checkpoint.read(path)):
+        with pytest.raises(cw.CheckpointError, match="written by another version of clipwise"):
+            read()
+    assert path.read_bytes() == kept.read_bytes() and torch.equal(model.weight, before)

@@ -46,6 +46,17 @@ def _count_line(begun: int, live: bool) -> bytes:
     return b"%s %08x\n" % (words, zlib.crc32(words))
 
 
+def _check_version(first: bytes, path: Path) -> None:
+    if first == _MAGIC:
+        return
+    if first.startswith(_MAGIC[:-2]):
+        raise CheckpointError(
+            f"{path} was written by another version of clipwise, and this one reads {_MAGIC.decode().strip()!r} only. "
+            "Finish the run with the clipwise that wrote it."
+        )
+    raise CheckpointError(f"{path} is not a clipwise checkpoint.")
+
+
 def _parse_count(line: bytes, path: Path) -> tuple[int, bool]:
     words = line.split()
     if len(words) == 4 and words[1].isdigit():
@@ -84,6 +95,7 @@ class Journal:
         self._process = os.getpid()
         self._sync_after = 0.0
         self._check_place()  # another process may have replaced it before it was locked
+        _check_version(os.read(self._handle, len(_MAGIC)), self.path)
         self._last = self.begun()
 
     def begun(self) -> int:
@@ -172,8 +184,7 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], int, bool]:
     source = Path(path)
     try:
         with open(source, "rb") as file:
-            if file.read(len(_MAGIC)) != _MAGIC:
-                raise CheckpointError(f"{source} is not a clipwise checkpoint of version 2.")
+            _check_version(file.read(len(_MAGIC)), source)
             begun, live = _parse_count(file.readline(len(_count_line(0, True))), source)
             with zipfile.ZipFile(file) as archive:
                 manifest = parse_json(_member(archive, "manifest.json"), f"{source}, manifest.json", CheckpointError)
