@@ -13,6 +13,7 @@ has replaced.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import time
@@ -101,16 +102,20 @@ class Journal:
 
     def charge(self, begun: int) -> None:
         """Write down that `begun` steps have been begun, unless another run has counted here meanwhile."""
-        self.check()
-        if self._count() != (self._last, True):
-            raise self._taken()
-        self._put(_count_line(begun, True))
-        self._last = begun
-        start = time.monotonic()
-        if start >= self._sync_after:
-            os.fsync(self._handle)
-            done = time.monotonic()
-            self._sync_after = done + _SYNC_SHARE * (done - start)
+        self.check_held()
+        try:
+            self._check_place()
+            if self._count() != (self._last, True):
+                raise self._taken()
+            self._put(_count_line(begun, True))
+            self._last = begun
+            start = time.monotonic()
+            if start >= self._sync_after:
+                os.fsync(self._handle)
+                done = time.monotonic()
+                self._sync_after = done + _SYNC_SHARE * (done - start)
+        except OSError as error:
+            raise CheckpointError(f"the step cannot be counted in {self.path} ({error}), so it is not made.") from error
         self.check_held()  # a thread that took over meanwhile may have read the count before
 
     def retire(self, begun: int) -> None:
@@ -143,7 +148,7 @@ class Journal:
     def _put(self, line: bytes) -> None:
         os.lseek(self._handle, _COUNT_AT, os.SEEK_SET)
         if os.write(self._handle, line) != len(line):
-            raise CheckpointError(f"the disk of {self.path} is full: the step cannot be counted, so it is not made.")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def write(path: str | os.PathLike[str], value: Mapping[str, Any], begun: int, lock: Lock | None = None) -> Journal:
