@@ -1,4 +1,4 @@
-"""A thousand kills: `python -m benchmarks.kills` writes kills.json, and docs/reliability.md has its table.
+"""A thousand kills: `python -m benchmarks.kills` writes kills.json, and its table in docs/security.md.
 
 The programs of the tests (`tests/core/crash_runs.py`, `tests/training/crash_runs.py`) are killed with SIGKILL at random
 moments and resumed, again and again: the library alone, with and without a witness, a configured run of
@@ -21,6 +21,7 @@ import torch
 from tests.core import crash_runs as library
 from tests.core.common import same
 from tests.training import crash_runs as configured
+from tests.training.common import TINY
 
 import clipwise as cw
 from benchmarks.measure import Json
@@ -52,7 +53,7 @@ def of_library(folder: Path, moments: int, seed: int | None = None, witnessed: b
     }
 
 
-def of_training(folder: Path, moments: int, seeded: bool, base: str = configured.TINY) -> Json:
+def of_training(folder: Path, moments: int, seeded: bool, base: str = TINY) -> Json:
     """One run as a configuration says."""
     rng = random.Random(moments)
     steps = sorted(rng.sample(range(1, configured.STEPS), AT_ONCE))
@@ -116,9 +117,16 @@ def rounds(done: list[Json], kills: int) -> Iterator[Json]:
         yield found
 
 
-def table(body: Json) -> list[str]:
+def markdown(body: Json) -> str:
     """The table of the page."""
-    lines = header("program", "runs", "kills", "charged", "drawn", "charged, not drawn", "drawn, not charged", "ends")
+    lines = [
+        f"`python -m benchmarks.kills` on {body['date']}, torch {body['torch']}: {sum(r['kills'] for r in body['runs']):,} "
+        f"kills at random moments, up to {AT_ONCE} of one run. Steps (of a server: rounds) are drawn when their noise is; "
+        f"the witness charges {EVERY} steps at a time. A step that was charged and not drawn was begun by a process that "
+        "died, or charged ahead.",
+        "",
+        *header("program", "runs", "kills", "charged", "drawn", "charged, not drawn", "drawn, not charged", "ends"),
+    ]
     for kind in KINDS:
         runs = [each for each in body["runs"] if each["kind"] == kind]
         kills, charged, drawn, lost = (
@@ -127,7 +135,7 @@ def table(body: Json) -> list[str]:
         ends = f"{sum(each['equal'] for each in runs)} of {len(runs)} as if not killed" if "seeded" in kind else ""
         numbers = (len(runs), kills, charged, drawn, charged - drawn, lost)
         lines.append(row(kind, *(f"{number:,}" for number in numbers), ends))
-    return lines
+    return "\n".join(lines) + "\n"
 
 
 def main() -> None:
@@ -145,7 +153,7 @@ def main() -> None:
         body |= {"date": date.today().isoformat(), "torch": torch.__version__}
         path.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
         print(json.dumps(found), flush=True)
-    print("\n".join(table(body)))
+    print(markdown(body))
 
 
 if __name__ == "__main__":

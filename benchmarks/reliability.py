@@ -239,17 +239,21 @@ def damaged(target: Callable[[Run], Path], options: dict[str, Any], cut: bool) -
         return found
 
 
+def single(name: str) -> Json:
+    """A case that is tried once."""
+    attempt, options = SINGLE[name]
+    with folder() as place:
+        run = Run(place, **options)
+        found = outcome(run, lambda: attempt(run))
+        run.private = None
+    return summary([found])
+
+
 def tried() -> Json:
     """All cases."""
-    cases: dict[str, list[Json]] = {}
-    for name, (attempt, options) in SINGLE.items():
-        with folder() as place:
-            run = Run(place, **options)
-            cases[name] = [outcome(run, lambda attempt=attempt, run=run: attempt(run))]  # type: ignore[misc]
-            run.private = None
-    for name, (target, options, cut) in DAMAGED.items():
-        cases[name] = damaged(target, options, cut)
-    return {"date": date.today().isoformat(), "cases": {name: summary(found) for name, found in cases.items()}}
+    cases = {name: single(name) for name in SINGLE}
+    cases |= {name: summary(damaged(*case)) for name, case in DAMAGED.items()}
+    return {"date": date.today().isoformat(), "cases": cases}
 
 
 def summary(found: list[Json]) -> Json:
