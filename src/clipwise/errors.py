@@ -62,7 +62,15 @@ class CheckpointError(ClipwiseError, ValueError):
 
 
 class DataError(ClipwiseError, ValueError):
-    """A data set or file that is missing, damaged or of the wrong form."""
+    """A data set or file that is missing, damaged or of the wrong form.
+
+    Guarantees: the message quotes no value of a record. `found` is what stands there, if it helps: private data, which
+    `clipwise train --show-values` prints and nothing else does.
+    """
+
+    def __init__(self, message: str, found: str = "") -> None:
+        super().__init__(message)
+        self.found = found
 
 
 class InvalidConfig(ClipwiseError, ValueError):

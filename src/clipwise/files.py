@@ -16,7 +16,7 @@ from typing import BinaryIO
 
 from clipwise.errors import ClipwiseError
 
-__all__ = ["Lock", "content_sha256", "file_sha256", "locked", "read_bytes", "replacing"]
+__all__ = ["Lock", "content_sha256", "file_sha256", "locked", "private_folder", "read_bytes", "replacing"]
 
 _CHUNK = 1 << 20
 MOST_BYTES = 1 << 28
@@ -27,10 +27,11 @@ MOST_BYTES = 1 << 28
 def replacing(path: str | os.PathLike[str], error: type[ClipwiseError] = ClipwiseError) -> Iterator[BinaryIO]:
     """A binary file to write; when the block ends well it takes the place of `path`, otherwise nothing changes.
 
-    A place that cannot be written is reported as an `error`.
+    A place that cannot be written is reported as an `error`. The file's `name` is where it is until then, for a library
+    that writes by name.
 
-    Guarantees: a crash or a power cut at any moment leaves the old file or the new one, never a part, and at most one
-    half-written file beside it. One writer at a time.
+    Guarantees: its owner alone can read it, from its first byte on. A crash or a power cut at any moment leaves the old
+    file or the new one, never a part, and at most one half-written file beside it. One writer at a time.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp(), "note")
@@ -47,11 +48,11 @@ def replacing(path: str | os.PathLike[str], error: type[ClipwiseError] = Clipwis
     try:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
-        handle = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o600)
+        file = open(temporary, "xb", opener=_private)  # noqa: SIM115 - closed below
     except OSError as problem:
         raise error(f"{target} cannot be written ({problem}). Name a directory that exists and is yours.") from problem
     try:
-        with os.fdopen(handle, "wb") as file:
+        with file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -61,6 +62,20 @@ def replacing(path: str | os.PathLike[str], error: type[ClipwiseError] = Clipwis
             os.unlink(temporary)
         raise
     _sync_directory(target.parent)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def private_folder(path: str | os.PathLike[str]) -> Path:
+    """A folder, made with those above it if it is not there, which its owner alone can enter.
+
+    Guarantees: a folder that this makes has the mode 0700 from the start. One that is there is left as it is.
+    """
+    folder = Path(path)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder
 
 
 def read_bytes(path: str | os.PathLike[str], error: type[ClipwiseError] = ClipwiseError) -> bytes:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from clipwise._encoding import decode, encode, keys
-from clipwise._validate import is_count, is_finite
+from clipwise._validate import MOST_NOISE, is_count, is_noise
 from clipwise.accounting import Event, Relation, account, noise_scale
 from clipwise.clipping import Clip, Flat, Groupwise, Layerwise, MixUp, Rule, Style, as_clip, is_private
 from clipwise.errors import InvalidPlan
@@ -73,10 +73,10 @@ class Plan:
                 raise InvalidPlan(f"{noise!r} switches after the end: the plan has only {self.steps} steps.")
             if len(noise.noise) == 1:
                 object.__setattr__(self, "noise_multiplier", noise.at(0))
-        elif not is_finite(noise) or noise < 0:
+        elif not is_noise(noise):
             raise InvalidPlan(
-                "noise_multiplier must be a finite number >= 0, a schedule such as cw.Steps({0: 2.0, 500: 1.0}), or "
-                f"None to be calibrated, got {noise!r}."
+                f"noise_multiplier must be a finite number >= 0 and at most {MOST_NOISE:g}, a schedule such as "
+                f"cw.Steps({{0: 2.0, 500: 1.0}}), or None to be calibrated, got {noise!r}."
             )
 
     def _check_mechanism(self) -> None:

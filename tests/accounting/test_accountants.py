@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from clipwise import Abadi, Plan, Steps
 from clipwise.accounting import (
     GaussianSteps,
     Ledger,
@@ -23,8 +24,8 @@ from clipwise.accounting._numerics.laws import fixed_size, poisson, truncated_po
 from clipwise.accounting._problem import pose
 from clipwise.accounting.accountants.edgeworth import edgeworth_delta, edgeworth_epsilon, saddle_interval
 from clipwise.accounting.accountants.rdp import ORDERS, _by_quadrature, _step, rdp_delta, rdp_epsilon
-from clipwise.errors import AccountingError, MissingExtra
-from clipwise.sampling import FixedSize, FullBatch, Poisson, public_size
+from clipwise.errors import AccountingError, InvalidPlan, MissingExtra
+from clipwise.sampling import FixedSize, FullBatch, Poisson, Shuffled, public_size
 
 from .common import MNIST, SNLI, run, scheme
 
@@ -232,8 +233,51 @@ def test_very_little_noise_has_a_finite_bound_and_less_counts_as_none(scheme: An
 
 
 def test_so_much_noise_that_nothing_is_left() -> None:
-    for name in ("exact", "rdp", "gdp", "edgeworth"):
-        assert account((GaussianSteps(FullBatch(100), 1e200, 10),), 1e-5, name).epsilon == 0.0
+    for sampling in (FullBatch(100), Poisson(100, 10)):
+        for name in ("exact", "rdp", "gdp", "edgeworth"):
+            assert account((GaussianSteps(sampling, 1e30, 10),), 1e-5, name).epsilon == 0.0
+
+
+@pytest.mark.parametrize("noise", [1e31, 1e160, 1e300])
+def test_noise_that_numbers_overflow_with_is_refused_everywhere(noise: float) -> None:
+    """With 1e200 in the middle of a run the weights became infinite, and the accountants divided by zero."""
+    with pytest.raises(AccountingError, match=r"at most 1e[+]30, got"):
+        GaussianSteps(FullBatch(100), noise)
+    with pytest.raises(InvalidPlan, match=r"at most 1e[+]30, a schedule"):
+        Plan(FullBatch(100), 5, Abadi(1.0), noise)
+    with pytest.raises(InvalidPlan, match=r"noise multiplier of step 2 must be a number from 0 to 1e[+]30"):
+        Steps({0: 1.0, 2: noise})
+
+
+def test_a_hundred_million_steps_are_accounted_and_pld_says_that_it_cannot() -> None:
+    steps = (GaussianSteps(Poisson(60_000, 256), 50.0, 100_000_000),)
+    found = {name: account(steps, 1e-5, name).epsilon for name in ("exact", "rdp", "gdp", "edgeworth")}
+    assert found["exact"] == pytest.approx(found["gdp"], rel=1e-3) and found["rdp"] > found["exact"] > 3.6
+    pytest.importorskip("dp_accounting")
+    with pytest.raises(AccountingError, match="minutes for more than 1,000,000 steps; ask exact"):
+        account(steps, 1e-5, "pld")
+
+
+@pytest.mark.parametrize("name", ["exact", "rdp"])
+def test_many_different_noises_are_bounded_in_groups(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many terms as groups, whatever the number of events; never less than the truth, and little more."""
+    noises = [1.0 + 0.01 * (k * 7 % 30) for k in range(30)]
+    events = tuple(GaussianSteps(Poisson(600, 60), noise, 2) for noise in noises)
+    truth = account(events, 1e-5, name)
+    assert truth.kind != "upper bound" or name == "rdp"
+    monkeypatch.setattr("clipwise.accounting._problem._MOST_NOISES", 10)
+    problem = pose(events)
+    assert len(problem.events) <= 10 and sum(event.count for event in problem.events) == 60
+    bound = account(events, 1e-5, name)
+    assert truth.epsilon <= bound.epsilon < 1.03 * truth.epsilon
+    assert bound.kind == "upper bound" and "30 different events" in bound.warnings[0]
+    shuffled = tuple(GaussianSteps(Shuffled(600, 60), noise, 2) for noise in noises)
+    assert pose(shuffled).events == shuffled
+
+
+def test_a_ledger_of_twenty_thousand_noises_has_a_hundred_terms() -> None:
+    problem = pose(GaussianSteps(Poisson(60_000, 256), 1.0 + 1e-4 * k) for k in range(20_000))
+    assert all(len(each.terms) <= 100 for each in problem.upper) and sum(e.count for e in problem.events) == 20_000
 
 
 def test_panel_has_all_with_their_kinds() -> None:

@@ -11,6 +11,7 @@ import pytest
 from scipy import stats
 
 from clipwise import Abadi, Plan
+from clipwise._json import Fields
 from clipwise.accounting import (
     FederatedRounds,
     GaussianSteps,
@@ -18,6 +19,7 @@ from clipwise.accounting import (
     PrivateCalibration,
     account,
     account_delta,
+    confirmed,
     free_cap,
     max_batch_size,
     noise_multiplier,
@@ -25,7 +27,7 @@ from clipwise.accounting import (
 )
 from clipwise.accounting._numerics.lattice import Floats
 from clipwise.accounting._numerics.laws import Law, Mixture, Pair, truncated_poisson, truncated_up_to
-from clipwise.accounting.relation import relation_of, restated
+from clipwise.accounting.relation import relation_of
 from clipwise.errors import AccountingError, InvalidSampling, LedgerError
 from clipwise.sampling import FixedSize, FullBatch, Poisson, Shuffled, arguments, made_from
 
@@ -222,13 +224,15 @@ def test_a_ledger_of_version_1_is_read_and_gets_its_relation() -> None:
     assert ledger == Ledger(MNIST) and ledger.relation == "zero_out"
 
 
-def test_an_older_guarantee_is_restated_with_the_relation_and_the_kind_that_hold() -> None:
+def test_an_older_guarantee_is_confirmed_with_the_relation_and_the_kind_that_hold() -> None:
     """Until version 2 of the ledger, add_remove and "numerically exact" were written there."""
     for events in (MNIST, steps(Poisson(60_000, 256, 330)), steps(FullBatch(100), 50.0)):
         today = account(events, 1e-5)
         old = replace(today, relation="add_remove", kind="numerically exact").to_dict()
         assert "adding or removing" in old["statement"]
-        assert restated(old, events) == today
-    assert restated(account(steps(RATE), 1e-5).to_dict(), steps(RATE)).relation == "add_remove"
-    infinite = replace(account(steps(Poisson(100, 10), 0.0, 3), 1e-5), relation="add_remove").to_dict()
-    assert restated(infinite, steps(Poisson(100, 10), 0.0, 3)).epsilon == float("inf")
+        assert confirmed("exact", Fields(old, "here"), events, 1e-5) == today
+    of_a_rate = confirmed("exact", Fields(account(steps(RATE), 1e-5).to_dict(), "here"), steps(RATE), 1e-5)
+    assert of_a_rate is not None and of_a_rate.relation == "add_remove"
+    bare = steps(Poisson(100, 10), 0.0, 3)
+    infinite = confirmed("exact", Fields(account(bare, 1e-5).to_dict(), "here"), bare, 1e-5)
+    assert infinite is not None and infinite.epsilon == float("inf")

@@ -58,7 +58,7 @@ def test_second_file_is_the_test_part(tmp_path: Path) -> None:
     assert data.test[0][1] == 1
     other = csv(tmp_path, "kind,legs,weight\ncat,4,1\nfish,0,1\n", "fish.csv")
     message = refused(train, target="kind", test_file=other)
-    assert "fish.csv" in message and "column 'kind', row 2: 'fish' is none of the classes" in message
+    assert "fish.csv" in message and "column 'kind', row 2: the value is none of the 3 classes" in message
     assert "not both" in refused(train, target="kind", test_file=test, test=0.1)
     fewer = csv(tmp_path, "kind,legs\ncat,4\n", "fewer.csv")
     assert "different columns: 'weight'" in refused(train, target="kind", test_file=fewer)
@@ -67,7 +67,7 @@ def test_second_file_is_the_test_part(tmp_path: Path) -> None:
 def test_named_classes_need_not_occur(tmp_path: Path) -> None:
     data = from_file(csv(tmp_path, PETS), target="kind", classes=["dog", "cat", "bird", "fish"], test=1)
     assert data.classes == ("dog", "cat", "bird", "fish") and data.note == ""
-    assert "none of the classes dog, cat" in refused(csv(tmp_path, PETS), target="kind", classes=["dog", "cat"])
+    assert "none of the 2 classes" in refused(csv(tmp_path, PETS), target="kind", classes=["dog", "cat"])
     assert "different names" in refused(csv(tmp_path, PETS), target="kind", classes=["dog", "dog"])
 
 
@@ -85,20 +85,20 @@ def test_what_numbers_mean_is_not_guessed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("x,y\n1,0.5\ntwo,1\n", "column 'x', row 2: 'two' is not a number"),
+        ("x,y\n1,0.5\ntwo,1\n", "column 'x', row 2: the value is not a number"),
         ("x,y\n1,0.5\n2,\n", "column 'y', row 2: the value is missing"),
         ("x,y\n,0.5\n2,1\n", "column 'x', row 1: the value is missing"),
-        ("x,y\n1,0.5\n2,1\nnan,1\n", "column 'x', row 3: nan is not a finite"),
-        ("x,y\n1,inf\n2,1\n", "column 'y', row 1: inf is not a finite"),
-        ("x,y\n1e39,1\n2,1\n", "column 'x', row 1: 1e+39 is not a finite float32"),
+        ("x,y\n1,0.5\n2,1\nnan,1\n", "column 'x', row 3: the value is not a finite"),
+        ("x,y\n1,inf\n2,1\n", "column 'y', row 1: the value is not a finite"),
+        ("x,y\n1e39,1\n2,1\n", "column 'x', row 1: the value is not a finite float32"),
         ("x,y\n1,2\n1,2,3\n", "line 3: 3 cells, but the header has 2"),
-        ("x,x,y\n1,2,3\n", "several columns of the name 'x'"),
+        ("x,x,y\n1,2,3\n", "several columns of one name"),
         ("a,b\n1,2\n", "has no column 'y'; it has a, b"),
         ("y\n1\n2\n", "no column beside the target"),
         ("x;y\n1;2\n", "delimiter=';'"),
         ("x,y\n", "no records"),
         ("", "is empty"),
-        ('x,y\n"1,2\n', "is not a CSV file"),
+        ('x,y\n"1,2\n', "line 2, is not CSV"),
         (",x,y\n0,1,2\n1,1,3\n", "a column without a name"),
     ],
 )
@@ -112,7 +112,7 @@ def test_bad_csv_files_are_told_by_column_and_row(text: str, expected: str, tmp_
     [
         ("x,y\n1,a\n2,\n", "column 'y', row 2: the class is missing"),
         ("x,y\n1,a\n2,NaN\n3,b\n", "column 'y', row 2: the class is missing"),
-        ("x,y\n1,a\n2,a\n", "single value, 'a'"),
+        ("x,y\n1,a\n2,a\n", "a single value"),
     ],
 )
 def test_bad_classes(text: str, expected: str, tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_a_feature_may_be_called_x(tmp_path: Path) -> None:
 
 def test_other_columns_may_be_text_when_they_are_left_out(tmp_path: Path) -> None:
     path = csv(tmp_path, "name,x,y\nann,1,0.5\nbob,2,1\n")
-    assert "row 1: 'ann' is not a number. Leave the column out" in refused(path, task="regression")
+    assert "row 1: the value is not a number. Leave the column out" in refused(path, task="regression")
     data = from_file(path, task="regression", features=["x"], test=1)
     assert data.features == ("x",) and data.shape == (1,)
     assert "has no column 'z'" in refused(path, task="regression", features=["z"])
@@ -178,16 +178,16 @@ def test_npz_with_parts_of_its_own(tmp_path: Path) -> None:
     ("arrays", "expected"),
     [
         (dict(x=np.ones((3, 2)), z=np.ones(3)), "has no column 'y'"),
-        (dict(x=np.array([[1.0, 2.0], [3.0, np.nan]]), y=np.ones(2)), "column 'x', row 2: nan"),
+        (dict(x=np.array([[1.0, 2.0], [3.0, np.nan]]), y=np.ones(2)), "column 'x', row 2: the value is not"),
         (dict(x=np.ones((2, 2)), y=np.ones((2, 3))), "one number a record"),
         (dict(x=np.ones((2, 2)), y=np.array([{}, {}])), "objects could run code"),
-        (dict(x=np.array(["a", "b"]), y=np.ones(2)), "row 1: 'a' is not a number"),
+        (dict(x=np.array(["a", "b"]), y=np.ones(2)), "row 1: the value is not a number"),
         (dict(x=np.ones((3, 2)), y=np.ones(2)), "different lengths"),
         (dict(x=np.ones((0, 2)), y=np.ones(0)), "one entry for each record"),
         (dict(x=np.ones((2, 2)) * 1j, y=np.ones(2)), "type complex128; numbers are needed"),
         (dict(x=np.ones((2, 2)), z=np.ones((2, 2)), y=np.ones(2)), "several arrays can be features only"),
         (dict(a=np.ones(3), b=np.ones(2), y=np.ones(3)), "different lengths: {'a': 3, 'b': 2}"),
-        (dict(x=np.array([["1", "2"], ["3", "four"]]), y=np.ones(2)), "row 2: 'four' is not a number"),
+        (dict(x=np.array([["1", "2"], ["3", "four"]]), y=np.ones(2)), "row 2: the value is not a number"),
     ],
     ids=[
         *("no target", "nan", "matrix target", "objects", "text", "lengths", "empty", "complex", "two arrays"),
@@ -261,7 +261,7 @@ def test_parquet_is_refused_by_column_and_row(tmp_path: Path) -> None:
         parquet(tmp_path, x=[1.0, 2.0, 3.0], kind=["a", None, "b"]), target="kind"
     )
     path = parquet(tmp_path, when=[dt.date(2020, 1, 1)] * 2, x=[1.0, 2.0], y=[1.0, 2.0])
-    assert "column 'when', row 1: '<date32[day]>' is not a number" in refused(path, task="regression")
+    assert "column 'when', row 1: the value is not a number" in refused(path, task="regression")
     assert from_file(path, task="regression", features=["x"], test=1).features == ("x",)
 
 

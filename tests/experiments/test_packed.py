@@ -166,7 +166,7 @@ def test_an_edited_ledger_is_refused(trained: Study) -> None:
     only_packed(trained)
     path = trained.folder / RESULTS
     path.write_text(path.read_text().replace('"steps": 1500, "reason"', '"steps": 150, "reason"'))
-    with pytest.raises(LedgerError, match=r"results\.json, r-1-0: .*edited"):
+    with pytest.raises(LedgerError, match=r"results\.json, r-1-0, ledger\.json: .*edited"):
         pack(trained)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -60,6 +62,7 @@ def test_private_probes_are_marked(public: bool, tmp_path: Path) -> None:
     options = {"public": True} if public else {}
     monitor = cw.ntk.NTKMonitor(model, loss_fn, x, y, cw.Abadi(1.0), **options)
     monitor.save(tmp_path / "monitor.json")
+    assert os.name == "nt" or stat.S_IMODE((tmp_path / "monitor.json").stat().st_mode) == 0o600  # private numbers
     saved = json.loads((tmp_path / "monitor.json").read_text())
     assert saved["covered_by_epsilon"] is monitor.covered_by_epsilon is public
     assert (saved["note"] == cw.ntk.NOT_COVERED) is not public

@@ -15,8 +15,19 @@ from clipwise.accounting import GaussianSteps, Ledger
 from clipwise.calibration import Estimate
 from clipwise.errors import DataError
 from clipwise.report import arms_of
+from clipwise.report.figures import public_drawings
 from clipwise.report.pooling import BIN_CHOICES, pooled, rebinned
 from tests.report.samples import DELTA, SAMPLING, comparison, judged, ledger, made_run, plan, regression_run
+
+
+def test_of_many_arms_those_are_drawn_that_differ_most(figures_in_words: None) -> None:
+    """The time of a page is that of its panels: fifty arms take little more than twelve."""
+    runs = [made_run(f"R = {k}", float(k), 1.0 + 0.1 * k, curves=()) for k in range(1, 16)]
+    arms = arms_of(runs)
+    reliability = next(each for each in public_drawings(arms) if each.name == "reliability")
+    assert [panel.arm for panel in reliability.panels] == [0, 1, 2, 3, 4, 5, 9, 10, 11, 12, 13, 14]
+    assert len(reliability.values) == 15
+    assert reliability.caption.startswith("Of the 15 models, the 6 with the smallest and the 6 with the largest")
 
 
 def test_runs_of_one_name_are_seeds_of_one_arm() -> None:

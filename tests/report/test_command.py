@@ -67,5 +67,5 @@ def test_what_is_no_run_is_one_line_and_2(tmp_path: Path, capsys: pytest.Capture
     assert "neither a finished run" in capsys.readouterr().err
     (tmp_path / "result.json").write_text("{")
     assert main(["report", str(tmp_path)]) == 2
-    assert "not complete JSON" in capsys.readouterr().err
+    assert "not JSON as clipwise writes it" in capsys.readouterr().err
     assert main(["report"]) == 2

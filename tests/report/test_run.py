@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from clipwise._json import Fields
 from clipwise.errors import DataError, LedgerError
 from clipwise.mechanisms import ProjectedNorms, Rounds
 from clipwise.report import Choices, Run, WrittenPlan, arms_of
@@ -54,11 +55,11 @@ def test_reading_a_record_leaves_it_as_it_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"more": 1}, "runs.json, one is not the record of a run"),
-        ({"result": []}, "runs.json, one does not hold a clipwise run"),
+        ({"more": 1}, "runs.json, one has missing or unknown fields: more"),
+        ({"result": []}, "runs.json, one, result.json does not hold a clipwise run"),
         ({"ledger": None}, "runs.json, one has no ledger"),
-        ({"ledger": {"format": "clipwise ledger"}}, "runs.json, one: The ledger"),
-        ({"curves": 3}, "runs.json, one has a field"),
+        ({"ledger": {"format": "clipwise ledger"}}, "runs.json, one, ledger.json: The ledger"),
+        ({"curves": 3}, "runs.json, one: curves should be a list of objects, got 3"),
     ],
 )
 def test_a_damaged_record_is_refused_with_its_place(tmp_path: Path, change: dict[str, object], message: str) -> None:
@@ -108,7 +109,7 @@ def test_a_last_line_that_was_cut_is_left_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "text", "message"),
     [
-        ("result.json", "{", "not complete JSON"),
+        ("result.json", "{", "not JSON as clipwise writes it"),
         ("result.json", "[]", "does not hold a clipwise run"),
         ("result.json", '{"format": "clipwise run", "version": 99}', "version 99"),
         ("result.json", '{"format": "clipwise run", "version": 1, "name": "x"}', "missing or unknown fields"),
@@ -195,7 +196,7 @@ def test_a_plan_with_a_rule_of_ones_own_is_read_as_what_is_written(tmp_path: Pat
 
 @pytest.mark.parametrize("record", [{}, {"steps": 5}, {"version": 99, "steps": "many"}, {"clip": {"kind": "Flat"}}])
 def test_a_plan_that_is_not_whole_is_kept_as_it_is(record: dict[str, object]) -> None:
-    plan, choices = read_plan({**record, "learning_rate": "1 / R", "cosine": True})
+    plan, choices = read_plan(Fields({**record, "learning_rate": "1 / R", "cosine": True}, "here"))
     assert plan == WrittenPlan(record) and choices == Choices("1 / R", further={"cosine": True})
     assert plan.noise_multiplier is None and clip_norm(plan) is None
 
@@ -203,8 +204,22 @@ def test_a_plan_that_is_not_whole_is_kept_as_it_is(record: dict[str, object]) ->
 def test_plans_of_earlier_versions_have_their_mechanism() -> None:
     plan = made_run().plan.to_dict()
     users = {"users": 50, "weight_cap": 2.0}
-    assert read_plan({**plan, "federated": users})[0].mechanism == Rounds(2.0)  # type: ignore[union-attr]
-    assert read_plan({**plan, "projections": 40})[0].mechanism == ProjectedNorms(40)  # type: ignore[union-attr]
+    assert read_plan(Fields({**plan, "federated": users}, "here"))[0].mechanism == Rounds(2.0)  # type: ignore[union-attr]
+    assert read_plan(Fields({**plan, "projections": 40}, "here"))[0].mechanism == ProjectedNorms(40)  # type: ignore[union-attr]
+
+
+def test_curves_of_many_rows_are_thinned_in_memory_and_whole_in_the_file(tmp_path: Path) -> None:
+    """A run that was measured after every step, and saved and cut again: no row is lost, few are kept as values."""
+    folder = RunFolder(tmp_path)
+    lines = [json.dumps({"step": step, "test": {"nll": 1.0}}) for step in range(10_000)]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    rows = folder.rows()
+    assert 1_000 < len(rows) <= 2_049 and [rows[0]["step"], rows[1]["step"], rows[-1]["step"]] == [0, 5, 9_999]
+    made_run(curves=rows).save(tmp_path)
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 10_000
+    assert Run.load(tmp_path).curves == rows
+    folder.cut_rows(8_000)
+    assert (tmp_path / "metrics.jsonl").read_text().splitlines() == lines[:8_001]
 
 
 def test_the_rows_of_a_run_are_its_owners_alone_from_the_first_on(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from clipwise.accounting._vacuous import refuse_vacuous
 from clipwise.accounting.accountants import ACCOUNTANTS, Accountant
 from clipwise.accounting.accounts import account, account_delta, delta, epsilon, privacy_panel
+from clipwise.accounting.confirm import confirmed
 from clipwise.accounting.curves import PrivacyCurve, privacy_curve, tight_mu
 from clipwise.accounting.events import (
     CHANGED_DATA,
@@ -15,7 +16,7 @@ from clipwise.accounting.events import (
 )
 from clipwise.accounting.guarantee import Guarantee, neighbours, round_up
 from clipwise.accounting.ledger import Ledger
-from clipwise.accounting.relation import Relation, restated
+from clipwise.accounting.relation import Relation
 from clipwise.accounting.solve import free_cap, max_batch_size, max_steps, noise_multiplier, noise_scale
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "account",
     "account_delta",
     "check_projected_sampling",
+    "confirmed",
     "delta",
     "epsilon",
     "free_cap",
@@ -45,7 +47,6 @@ __all__ = [
     "privacy_curve",
     "privacy_panel",
     "refuse_vacuous",
-    "restated",
     "round_up",
     "tight_mu",
 ]

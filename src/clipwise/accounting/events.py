@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, TypeGuard, TypeVar, cast
 
-from clipwise._validate import is_count, is_finite
+from clipwise._validate import MOST_NOISE, is_count, is_noise
 from clipwise.accounting._schemes import scheme_of
 from clipwise.errors import AccountingError, ClipwiseError, LedgerError
 from clipwise.sampling import SAMPLINGS, Poisson, Sampling, arguments, made_from
@@ -37,8 +37,10 @@ E = TypeVar("E", bound="Event")
 
 
 def _check_noise(name: str, noise: object) -> None:
-    if not is_finite(noise) or noise < 0:
-        raise AccountingError(f"{name} must be a finite number >= 0 (0 means not private), got {noise!r}.")
+    if not is_noise(noise):
+        raise AccountingError(
+            f"{name} must be a finite number >= 0 (0 means not private) and at most {MOST_NOISE:g}, got {noise!r}."
+        )
 
 
 def _check_count(name: str, count: object) -> None:

@@ -15,18 +15,16 @@ batches of a fixed size only replacing is proven.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping
-from dataclasses import fields
-from typing import Any, get_args
+from collections.abc import Iterable
+from typing import get_args
 
 from clipwise.accounting._schemes import OF_A_RATE, scheme_of
 from clipwise.accounting.events import Event
-from clipwise.accounting.guarantee import Guarantee, Relation
+from clipwise.accounting.guarantee import Relation
 from clipwise.errors import AccountingError
 from clipwise.sampling import FullBatch, Poisson
 
-__all__ = ["Relation", "is_tight", "relation_of", "restated"]
+__all__ = ["Relation", "is_tight", "relation_of"]
 
 
 def relation_of(events: Iterable[Event], asked: Relation | None = None) -> tuple[Relation, tuple[str, ...]]:
@@ -60,19 +58,3 @@ def relation_of(events: Iterable[Event], asked: Relation | None = None) -> tuple
 def is_tight(events: Iterable[Event]) -> bool:
     """Whether the laws that are accounted are reached by some data; else an answer is an upper bound at best."""
     return all(scheme_of(event.sampling).is_tight(event.sampling) for event in events)
-
-
-def restated(saved: Mapping[str, Any], events: Iterable[Event]) -> Guarantee:
-    """What `Guarantee.to_dict()` wrote as it would be today: its number, with the relation and the kind that hold.
-
-    Guarantees of earlier versions say add_remove where the number of records is public, and call batches that are cut
-    numerically exact. The number is right under zero_out, which has the same law.
-    """
-    events = tuple(events)
-    known = {f.name: saved[f.name] for f in fields(Guarantee)}
-    if known["relation"] == "add_remove":
-        known["relation"] = relation_of(events)[0]
-    if known["kind"] == "numerically exact" and not is_tight(events):
-        known["kind"] = "upper bound"
-    known["epsilon"] = math.inf if known["epsilon"] is None else known["epsilon"]
-    return Guarantee(**{**known, "warnings": tuple(known["warnings"])})

@@ -11,13 +11,17 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special, stats
 
-from clipwise._validate import is_count
+from clipwise._json import Fields
+from clipwise._validate import is_count, is_finite
 from clipwise.errors import DataError
 
-__all__ = ["Bins", "bin_of", "equal_edges", "summarise"]
+__all__ = ["FINE_BINS", "Bins", "bin_of", "equal_edges", "summarise"]
 
 Floats = NDArray[np.float64]
 MaybeFloats = tuple[float | None, ...]
+
+FINE_BINS = 60
+"""Of the bins that a result keeps to be merged."""
 
 
 @dataclass(frozen=True)
@@ -98,10 +102,26 @@ class Bins:
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> Bins:
         """Read what `to_dict` wrote; unknown and missing fields are refused."""
-        names = {f.name for f in fields(cls)}
-        if not isinstance(record, Mapping) or set(record) != names:
-            raise DataError(f"Bins have the fields {sorted(names)}, got {sorted(record)}.")
-        return cls(**record)
+        given = Fields(record, "Bins", [f.name for f in fields(cls)])
+        edges = given.many("edges", is_finite, "numbers")
+        count = given.many("count", lambda n: is_count(n, 0) and n <= _MOST, "counts")
+        if not edges or sorted(edges) != edges:
+            given.fail("edges", "numbers in increasing order")
+        if not 0 < sum(count) <= _MOST:
+            given.fail("count", "the counts of some samples")
+        shares = {name: given.many(name, _is_share, "shares or null") for name in _SHARES}
+        for name in ("confidence", "accuracy"):
+            if [share is None for share in shares[name]] != [not n for n in count]:
+                given.fail(name, "null where a bin is empty, and nowhere else")
+        return cls(edges=edges, count=count, **shares, level=given.number("level", 0.0, 1.0))  # type: ignore[arg-type]
+
+
+_MOST = 10**15
+_SHARES = ("confidence", "accuracy", "accuracy_low", "accuracy_high", "consistent_low", "consistent_high")
+
+
+def _is_share(value: object) -> bool:
+    return value is None or (is_finite(value) and 0.0 <= value <= 1.0)
 
 
 def equal_edges(bins: int) -> Floats:

@@ -102,8 +102,8 @@ class Scores:
             shown = ", ".join(f"{value:.4g}" for value in chunk[row, :6].tolist())
             more = ", ..." if self.classes > 6 else ""
             raise DataError(
-                f"{self.name}: {why}. Row {first + row} is [{shown}{more}] with sum {float(chunk[row].sum()):.6g}; "
-                f"{int(bad.sum())} such row(s) from row {first} on."
+                f"{self.name}: {why}. It is row {first + row}; {int(bad.sum())} such row(s) from row {first} on.",
+                f"[{shown}{more}] with sum {float(chunk[row].sum()):.6g}",
             )
 
     def _rows(self, chunk: Tensor, label_B: Tensor) -> SampleScores:
@@ -147,9 +147,13 @@ def checked_labels(labels: ArrayLike | None, samples: int, classes: int) -> Tens
     if tensor.is_floating_point() or tensor.is_complex():
         raise DataError(f"labels must be integers (class indices), got {tensor.dtype}.")
     tensor = tensor.to("cpu", torch.int64)
-    low, high = int(tensor.min()), int(tensor.max())
-    if low < 0 or high >= classes:
-        raise DataError(f"labels must be from 0 to {classes - 1} for {classes} classes, got {low} to {high}.")
+    outside = (tensor < 0) | (tensor >= classes)
+    if bool(outside.any()):
+        row = int(outside.nonzero()[0, 0])
+        raise DataError(
+            f"labels must be from 0 to {classes - 1} for {classes} classes; that of row {row} is not.",
+            str(int(tensor[row])),
+        )
     return tensor
 
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from clipwise.calibration import estimators as est
-from clipwise.calibration.bins import bin_of, equal_edges
+from clipwise.calibration.bins import FINE_BINS, bin_of, equal_edges
 from clipwise.calibration.inputs import SampleScores
 from clipwise.calibration.smooth import grid_shares
 
@@ -22,7 +22,6 @@ Integers = NDArray[np.int64]
 COLUMNS = ("count", "accuracy", "confidence", "nll", "brier")
 """The columns of `TopSums.totals`."""
 
-FINE_BINS = 60
 CELLS = 1 << 14
 COARSE_CELLS = 1 << 9
 _CLASSWISE_NUMBERS = 1 << 22

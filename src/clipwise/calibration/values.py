@@ -7,13 +7,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, TypeAlias
 
-from clipwise.calibration.bins import Bins
-from clipwise.calibration.metrics import Task, numbers_of
-from clipwise.errors import DataError
+from clipwise._json import Fields
+from clipwise._validate import is_count, is_finite
+from clipwise.calibration.bins import FINE_BINS, Bins
+from clipwise.calibration.metrics import Metric, Task, metrics_of, numbers_of
 
 __all__ = ["CalibrationResult", "RegressionResult", "Result"]
 
 Interval = tuple[float, float]
+_NOT_FINITE = ("inf", "-inf", "nan")
+_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
@@ -66,10 +69,20 @@ class CalibrationResult(_Written):
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> CalibrationResult:
         """Read what `to_dict` wrote; unknown and missing fields are refused."""
-        values = _read(cls, record)
-        values |= {name: Bins.from_dict(values[name]) for name in ("bins", "adaptive_bins", "fine_bins")}
-        values |= {name: tuple(values[name]) for name in ("true_class_histogram", "notes")}
-        return cls(**{**values, "intervals": _read_intervals(values["intervals"])})
+        given, values = _read(cls, record)
+        for name in ("bins", "adaptive_bins", "fine_bins"):
+            values[name] = Bins.from_dict(given.object(name).value)
+        histogram = given.many("true_class_histogram", lambda n: is_count(n, 0), "counts")
+        if len(histogram) != len(values["bins"]):
+            given.fail("true_class_histogram", f"{len(values['bins'])} counts, one for each bin")
+        if len(values["fine_bins"]) != FINE_BINS:
+            given.fail("fine_bins", f"{FINE_BINS} bins")
+        return cls(
+            **values,
+            classes=given.count("classes", 2),
+            true_class_histogram=tuple(histogram),
+            notes=given.texts("notes"),
+        )
 
 
 @dataclass(frozen=True)
@@ -100,9 +113,10 @@ class RegressionResult(_Written):
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> RegressionResult:
         """Read what `to_dict` wrote; unknown and missing fields are refused."""
-        values = _read(cls, record)
-        values["coverage"] = {float(level): float(share) for level, share in values["coverage"].items()}
-        return cls(**{**values, "intervals": _read_intervals(values["intervals"])})
+        given, values = _read(cls, record)
+        levels = given.object("coverage")
+        shares = {_level(levels, name): levels.number(name, 0.0, 1.0) for name in levels.value}
+        return cls(**values, coverage=shares)
 
 
 Result: TypeAlias = CalibrationResult | RegressionResult
@@ -122,17 +136,47 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _read(kind: type[Any], record: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a result; numbers that `to_dict` wrote as text are numbers again."""
-    names = {f.name for f in fields(kind)}
-    if not isinstance(record, Mapping) or set(record) != names:
-        got = sorted(record) if isinstance(record, Mapping) else record
-        raise DataError(f"A {kind.__name__} has the fields {sorted(names)}, got {got!r}.")
-    numbers = [f.name for f in fields(kind) if f.type in ("float", "float | None")]
-    return {**record, **{name: float(record[name]) for name in numbers if record[name] is not None}}
+def _read(kind: type[Any], record: Mapping[str, Any]) -> tuple[Fields, dict[str, Any]]:
+    """The fields of a result, and those that both results have; numbers written as text are numbers again."""
+    given = Fields(record, f"A {kind.__name__}", [f.name for f in fields(kind)])
+    known = {metric.name: metric for metric in metrics_of(kind.task)}
+    found: dict[str, Any] = {}
+    for each in fields(kind):
+        if each.name not in known or each.type not in ("float", "float | None"):
+            continue
+        value = given.value[each.name]
+        found[each.name] = None if value is None and "None" in str(each.type) else _metric(given, known[each.name])
+    found["count"] = given.count("count", 1)
+    found["resamples"] = given.count("resamples")
+    found["level"] = given.number("level", 0.0, 1.0)
+    found["intervals"] = None if given.is_null("intervals") else _intervals(given.object("intervals"))
+    return given, found
 
 
-def _read_intervals(record: Mapping[str, Any] | None) -> dict[str, Interval] | None:
-    if record is None:
-        return None
-    return {name: (float(low), float(high)) for name, (low, high) in record.items()}
+def _metric(given: Fields, metric: Metric) -> float:
+    """A measured number within its range, up to rounding; an infinite one is written as text."""
+    low, high = metric.range
+    for end in (low, high):
+        if math.isinf(end) and given.value[metric.name] == str(end):
+            return end
+    return given.number(metric.name, low - _ROUNDING, high + _ROUNDING)
+
+
+def _intervals(given: Fields) -> dict[str, Interval]:
+    found = {}
+    for name in given.value:
+        ends = given.many(name, lambda end: is_finite(end) or end in _NOT_FINITE, "two numbers")
+        if len(ends) != 2:
+            given.fail(name, "two numbers")
+        found[name] = (float(ends[0]), float(ends[1]))
+    return found
+
+
+def _level(given: Fields, name: str) -> float:
+    try:
+        level = float(name)
+    except ValueError:
+        level = -1.0
+    if not 0.0 < level < 1.0:
+        given.fail(name, "named by a level between 0 and 1")
+    return level

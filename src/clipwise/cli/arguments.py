@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterable, Iterator
 
-__all__ = ["Later", "count"]
+__all__ = ["Later", "add_show_values", "count"]
 
 
 def count(text: str) -> int:
@@ -18,6 +18,11 @@ def count(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
     return number
+
+
+def add_show_values(parser: argparse.ArgumentParser) -> None:
+    """Declare the option of commands that read records; `clipwise.cli.main` heeds it."""
+    parser.add_argument("--show-values", action="store_true", help="let error messages quote records: private data")
 
 
 class Later(Iterable[str]):

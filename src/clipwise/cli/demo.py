@@ -20,6 +20,7 @@ from clipwise.cli.arguments import count
 from clipwise.cli.table import table
 from clipwise.cli.train import command_line
 from clipwise.errors import DataError
+from clipwise.files import private_folder
 
 if TYPE_CHECKING:
     from clipwise.experiments import Study
@@ -145,12 +146,13 @@ def _choose_data(wanted: str | None) -> tuple[str, str]:
 def _study(name: str, args: argparse.Namespace) -> Study:
     """All arms with all seeds; the configuration that they share is written into the folder."""
     from clipwise.experiments import Arm, Study
+    from clipwise.report import write_text
 
     setting, folder = SETTINGS[name], Path(args.output)
     config = folder / "config.toml"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        config.write_text(configuration(setting, args.steps or setting.steps), encoding="utf-8")
+        private_folder(folder)
+        write_text(config, configuration(setting, args.steps or setting.steps))
     except OSError as error:
         raise DataError(f"{folder} cannot be the folder of the demo: {error}. Name another with --output.") from error
     note = CHOSEN.format(rate=setting.rate, large=LARGE)

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from typing import Protocol, cast
 
-from clipwise.errors import ClipwiseError
+from clipwise.errors import ClipwiseError, DataError
 
 __all__ = ["COMMANDS", "Command", "build_parser", "main"]
 
@@ -84,7 +84,12 @@ def _run(argv: list[str]) -> int:
         args = build_parser(known).parse_args(argv)
     except SystemExit as stop:  # argparse: 0 after --help and --version, 2 after bad usage
         return stop.code if isinstance(stop.code, int) else 0
-    return int(args.run(args))
+    try:
+        return int(args.run(args))
+    except DataError as error:
+        if not error.found or not hasattr(args, "show_values"):
+            raise
+        return _fail(f"{error} {f'There is {error.found}.' if args.show_values else '--show-values shows it.'}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -9,8 +9,10 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from clipwise.cli.arguments import add_show_values
 from clipwise.cli.table import table
 from clipwise.errors import DataError, InvalidPlan
+from clipwise.files import private_folder, replacing
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -53,6 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--optimizer", choices=OPTIMIZERS, default="gd", help="of the flows (default: %(default)s)")
     parser.add_argument("--output", metavar="FOLDER", help="save figures and ntk.json here (extra plots)")
     parser.add_argument("--json", action="store_true", help="print the numbers as JSON")
+    add_show_values(parser)
 
 
 class _Task(NamedTuple):
@@ -98,7 +101,7 @@ def _from_function(target: tuple[str, str]) -> _Task:
 
     from clipwise.training import guarded, imported
 
-    made = guarded(f"{target[1]}()", imported(*target))
+    made = guarded(f"{target[1]}()", imported(*target), reads=True)
     if not (isinstance(made, tuple) and len(made) == 4 and isinstance(made[0], nn.Module) and callable(made[1])):
         raise DataError(f"{target[1]}() must return (model, loss_fn, x, y), with loss_fn(outputs, y).")
     return _Task(*made)
@@ -190,7 +193,7 @@ def _save(
 
     from clipwise import plots
 
-    folder.mkdir(parents=True, exist_ok=True)
+    private_folder(folder)
     result["spectrum"] = torch.linalg.eigvalsh(H).flip(0).tolist()
     result["clipped_spectra"] = {
         name: torch.linalg.eigvalsh((M + M.T) / 2).flip(0).tolist() for name, M in matrices.items()
@@ -202,8 +205,10 @@ def _save(
     if flows:
         figures["flow"] = plots.loss_flows(flows)
     for name, drawn in figures.items():
-        drawn.savefig(folder / f"{name}.svg")
-    (folder / "ntk.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        with replacing(folder / f"{name}.svg", DataError) as file:
+            drawn.savefig(file, format="svg")
+    with replacing(folder / "ntk.json", DataError) as file:
+        file.write((json.dumps(result, indent=1) + "\n").encode())
 
 
 def run(args: argparse.Namespace) -> int:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from clipwise.cli.arguments import add_show_values
 from clipwise.cli.table import table
 from clipwise.progress import Bar
 
@@ -53,6 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--force", action="store_true", help="replace the run in the folder")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    add_show_values(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -25,6 +25,8 @@ __all__ = ["from_file"]
 
 _FEW = 20
 """Names shown in an error."""
+_LONG = 60
+"""Characters of a value, where it is asked for."""
 
 
 def from_file(
@@ -120,6 +122,8 @@ def _check_columns(tables: Sequence[tuple[str, Table]], target: str, features: S
         for name in (target, *(features or ())):
             if name not in table:
                 shown = ", ".join(list(table)[:_FEW]) + (", ..." if len(table) > _FEW else "")
+                if any(_all_numbers([each]) for each in table):  # a record, which is no message's business
+                    raise DataError(f"{file} has no column {name!r}: its first line has numbers, no names.", shown)
                 raise DataError(f"{file} has no column {name!r}; it has {shown}.")
     if features is not None and target in features:
         raise DataError(f"the target {target!r} cannot be a feature too.")
@@ -150,7 +154,9 @@ def _classes(
         return tuple(map(str, classes))
     values = set(_labels(file, target, column))
     if len(values) < 2:
-        raise DataError(f"column {target!r} of {file} has a single value, {min(values)!r}; there is nothing to learn.")
+        raise DataError(
+            f"column {target!r} of {file} has a single value; there is nothing to learn.", repr(min(values))
+        )
     return tuple(sorted(values, key=_in_order))
 
 
@@ -183,7 +189,7 @@ def _labels(file: str, name: str, column: Column) -> list[str]:
         try:
             values = (np.char.decode(column, "utf-8") if column.dtype.kind == "S" else column).tolist()
         except UnicodeDecodeError as error:
-            raise DataError(f"{file}: the target {name!r} is not text in UTF-8: {error}.") from error
+            raise DataError(f"{file}: the target {name!r} is not text in UTF-8.", str(error)) from None
     labels = [str(int(v)) if isinstance(v, float) and v.is_integer() else str(v) for v in values]
     for row, label in enumerate(labels, 1):
         if label.lower() in ("", "nan"):
@@ -202,7 +208,10 @@ def _targets(file: str, name: str, column: Column, classes: tuple[str, ...]) -> 
     for row, label in enumerate(labels, 1):
         if label not in number:
             shown = ", ".join(classes[:_FEW])
-            raise DataError(f"{file}, column {name!r}, row {row}: {label!r} is none of the classes {shown}.")
+            raise DataError(
+                f"{file}, column {name!r}, row {row}: the value is none of the {len(classes)} classes.",
+                f"{label[:_LONG]!r}, none of {shown}",
+            )
     return torch.tensor([number[label] for label in labels])
 
 
@@ -227,9 +236,11 @@ def _numbers(file: str, name: str, column: Column) -> NDArray[np.float32]:
     except ValueError:
         cells = ((row, cell) for row, entry in enumerate(column, 1) for cell in np.ravel(entry))
         row, value = next((row, cell) for row, cell in cells if not _all_numbers([str(cell)]))
-        what = "the value is missing" if value == "" else f"{str(value)[:60]!r} is not a number"
+        what = "is missing" if value == "" else "is not a number"
         raise DataError(
-            f"{file}, column {name!r}, row {row}: {what}. Leave the column out with features=[...], or put numbers in."
+            f"{file}, column {name!r}, row {row}: the value {what}. Leave the column out with features=[...], or put "
+            "numbers in.",
+            repr(str(value)[:_LONG]),
         ) from None
     with np.errstate(over="ignore"):
         numbers = wide.astype(np.float32)
@@ -237,5 +248,7 @@ def _numbers(file: str, name: str, column: Column) -> NDArray[np.float32]:
     if len(wrong):
         row = int(wrong[0][0])
         value = wide[tuple(wrong[0])]
-        raise DataError(f"{file}, column {name!r}, row {row + 1}: {value} is not a finite float32 number.")
+        raise DataError(
+            f"{file}, column {name!r}, row {row + 1}: the value is not a finite float32 number.", str(value)
+        )
     return numbers

@@ -47,8 +47,10 @@ def _csv(path: Path, delimiter: str) -> Table:
                     )
                 if row:
                     records.append(row)
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path} is not a CSV file in UTF-8: {error}.") from error
+    except csv.Error as error:
+        raise DataError(f"{path}, line {rows.line_num}, is not CSV: {error}.") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not text in UTF-8, after its line {rows.line_num}.", str(error)) from None
     if not records:
         raise DataError(f"{path} has a header but no records.")
     return {name: [row[k].strip() for row in records] for k, name in enumerate(header)}
@@ -59,10 +61,14 @@ def _check_header(header: list[str], path: Path, delimiter: str) -> None:
         raise DataError(f"{path} is empty; the first line should name the columns.")
     twice = sorted({name for name in header if header.count(name) > 1})
     if twice:
-        raise DataError(f"{path} has several columns of the name {', '.join(map(repr, twice))}.")
+        raise DataError(
+            f"{path} has several columns of one name; its first line should name them.", ", ".join(map(repr, twice))
+        )
     other = next((mark for mark in (";", "\t", ",", "|") if mark in header[0]), None) if len(header) == 1 else None
     if other and other != delimiter:
-        raise DataError(f"{path} has a single column {header[0][:60]!r}; should it be read with delimiter={other!r}?")
+        raise DataError(
+            f"{path} has a single column; should it be read with delimiter={other!r}?", repr(header[0][:60])
+        )
 
 
 def _npz(path: Path) -> Table:

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from clipwise._json import parse_json, read_json
 from clipwise.errors import DataError
 from clipwise.files import locked, replacing
 from clipwise.report import ArmResults
@@ -76,13 +77,13 @@ def packed_runs(folder: Path) -> dict[str, Record]:
         return {}
     name = RESULTS
     try:
-        saved = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
+        saved = read_json(folder / RESULTS)
         runs, digest = saved["runs"], saved["curves"]
         name = CURVES
         curves = lzma.decompress((folder / CURVES).read_bytes())
         if hashlib.sha256(curves).hexdigest() != digest:
             raise ValueError(f"it does not belong to {RESULTS}")
-        large = json.loads(curves)
+        large = parse_json(curves, CURVES)
         name = RESULTS
         return {run: _joined(small, large[run]) for run, small in runs.items()}
     except (OSError, ValueError, EOFError, KeyError, TypeError, AttributeError, lzma.LZMAError) as error:
@@ -95,7 +96,7 @@ def packed_runs(folder: Path) -> dict[str, Record]:
 def _digest(folder: Path) -> str | None:
     """That of the curves in the folder, by its results; None when there are none to be kept."""
     try:
-        saved = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
+        saved = read_json(folder / RESULTS)
         return str(saved["curves"]) if (folder / CURVES).is_file() else None
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -8,7 +8,7 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import Any
 
-from clipwise._validate import is_count, is_finite
+from clipwise._validate import MOST_NOISE, is_count, is_noise
 from clipwise.errors import InvalidPlan
 
 __all__ = ["Steps"]
@@ -40,8 +40,10 @@ class Steps:
         for step, noise in given.items():
             if not is_count(step, least=0):
                 raise InvalidPlan(f"the keys of Steps are step numbers, integers of at least 0, got {step!r}.")
-            if not is_finite(noise) or noise < 0:
-                raise InvalidPlan(f"the noise multiplier of step {step} must be a finite number >= 0, got {noise!r}.")
+            if not is_noise(noise):
+                raise InvalidPlan(
+                    f"the noise multiplier of step {step} must be a number from 0 to {MOST_NOISE:g}, got {noise!r}."
+                )
         if min(given.values()) == 0 < max(given.values()):
             raise InvalidPlan(
                 f"{given!r} has steps without noise, which leave nothing private, whatever noise the others have. Give "

@@ -14,6 +14,7 @@ from torch import nn
 
 from clipwise.clipping import Clip, Flat, Groupwise, Layerwise, Rule, as_clip
 from clipwise.errors import DataError
+from clipwise.files import replacing
 from clipwise.ntk.analysis import analyse
 from clipwise.ntk.dynamics import descent
 from clipwise.ntk.network import Inputs, LossFunction, sample_count
@@ -157,8 +158,9 @@ class NTKMonitor:
         }
 
     def save(self, path: str | Path) -> None:
-        """Write `to_dict()` as JSON."""
-        Path(path).write_text(json.dumps(self.to_dict(), indent=1) + "\n", encoding="utf-8")
+        """Write `to_dict()` as JSON, which its owner alone can read."""
+        with replacing(path, DataError) as file:
+            file.write((json.dumps(self.to_dict(), indent=1) + "\n").encode())
 
 
 def _plain(record: NTKRecord) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from clipwise.report.arms import ArmResults, arms_of
 from clipwise.report.content import headline
 from clipwise.report.describe import plan_rows
 from clipwise.report.run import Run
-from clipwise.report.warnings import HELD_OUT, without_noise
+from clipwise.report.warnings import HELD_OUT, ended_early, without_noise
 from clipwise.report.wording import interval_text, value_text
 
 __all__ = ["card"]
@@ -34,7 +34,7 @@ def card(runs: Run | Iterable[Run]) -> str:
     name = data.get("name") if isinstance(data, Mapping) else data
     lines += [f"{held_out}{f' of {_text(str(name))}' if name else ''}. {HELD_OUT}", "", "## Training", ""]
     lines += [f"- {_text(label)}: {_text(value)}" for label, value in plan_rows(first.plan, first.choices)]
-    warnings = dict.fromkeys(text for run in arm.runs for text in run.warnings)
+    warnings = dict.fromkeys(text for run in arm.runs for text in (*ended_early(run), *run.warnings))
     if warnings:
         lines += ["", "## Warnings", "", *(f"- {_text(text)}" for text in warnings)]
     return "\n".join([*lines, "", f"Made by clipwise {clipwise.__version__}.", ""])

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from clipwise import plots
 from clipwise.accounting import Event, privacy_curve
-from clipwise.calibration import CalibrationResult
+from clipwise.calibration import CalibrationResult, metrics_of
 from clipwise.errors import AccountingError
 from clipwise.plots import Curve
 from clipwise.plots.style import svg
@@ -20,6 +21,8 @@ from clipwise.report.pooling import BIN_CHOICES, pooled, rebinned
 __all__ = ["Drawing", "Panel", "private_drawings", "public_drawings"]
 
 _MANY = 8  # arms; with more of them a choice of bins would take longer to draw than anyone waits
+_CURVES = 6  # of privacy, which take half a second each
+_DRAWN = 12  # arms; of more of them those are drawn that differ most, and the tables have all
 
 
 @dataclass(frozen=True)
@@ -64,34 +67,56 @@ class Drawing:
 
 def public_drawings(arms: Sequence[ArmResults]) -> list[Drawing]:
     """Everything that held-out data and the ledger show."""
-    judged = _calibration(arms) if arms[0].first.task == "classification" else _coverage(arms)
-    return [*judged, *_sweep(arms), *_training(arms), *_privacy(arms)]
+    drawn = _drawn(arms)
+    judged = _calibration(arms, drawn) if arms[0].first.task == "classification" else _coverage(drawn)
+    return [*judged, *_sweep(arms), *_training(drawn, _about(arms)), *_privacy(arms)]
 
 
 def private_drawings(arms: Sequence[ArmResults]) -> list[Drawing]:
     """Curves of the private training data, without noise: not covered by epsilon."""
-    curves = _curves(arms, "private", None)
-    return [_wide("private-training", _plain(curves), plots.training_curves(curves))] if curves else []
+    curves = _curves(_drawn(arms), "private", None)
+    drawn = _wide("private-training", _plain(curves), plots.training_curves(curves), _about(arms)) if curves else None
+    return [] if drawn is None else [drawn]
+
+
+def _drawn(arms: Sequence[ArmResults]) -> Sequence[ArmResults]:
+    """The arms that have a panel or a line of their own, in their order: all, or the best and the worst."""
+    if len(arms) <= _DRAWN:
+        return arms
+    metric = "ece" if arms[0].first.task == "classification" else "rmse"
+    order = sorted(arms, key=lambda arm: arm.estimates[metric].mean)
+    kept = {arm.name for arm in (*order[: _DRAWN // 2], *order[-_DRAWN // 2 :])}
+    return [arm for arm in arms if arm.name in kept]
+
+
+def _about(arms: Sequence[ArmResults]) -> str:
+    if len(arms) <= _DRAWN:
+        return ""
+    what = "calibration error" if arms[0].first.task == "classification" else "error"
+    half = _DRAWN // 2
+    return f"Of the {len(arms)} models, the {half} with the smallest and the {half} with the largest {what}."
 
 
 def _wide(name: str, values: Any, whole: Any, about: str = "") -> Drawing:
     return Drawing(name, values, (Panel(svg(whole, name)),), whole, about)
 
 
-def _calibration(arms: Sequence[ArmResults]) -> list[Drawing]:
+def _calibration(arms: Sequence[ArmResults], drawn_arms: Sequence[ArmResults]) -> list[Drawing]:
     results = {arm.name: _results(arm) for arm in arms}
-    shown = {name: pooled(each) for name, each in results.items()}
+    every = {name: pooled(each) for name, each in results.items()}
+    shown = {arm.name: every[arm.name] for arm in drawn_arms}
+    places, about = {arm.name: place for place, arm in enumerate(arms)}, _about(arms)
     tables = {len(next(iter(shown.values())).bins): shown}
     if {len(result.bins) for result in shown.values()} <= set(BIN_CHOICES) and len(arms) <= _MANY:
         tables = {bins: {name: rebinned(each, bins) for name, each in results.items()} for bins in BIN_CHOICES}
     drawn = []
     for name, draw in (("reliability", plots.reliability_diagram), ("confidence", plots.confidence_histogram)):
-        panels = [panel for bins, table in tables.items() for panel in _panels(name, draw, table, bins)]
-        values = {arm: _values(name, result) for arm, result in shown.items()}
-        drawn.append(Drawing(name, values, tuple(panels), draw(shown)))
-    panels = _panels("true-class", plots.true_class_histogram, shown, None)
-    values = {arm: _values("true-class", result) for arm, result in shown.items()}
-    return [*drawn, Drawing("true-class", values, tuple(panels), plots.true_class_histogram(shown))]
+        panels = [panel for bins, table in tables.items() for panel in _panels(name, draw, table, places, bins)]
+        values = {arm: _values(name, result) for arm, result in every.items()}
+        drawn.append(Drawing(name, values, tuple(panels), draw(shown), about))
+    panels = _panels("true-class", plots.true_class_histogram, shown, places, None)
+    values = {arm: _values("true-class", result) for arm, result in every.items()}
+    return [*drawn, Drawing("true-class", values, tuple(panels), plots.true_class_histogram(shown), about)]
 
 
 def _values(name: str, result: CalibrationResult) -> dict[str, Any]:
@@ -110,12 +135,17 @@ def _results(arm: ArmResults) -> list[CalibrationResult]:
 
 
 def _panels(
-    name: str, draw: Callable[..., Any], results: Mapping[str, CalibrationResult], bins: int | None
+    name: str,
+    draw: Callable[..., Any],
+    results: Mapping[str, CalibrationResult],
+    places: Mapping[str, int],
+    bins: int | None,
 ) -> list[Panel]:
     """One panel per arm; its title stands above it on the page, where it can be of any length."""
     made = []
     scale = {"share": max(max(r.bins.count) / sum(r.bins.count) for r in results.values())}
-    for place, result in enumerate(results.values()):
+    for arm, result in results.items():
+        place = places[arm]
         drawn = draw(result, first=place, **(scale if name == "reliability" else {}))
         made.append(Panel(svg(drawn, f"{name}-{place}-{bins or 0}"), place, bins))
     return made
@@ -151,10 +181,12 @@ def _sweep(arms: Sequence[ArmResults]) -> list[Drawing]:
     return found
 
 
-def _training(arms: Sequence[ArmResults]) -> list[Drawing]:
-    metrics = ("nll", "accuracy", "ece") if arms[0].first.task == "classification" else None
+def _training(arms: Sequence[ArmResults], about: str) -> list[Drawing]:
+    task = arms[0].first.task
+    followed = [metric.name for metric in metrics_of(task) if metric.followed]
+    metrics = ("nll", "accuracy", "ece") if task == "classification" else followed
     curves = _curves(arms, "test", metrics)
-    return [_wide("training", _plain(curves), plots.training_curves(curves))] if curves else []
+    return [_wide("training", _plain(curves), plots.training_curves(curves), about)] if curves else []
 
 
 def _curves(arms: Sequence[ArmResults], section: str, metrics: Sequence[str] | None) -> dict[str, dict[str, Curve]]:
@@ -171,11 +203,14 @@ def _plain(curves: Mapping[str, Mapping[str, Curve]]) -> dict[str, Any]:
 
 
 def _privacy(arms: Sequence[ArmResults]) -> list[Drawing]:
-    """A privacy curve for every different ledger."""
+    """A privacy curve for every different ledger; of many, for those with the smallest and the largest epsilon."""
     ledgers: dict[tuple[Event, ...], list[ArmResults]] = {}
     for arm in arms:
         if arm.dearest.ledger is not None and arm.first.is_private:
             ledgers.setdefault(arm.dearest.ledger.events, []).append(arm)
+    if len(ledgers) > _CURVES:
+        by_cost = sorted(ledgers, key=lambda events: ledgers[events][0].epsilon or math.inf)
+        ledgers = {events: ledgers[events] for events in (by_cost[0], by_cost[-1])}
     found = []
     for k, (events, sharing) in enumerate(ledgers.items()):
         try:

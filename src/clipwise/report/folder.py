@@ -20,12 +20,14 @@ import math
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from clipwise._json import RESTORE, Fields, parse_json, read_json
 from clipwise.accounting import Ledger
-from clipwise.errors import DataError
-from clipwise.files import locked, replacing
+from clipwise.errors import DataError, LedgerError
+from clipwise.files import locked, private_folder, read_bytes, replacing
 
 __all__ = [
     "CARD",
@@ -43,8 +45,11 @@ __all__ = [
 CONFIG, METRICS, LEDGER, RESULT, DIGEST = "config.toml", "metrics.jsonl", "ledger.json", "result.json", "data.digest"
 MODEL, CHECKPOINT, PAGE, CARD, FIGURES = "model.safetensors", "checkpoint", "report.html", "card.md", "figures"
 _DIGESTS = f"{CHECKPOINT}.digests"
-_REPLACED = (CONFIG, METRICS, LEDGER, RESULT, DIGEST, CHECKPOINT, _DIGESTS, PAGE, CARD)
-_OURS = {*_REPLACED, *(f".{name}.part" for name in _REPLACED), f".{CHECKPOINT}.lock", MODEL, FIGURES, "publishable"}
+_REPLACED = (CONFIG, METRICS, LEDGER, RESULT, DIGEST, MODEL, CHECKPOINT, _DIGESTS, PAGE, CARD)
+_OURS = {*_REPLACED, *(f".{name}.part" for name in _REPLACED), f".{CHECKPOINT}.lock", FIGURES, "publishable"}
+MOST_ROWS = 2_048
+"""Of the curves of a run, in memory."""
+_MOST_LINE = 1 << 24
 COMPARISON = "clipwise comparison"
 """The format of a result.json that belongs to a page on several runs."""
 
@@ -52,7 +57,8 @@ COMPARISON = "clipwise comparison"
 class RunFolder:
     """A run's folder, while the run is made and afterwards.
 
-    Guarantees: every file that is written here can be read by its owner alone, from its first byte on.
+    Guarantees: every file that is written here can be read by its owner alone, from its first byte on, and so can the
+    folder if it is made here.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -85,7 +91,7 @@ class RunFolder:
         Two processes that continue from one checkpoint would each release steps that the other's ledger does not have.
         """
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            private_folder(self.path)
             with locked(self.path, self._taken):
                 if not resume:
                     self.clear()
@@ -126,25 +132,44 @@ class RunFolder:
         """Add a row to the curves."""
         handle = os.open(self.path / METRICS, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         with open(handle, "a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+            file.write(_line(row))
 
-    def rows(self) -> tuple[dict[str, Any], ...]:
-        """The rows of the curves; a last one that was cut by a crash is left out."""
-        path = self.path / METRICS
-        lines = _read(path).splitlines() if path.exists() else []
-        rows = []
-        for k, line in enumerate(lines):
-            try:
-                rows.append(json.loads(line))
-            except ValueError as error:
-                if k == len(lines) - 1:
-                    break
-                raise DataError(f"{path}, line {k + 1}, is not JSON: {error}.") from error
-        return tuple(rows)
+    def rows(self) -> tuple[Mapping[str, Any], ...]:
+        """The rows of the curves; a last one that was cut by a crash is left out.
+
+        Of more than 2,048 rows every second is kept, or every third, and so on, and the last: no figure shows more, and
+        a file of a million rows takes no more memory than that. The file keeps them all.
+        """
+        every = sum(1 for _ in self._lines()) // MOST_ROWS + 1
+        kept = (each for each in self._lines() if each.number % every == 0 or each.is_last)
+        return tuple(row for row in (_row(each) for each in kept) if row is not None)
 
     def cut_rows(self, step: int) -> None:
         """Forget rows of steps after the checkpoint that the run continues from: they will be made again."""
-        self._write_rows([row for row in self.rows() if row["step"] <= step])
+        with replacing(self.path / METRICS, DataError) as file:
+            for line in self._lines():
+                row = _row(line)
+                if row is not None and row["step"] <= step:
+                    file.write(line.text.rstrip(b"\n") + b"\n")
+
+    def _lines(self) -> Iterator[_Line]:
+        """The lines of the curves, one at a time."""
+        path = self.path / METRICS
+        if not path.exists():
+            return
+        if not path.is_file():
+            raise DataError(f"{path} cannot be read: it is not an ordinary file.")
+        try:
+            with open(path, "rb") as file:
+                line, number = file.readline(_MOST_LINE), 0
+                while line:
+                    if len(line) == _MOST_LINE:
+                        raise DataError(f"{path}, line {number + 1}, has over {_MOST_LINE >> 20} MiB. {RESTORE}")
+                    after = file.readline(_MOST_LINE)
+                    yield _Line(f"{path}, line {number + 1}", number, line, not after)
+                    line, number = after, number + 1
+        except OSError as error:
+            raise DataError(f"{path} cannot be read: {error}.") from error
 
     # A whole run
 
@@ -159,10 +184,11 @@ class RunFolder:
     ) -> None:
         """Write a run that is finished, its result last."""
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            private_folder(self.path)
         except OSError as error:
             raise DataError(f"the run's folder {self.path} cannot be made: {error}.") from error
-        self._write_rows(curves)
+        if self.rows() != tuple(curves):  # else they stand there, perhaps more of them
+            self._write(METRICS, "".join(map(_line, curves)))
         if ledger is not None:
             ledger.save(self.path / LEDGER)
         if config is not None:
@@ -172,15 +198,13 @@ class RunFolder:
         write_json(self.path / RESULT, result)
 
     def record(self) -> dict[str, Any]:
-        """Everything that `save` wrote as one JSON value; an edited ledger and a file that was cut are refused."""
+        """Everything that `save` wrote as one JSON value; a file that was cut is refused."""
         if not self.finished:
             raise DataError(f"{self.path} is not a finished run: it has no {RESULT}.")
         ledger, config, digest = (self.path / name for name in (LEDGER, CONFIG, DIGEST))
-        if ledger.exists():
-            Ledger.load(ledger)  # an edited one is refused, with its name
         return {
-            "result": _read_json(self.path / RESULT),
-            "ledger": _read_json(ledger) if ledger.exists() else None,
+            "result": read_json(self.path / RESULT),
+            "ledger": read_json(ledger, LedgerError) if ledger.exists() else None,
             "config": _read(config) if config.exists() else None,
             "fingerprint": _read(digest) if digest.exists() else None,
             "curves": list(self.rows()),
@@ -189,17 +213,52 @@ class RunFolder:
     def _write(self, name: str, text: str) -> None:
         write_text(self.path / name, text)
 
-    def _write_rows(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        self._write(METRICS, "".join(json.dumps(plain(row), allow_nan=False) + "\n" for row in rows))
+
+@dataclass(frozen=True)
+class _Line:
+    """A line of the curves, its name in a message, and its number from 0."""
+
+    where: str
+    number: int
+    text: bytes
+    is_last: bool
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    return json.dumps(plain(row), allow_nan=False) + "\n"
+
+
+def _row(line: _Line) -> Mapping[str, Any] | None:
+    """The row of a line; None for a last one that was cut."""
+    try:
+        found = parse_json(line.text, line.where)
+    except DataError:
+        if line.is_last:
+            return None
+        raise
+    return check_row(found, line.where)
+
+
+def check_row(row: Any, where: str) -> Mapping[str, Any]:
+    """A row of the curves as `Run.curves` has them, or an error that says where it stands."""
+    fields = Fields(row, where)
+    fields.number("step", 0.0)
+    for name in ("test", "private"):
+        if fields.value.get(name) is not None:
+            section = fields.object(name)
+            if name == "private" and section.value.get("layers") is not None:
+                section.objects("layers")
+    return fields.value
 
 
 def is_run(folder: str | os.PathLike[str]) -> bool:
     """Whether a folder holds a run's own result.json, and not that of a page on several."""
-    try:
-        body = json.loads((Path(folder) / RESULT).read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    path = Path(folder) / RESULT
+    if not path.exists():
         return False
-    except (OSError, ValueError):
+    try:
+        body = read_json(path)
+    except DataError:
         return True  # a damaged one: `Run.load` says what is wrong with it
     return not isinstance(body, dict) or body.get("format") != COMPARISON
 
@@ -245,13 +304,6 @@ def write_json(path: Path, value: Any) -> None:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} cannot be read: {error}.") from error
-
-
-def _read_json(path: Path) -> Any:
-    try:
-        return json.loads(_read(path))
-    except ValueError as error:
-        raise DataError(f"{path} is not complete JSON: {error}.") from error
+        return read_bytes(path, DataError).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not text in UTF-8: {error}. {RESTORE}") from error

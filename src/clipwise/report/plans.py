@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, TypeAlias
 
-from clipwise._validate import is_number
+from clipwise._json import Fields
+from clipwise._validate import is_count, is_number
 from clipwise.errors import ClipwiseError, DataError
 from clipwise.plan import Plan
 from clipwise.sampling import FixedSize, FullBatch, Poisson, Shuffled, arguments
@@ -39,7 +40,7 @@ class WrittenPlan:
     def steps(self) -> int | None:
         """The optimizer steps, where they are written."""
         steps = self.record.get("steps")
-        return steps if isinstance(steps, int) else None
+        return steps if is_count(steps) else None
 
     @property
     def noise_multiplier(self) -> float | None:
@@ -94,18 +95,25 @@ _OF_PLAN = {"version", *(f.name for f in fields(Plan)), "projections", "mechanis
 _SAMPLINGS = (FixedSize, FullBatch, Poisson, Shuffled)
 
 
-def read_plan(record: Mapping[str, Any]) -> tuple[AnyPlan, Choices]:
+def read_plan(record: Fields) -> tuple[AnyPlan, Choices]:
     """Plan and choices from the one object that result.json has of both.
 
-    >>> read_plan({"steps": 5, "optimizer": "SGD(lr=1)", "cosine": True})
+    >>> read_plan(Fields({"steps": 5, "optimizer": "SGD(lr=1)", "cosine": True}, "here"))
     (WrittenPlan(record={'steps': 5}), Choices(..., optimizer='SGD(lr=1)', ..., further={'cosine': True}))
     """
-    written = {name: value for name, value in record.items() if name in _OF_PLAN}
-    rest = {name: value for name, value in record.items() if name not in _OF_PLAN}
+    written = {name: value for name, value in record.value.items() if name in _OF_PLAN}
+    rest = {name: value for name, value in record.value.items() if name not in _OF_PLAN}
+    for name in ("optimizer", "algorithm"):
+        if rest.get(name) is not None:
+            record.text(name)
+    if not isinstance(rest.get("learning_rate"), (str, type(None))):
+        record.number("learning_rate")
+    if rest.get("federated") is not None:
+        record.object("federated")
     choices = Choices(**{name: rest.pop(name) for name in _NAMED if name in rest}, further=rest)
     try:
         return Plan.from_dict(_of_today(written, choices)), choices
-    except (ClipwiseError, AttributeError, KeyError, TypeError):
+    except (ClipwiseError, ArithmeticError, AttributeError, KeyError, TypeError, ValueError):
         return WrittenPlan(written), choices
 
 
@@ -123,11 +131,18 @@ def _of_today(written: Mapping[str, Any], choices: Choices) -> dict[str, Any]:
 def _value(written: Any) -> Any:
     """What a file describes, as far as it has a name."""
     if isinstance(written, Mapping) and written.get("kind") == "mapping":
-        return {key: _value(item) for key, item in written["items"]}
+        pairs = written.get("items")
+        if isinstance(pairs, list) and all(_is_pair(each) for each in pairs):
+            return {key: _value(item) for key, item in pairs}
     if isinstance(written, Mapping) and "kind" in written:
         values = {name: _value(item) for name, item in written.items() if name != "kind"}
         return WrittenValue(str(written["kind"]), values)
     return written
+
+
+def _is_pair(value: Any) -> bool:
+    """Whether it is a name or a number with a value."""
+    return isinstance(value, list) and len(value) == 2 and isinstance(value[0], (str, int, float))
 
 
 def parts_of(value: Any) -> tuple[str, dict[str, Any]] | None:

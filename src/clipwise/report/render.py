@@ -10,6 +10,7 @@ from typing import Any
 
 import clipwise
 from clipwise.errors import DataError, MissingExtra
+from clipwise.files import private_folder
 from clipwise.report.arms import ArmResults, arms_of
 from clipwise.report.captions import CAPTIONS, kind_of
 from clipwise.report.card import card
@@ -66,7 +67,7 @@ def _target(path: str | os.PathLike[str]) -> Path:
     if page.suffix.lower() not in (".html", ".htm"):
         page = page / PAGE
     try:
-        page.parent.mkdir(parents=True, exist_ok=True)
+        private_folder(page.parent)
     except OSError as error:
         raise DataError(f"the folder {page.parent} cannot be made: {error}.") from error
     return page
@@ -113,7 +114,7 @@ def _tied(text: str) -> str:
 
 def _save_figures(folder: Path, drawings: Sequence[Drawing]) -> None:
     """Write the figures; those of an earlier page that this one does not have must not stay beside it."""
-    folder.mkdir(exist_ok=True)
+    private_folder(folder)
     names = {each.name for each in drawings}
     for old in folder.iterdir():
         if old.suffix in (".svg", ".json") and old.stem not in names and kind_of(old.stem) in CAPTIONS:

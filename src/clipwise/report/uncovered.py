@@ -36,7 +36,7 @@ def _layers(place: int, arm: ArmResults) -> dict[str, Any] | None:
 
 
 def _has_layers(row: Mapping[str, Any]) -> bool:
-    return bool(row.get("private", {}).get("layers"))
+    return bool((row.get("private") or {}).get("layers"))
 
 
 def _gather(tables: Iterable[Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[str, list[float]]]:

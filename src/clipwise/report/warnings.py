@@ -9,6 +9,7 @@ from clipwise.report.arms import ArmResults
 from clipwise.report.joint import Joint
 from clipwise.report.likeness import same_data
 from clipwise.report.run import SEEDED, Run
+from clipwise.report.saved import trained_steps
 
 __all__ = ["Warned", "warnings_of"]
 
@@ -30,6 +31,14 @@ def without_noise(run: Run) -> str:
     if not reasons or all(event.noise_multiplier == 0 and event.reason == "training" for event in events):
         return "Trained without noise"
     return f"Not all updates had noise ({', '.join(reasons)})"
+
+
+def ended_early(run: Run) -> tuple[str, ...]:
+    """What to say of a run whose ledger has fewer steps than its plan."""
+    made = trained_steps(() if run.ledger is None else run.ledger.events)
+    if not run.is_private or run.plan.steps is None or made >= run.plan.steps:
+        return ()
+    return (f"The plan has {run.plan.steps:,} steps, the ledger has {made:,}: epsilon is that of the ledger.",)
 
 
 @dataclass(frozen=True)
@@ -74,7 +83,7 @@ def _of_arm(arm: ArmResults) -> list[str]:
     elif any(run.seed is not None for run in arm.runs):
         found.append(SEEDED)
     for run in arm.runs:
-        found += run.warnings
+        found += [*ended_early(run), *run.warnings]
         for guarantee in run.guarantees.values():
             found += guarantee.warnings
     return found

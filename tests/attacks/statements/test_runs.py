@@ -9,7 +9,9 @@ import torch
 from torch import nn
 
 import clipwise as cw
-from clipwise.errors import DataError, LedgerError
+from clipwise.accounting import FederatedRounds
+from clipwise.errors import CheckpointError, DataError, LedgerError
+from clipwise.federated import Server
 from clipwise.report import Choices, Run
 
 
@@ -38,3 +40,14 @@ def test_a_run_made_half_way_keeps_the_ledger_of_that_moment(tmp_path: Path) -> 
 def test_a_further_choice_does_not_take_the_place_of_the_plan(name: str) -> None:
     with pytest.raises(DataError, match=name):
         Choices(further={name: 9.0})
+
+
+def test_a_release_that_was_recorded_before_is_not_forgotten() -> None:
+    """A federated server that goes on from a saved run forgot what stood on its ledger."""
+    plan = cw.Plan(cw.FullBatch(3), 6, cw.Abadi(1.0), noise_multiplier=4.0, mechanism=cw.mechanisms.Rounds())
+    saved = Server(plan, nn.Linear(2, 1)).state_dict()
+    server = Server(plan, nn.Linear(2, 1))
+    server.ledger.record(FederatedRounds(cw.FullBatch(3), noise_multiplier=0.5, rounds=7))
+    with pytest.raises(CheckpointError, match="its own ledger"):
+        server.load_state_dict(saved)
+    assert server.ledger.steps == 7

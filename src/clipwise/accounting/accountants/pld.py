@@ -21,7 +21,7 @@ __all__ = ["MIN_DELTA", "PLD"]
 
 MIN_DELTA = 1e-8
 _COARSE, _FINE = 1e-4, 1e-5
-_MOST_EVENTS = 50
+_MOST_EVENTS, _MOST_STEPS = 50, 1_000_000
 
 
 def _epsilon(problem: Problem, delta: float) -> Answer:
@@ -59,6 +59,9 @@ def _distributions(problem: Problem, interval: float) -> list[Any]:
         raise AccountingError("The pld accountant has no group privacy with sampling; use the exact accountant.")
     if len(problem.events) > _MOST_EVENTS:
         raise AccountingError(f"The pld accountant would take minutes for more than {_MOST_EVENTS} events; ask exact.")
+    sampled = [e.count for e in problem.events if isinstance(e.sampling, Poisson) and e.sampling.rate < 1.0]
+    if max(sampled, default=0) > _MOST_STEPS:
+        raise AccountingError(f"The pld accountant would take minutes for more than {_MOST_STEPS:,} steps; ask exact.")
     replace = problem.relation == "replace_one"
     relation = pld.NeighborRel.REPLACE_ONE if replace else pld.NeighborRel.ADD_OR_REMOVE_ONE
     results = []

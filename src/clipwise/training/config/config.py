@@ -10,11 +10,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
 import torch
 
+from clipwise._validate import is_line
 from clipwise.calibration import check_resamples, equal_edges
 from clipwise.clipping import Clip, Flat, NoClip
 from clipwise.errors import DataError, InvalidPlan, InvalidSampling
@@ -289,13 +290,13 @@ class Config:
         from clipwise.training.algorithms import read_algorithm
 
         root = source.root()
-        name = root.text("name", Path(source.name).stem)
+        name = _name(root, Path(source.name).stem)
         model, privacy = root.table("model"), Privacy.read(root.table("privacy"))
         config = cls(
             name=name,
             algorithm=read_algorithm(root),
             seed=root.integer("seed", None, least=0),
-            output=Path(root.text("output", f"runs/{name}")),
+            output=_output(root, name),
             device=_device(root),
             checkpoint_every=root.integer("checkpoint_every", None),
             witness=_witness(root),
@@ -314,6 +315,23 @@ class Config:
         config.algorithm.check(config, root)
         _check_rate(root, config)
         return config
+
+
+def _name(root: TomlTable, default: str) -> str:
+    """The name of the run, which is also that of its folder in runs/."""
+    name = root.text("name", default)
+    if not is_line(name):
+        root.fail("name", f"has a control character: {name!r}. Use a name that can be printed on one line.")
+    if PurePath(name).anchor or PurePath(name).parts in ((), ("~",)) or ".." in PurePath(name).parts:
+        root.fail("name", f"{name!r} leads out of runs/. Give a plain name; `output` says where the run goes.")
+    return name
+
+
+def _output(root: TomlTable, name: str) -> Path:
+    output = root.text("output", f"runs/{name}")
+    if not is_line(output):
+        root.fail("output", f"has a control character: {output!r}.")
+    return Path(output)
 
 
 def _clip(root: TomlTable, privacy: Privacy) -> Clip:

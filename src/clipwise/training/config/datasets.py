@@ -127,7 +127,7 @@ def _text(name: str, tokenizer: str, max_length: int, records: int | None, test_
 def _from_function(module: str, function: str, options: Mapping[str, Any]) -> DataSet:
     """A `DataSet`, or what is needed to make one: (x_train, y_train, x_test, y_test)."""
     make = imported(module, function)
-    made = guarded(f"{function}()", lambda: make(**options))
+    made = guarded(f"{function}()", lambda: make(**options), reads=True)
     if isinstance(made, DataSet):
         return made
     if not isinstance(made, tuple) or len(made) != 4:
@@ -135,7 +135,8 @@ def _from_function(module: str, function: str, options: Mapping[str, Any]) -> Da
             f"{function}() must return a clipwise.data.DataSet or (x_train, y_train, x_test, y_test), got "
             f"{type(made).__name__}{f' of length {len(made)}' if isinstance(made, tuple) else ''}."
         )
-    x, y, x_test, y_test = guarded(f"the result of {function}()", lambda: [torch.as_tensor(each) for each in made])
+    parts = guarded(f"the result of {function}()", lambda: [torch.as_tensor(each) for each in made], reads=True)
+    x, y, x_test, y_test = parts
     whole = not (y.is_floating_point() or y_test.is_floating_point())
     targets = torch.cat([y, y_test])
     if whole and int(targets.min()) < 0:

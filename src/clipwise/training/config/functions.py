@@ -25,8 +25,8 @@ def split_target(text: str) -> tuple[str, str] | None:
     return (module, function) if module and colon and function.isidentifier() else None
 
 
-def guarded(what: str, call: Callable[[], Any]) -> Any:
-    """Call the user's code; if it fails, say where in one line."""
+def guarded(what: str, call: Callable[[], Any], *, reads: bool = False) -> Any:
+    """Call the user's code; if it fails, say where in one line. What code says that `reads` records may quote one."""
     try:
         return call()
     except ClipwiseError:
@@ -34,6 +34,8 @@ def guarded(what: str, call: Callable[[], Any]) -> Any:
     except Exception as error:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{os.path.relpath(frame.filename)}:{frame.lineno}"
+        if reads:
+            raise DataError(f"{what} failed at {where}: {type(error).__name__}.", str(error)) from error
         raise DataError(f"{what} failed at {where}: {type(error).__name__}: {error}") from error
 
 

@@ -13,7 +13,8 @@ from torch import nn
 
 from clipwise import report
 from clipwise.data import DataSet
-from clipwise.errors import MissingExtra
+from clipwise.errors import DataError, MissingExtra
+from clipwise.files import replacing
 from clipwise.private import digests_file
 from clipwise.report import Choices, Run, guarantees_of, not_checked, provenance_of
 from clipwise.training.config import Config
@@ -138,4 +139,5 @@ def _provenance(job: Job, folder: Folder, trained: Trained) -> dict[str, Any]:
 def _save_weights(model: nn.Module, path: Path) -> None:
     from safetensors.torch import save_model
 
-    save_model(model, str(path))
+    with replacing(path, DataError) as file:
+        save_model(model, file.name)  # into the file that is open: it is there, and private, before the first weight
