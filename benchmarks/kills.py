@@ -119,11 +119,11 @@ def rounds(done: list[Json], kills: int) -> Iterator[Json]:
 
 def markdown(body: Json) -> str:
     """The table of the page."""
+    count = sum(each["kills"] for each in body["runs"])
     lines = [
-        f"`python -m benchmarks.kills` on {body['date']}, torch {body['torch']}: {sum(r['kills'] for r in body['runs']):,} "
-        f"kills at random moments, up to {AT_ONCE} of one run. Steps (of a server: rounds) are drawn when their noise is; "
-        f"the witness charges {EVERY} steps at a time. A step that was charged and not drawn was begun by a process that "
-        "died, or charged ahead.",
+        f"`python -m benchmarks.kills` on {body['date']}, torch {body['torch']}: {count:,} kills at random moments, up "
+        f"to {AT_ONCE} of one run. A step (of a server: a round) is drawn when its noise is. What was charged and not "
+        f"drawn was begun by a process that died then, or charged ahead by the witness, {EVERY} steps at a time.",
         "",
         *header("program", "runs", "kills", "charged", "drawn", "charged, not drawn", "drawn, not charged", "ends"),
     ]
@@ -153,6 +153,7 @@ def main() -> None:
         body |= {"date": date.today().isoformat(), "torch": torch.__version__}
         path.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
         print(json.dumps(found), flush=True)
+    (HERE / "kills.md").write_text(markdown(body), encoding="utf-8")
     print(markdown(body))
 
 

@@ -291,6 +291,7 @@ def main() -> None:
     torch.set_num_threads(1)
     body = tried()
     (HERE / "reliability.json").write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
+    (HERE / "reliability.md").write_text(markdown(body), encoding="utf-8")
     print(markdown(body))
 
 

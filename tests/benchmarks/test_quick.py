@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -184,6 +185,12 @@ def test_the_parts_run() -> None:
 def kept(name: str) -> measure.Json:
     found: measure.Json = json.loads((kills.HERE / f"{name}.json").read_text(encoding="utf-8"))
     return found
+
+
+@pytest.mark.parametrize("part", [kills, reliability])
+def test_the_tables_of_what_fails_are_those_of_the_numbers(part: Any) -> None:
+    name = part.__name__.rpartition(".")[2]
+    assert part.markdown(kept(name)) == (kills.HERE / f"{name}.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
