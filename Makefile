@@ -15,7 +15,7 @@ PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 PARALLEL := -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo examples recipes-quick test attacks test-slow check format bench bench-quick third-party mutants docs clean
+.PHONY: help setup demo examples recipes-quick test attacks fuzz test-slow check format bench bench-quick third-party mutants docs clean
 
 help:  ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -51,10 +51,13 @@ recipes-quick: $(STAMP)  ## Run every recipe of papers/ in its scaled-down form;
 	done
 
 test: $(STAMP)  ## Run the tests
-	@$(PYTEST) -q $(PARALLEL) -m 'not slow' --ignore tests/attacks
+	@$(PYTEST) -q $(PARALLEL) -m 'not slow' --ignore tests/attacks --ignore tests/fuzz
 
 attacks: $(STAMP)  ## Run the programs that once broke a promise, and their honest relatives
 	@$(PYTEST) -q $(PARALLEL) -m 'not slow' tests/attacks
+
+fuzz: $(STAMP)  ## Give every reader a thousand damaged files (python -m tests.fuzz tries more)
+	@$(PYTEST) -q $(PARALLEL) tests/fuzz
 
 test-slow: $(STAMP)  ## Run the tests that take more than a few seconds
 	@$(PYTEST) -q $(PARALLEL) -m slow || { code=$$?; test $$code -eq 5 && echo "no slow tests" || exit $$code; }

@@ -20,9 +20,25 @@ ClipwiseError
 ```
 """
 
+_LONGEST = 2_000
+
 
 class ClipwiseError(Exception):
-    """The root of every error that clipwise raises on purpose."""
+    r"""The root of every error that clipwise raises on purpose.
+
+    A message may quote a file, so control characters stand escaped in it, and the middle of a long one is left out.
+
+    >>> str(ClipwiseError("no column '\x1b[31m'"))
+    "no column '\\x1b[31m'"
+    """
+
+    def __str__(self) -> str:
+        shown = _shortened(super().__str__())
+        return _shortened("".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in shown))
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]} [...] {text[-_LONGEST // 2 :]}"
 
 
 class InvalidLosses(ClipwiseError, ValueError):

@@ -1,17 +1,23 @@
-"""Nested values as JSON and raw tensors, and back: what a checkpoint holds, and what a digest is taken of."""
+"""Nested values as JSON and raw tensors, and back: what a checkpoint holds, and what a digest is taken of.
+
+What is read here may come from anyone: there is room for an array only once its bytes are known to be there.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import IO, Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from clipwise._validate import is_count
 from clipwise.errors import CheckpointError
 
-__all__ = ["Packer", "tensor_bytes", "tensor_from", "unpacked"]
+__all__ = ["Packer", "read_npy", "tensor_bytes", "tensor_from", "unpacked"]
 
 
 class Packer:
@@ -71,15 +77,15 @@ def tensor_bytes(tensor: Tensor) -> bytes:
 
 def tensor_from(data: bytes, spec: Mapping[str, Any]) -> Tensor:
     """The tensor of these bytes, with the type and shape that `Packer.shapes` gave."""
-    dtype = getattr(torch, str(spec["dtype"]), None)
+    name, shape = spec["dtype"], spec["shape"]
+    dtype = getattr(torch, name, None) if isinstance(name, str) else None
     if not isinstance(dtype, torch.dtype):
-        raise CheckpointError(f"the checkpoint has a tensor of unknown type {spec['dtype']!r}.")
-    shape = [int(n) for n in spec["shape"]]
-    if min(shape, default=1) < 0 or math.prod(shape) * dtype.itemsize != len(data):
-        raise CheckpointError(f"the checkpoint has {len(data)} bytes of a tensor of shape {shape} and type {dtype}.")
-    if not data:
-        return torch.empty(shape, dtype=dtype)
-    return torch.frombuffer(bytearray(data), dtype=dtype).reshape(shape)
+        raise ValueError(f"a tensor of unknown type {name!r}")
+    if not isinstance(shape, list) or not all(is_count(n, least=0) for n in shape):
+        raise ValueError(f"a tensor of shape {shape!r}")
+    if math.prod(shape) * dtype.itemsize != len(data):  # before there is room for it
+        raise ValueError(f"a tensor of shape {shape} and type {name} in {len(data)} bytes")
+    return torch.frombuffer(bytearray(data), dtype=dtype).reshape(shape) if data else torch.empty(shape, dtype=dtype)
 
 
 def unpacked(value: Any, tensors: list[Tensor]) -> Any:
@@ -93,8 +99,42 @@ def unpacked(value: Any, tensors: list[Tensor]) -> Any:
         return {unpacked(k, tensors): unpacked(v, tensors) for k, v in content}
     if tag == "$tuple":
         return tuple(unpacked(item, tensors) for item in content)
-    if tag == "$tensor":
+    if tag == "$tensor" and is_count(content, least=0):
         return tensors[content]
     if tag == "$float":
         return float(content)
-    raise CheckpointError(f"the checkpoint holds an unknown kind of value {tag!r}.")
+    raise ValueError(f"an unknown kind of value {tag!r}")
+
+
+def read_npy(file: IO[bytes], size: int) -> NDArray[Any]:
+    """The plain array that `np.save` wrote in `size` bytes; a `ValueError` says why there is none.
+
+    >>> import io
+    >>> file = io.BytesIO()
+    >>> np.save(file, np.arange(3))
+    >>> read_npy(io.BytesIO(file.getvalue()), len(file.getvalue()))
+    array([0, 1, 2])
+    """
+    try:
+        version = np.lib.format.read_magic(file)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, fortran, dtype = read(file)
+    except Exception as error:  # NumPy takes a header for Python text, and fails in as many ways
+        raise ValueError(f"not an array of NumPy ({error})") from error
+    if dtype.hasobject:
+        raise ValueError("not a plain array: objects could run code")
+    count: int = math.prod(shape)
+    content = size - file.tell()
+    if any(length < 0 for length in shape) or count * dtype.itemsize != content or (count and not content):
+        raise ValueError(f"{' x '.join(map(str, shape))} values of type {dtype} do not fit its {content} bytes")
+    raw = file.read(content)
+    if len(raw) != content:
+        raise ValueError(f"{len(raw)} of {content} bytes are there")
+    if dtype.kind == "U" and not _is_text(np.frombuffer(raw, np.dtype("u4").newbyteorder(dtype.byteorder))):
+        raise ValueError("text with characters that do not exist")
+    return np.frombuffer(raw, dtype=dtype).reshape(shape, order="F" if fortran else "C")
+
+
+def _is_text(codes: NDArray[Any]) -> bool:
+    """Whether these are the numbers of characters, and no halves of one."""
+    return bool((codes <= 0x10FFFF).all() and not ((codes >= 0xD800) & (codes <= 0xDFFF)).any())

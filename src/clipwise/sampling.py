@@ -256,7 +256,7 @@ def made_from(kind: type[Any], given: Mapping[str, Any]) -> Sampling:
     try:
         made: Sampling = kind(**given)
     except TypeError as error:
-        raise InvalidSampling(f"{kind.__name__} cannot be made of {sorted(given)}: {error}.") from error
+        raise InvalidSampling(f"{kind.__name__} cannot be made of {sorted(map(str, given))}: {error}.") from error
     if arguments(made).keys() != given.keys():
         raise InvalidSampling(f"{kind.__name__} has the fields {sorted(arguments(made))}, got {sorted(given)}.")
     return made

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 import random
+import threading
 import time
 from fractions import Fraction
 from typing import Any
@@ -403,3 +405,26 @@ def test_seeding_the_globals_repeats_all_three() -> None:
     state = torch.get_rng_state()
     Entropy(None).seed_globals("model", 3)
     assert torch.equal(state, torch.get_rng_state())
+
+
+def test_threads_of_a_dropped_run_end() -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        before = set(threading.enumerate())
+        for _ in range(3):
+            model = torch.nn.Linear(300, 300)
+            plan = cw.Plan(cw.FullBatch(4), steps=2, clip=cw.Abadi(1.0), noise_multiplier=1.0)
+            private = cw.Private(plan, model, torch.optim.SGD(model.parameters(), lr=0.1))
+            for (x,) in private.loader(torch.utils.data.TensorDataset(torch.randn(4, 300))):
+                private.step(model(x).square().sum(dim=1))
+                break
+        drawing = set(threading.enumerate()) - before
+        assert drawing, "noise is drawn in threads"
+        del private
+        gc.collect()
+        for thread in drawing:
+            thread.join(timeout=60)
+        assert not any(thread.is_alive() for thread in drawing)
+    finally:
+        torch.set_num_threads(threads)

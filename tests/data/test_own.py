@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import datetime as dt
+import io
+import struct
 import sys
+import tracemalloc
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +104,9 @@ def test_what_numbers_mean_is_not_guessed(tmp_path: Path) -> None:
         ("", "is empty"),
         ('x,y\n"1,2\n', "line 2, is not CSV"),
         (",x,y\n0,1,2\n1,1,3\n", "a column without a name"),
+        ("x,y\n1,2\n1\0,3\n", "line 3 has a NUL character"),
+        ("x\x1b[31m,y\n1,2\n", "whose name has control characters"),
+        ("x,y\n1,2\n" + "9" * 5_000 + ",3\n", "row 2: the value is not a finite float32"),
     ],
 )
 def test_bad_csv_files_are_told_by_column_and_row(text: str, expected: str, tmp_path: Path) -> None:
@@ -204,12 +211,47 @@ def test_npz_files_that_are_damaged_or_no_archive(tmp_path: Path) -> None:
     assert "cannot be read" in refused(path)
     with open(path, "wb") as file:
         np.save(file, np.ones(3))
-    assert "should hold named arrays" in refused(path)
+    assert "File is not a zip file" in refused(path)
     np.savez_compressed(path, x=np.zeros((10, 300)), y=np.ones(10))
     content = bytearray(path.read_bytes())
     content[80:100] = b"\xff" * 20
     path.write_bytes(content)
-    assert "arrays.npz cannot be read" in refused(path)
+    assert "arrays.npz, 'x.npy': not an array" in refused(path)
+
+
+def claiming(shape: str, content: bytes = b"", packed: bool = False) -> bytes:
+    """An NPZ file whose array `x` says that it has this shape."""
+    header = f"{{'descr': '<f8', 'fortran_order': False, 'shape': {shape}}}".ljust(117).encode() + b"\n"
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED if packed else zipfile.ZIP_STORED) as archive:
+        archive.writestr("x.npy", b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + content)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("shape", "size", "expected"),
+    [
+        ("(1000000000000,)", 0, "1000000000000 values of type float64 do not fit its 0 bytes"),
+        ("(1000000000000, 0)", 0, "one entry for each record"),
+        ("(2,)", 24, "2 values of type float64 do not fit its 24 bytes"),
+        (f"({1 << 21},)", 1 << 24, "packed more than 500-fold"),
+    ],
+    ids=["rows that are not there", "rows of nothing", "bytes beside the rows", "a zip bomb"],
+)
+def test_room_is_made_only_for_what_an_npz_file_has(shape: str, size: int, expected: str, tmp_path: Path) -> None:
+    path = tmp_path / "arrays.npz"
+    path.write_bytes(claiming(shape, bytes(size), packed=size > 1 << 20))
+    tracemalloc.start()
+    try:
+        assert expected in refused(path, task="regression")
+        assert tracemalloc.get_traced_memory()[1] < 1 << 24
+    finally:
+        tracemalloc.stop()
+
+
+def test_many_columns_take_linear_time(tmp_path: Path) -> None:
+    path = csv(tmp_path, ",".join(f"c{k}" for k in range(200_000)) + ",c7,y\n1\n")
+    assert "several columns of one name" in refused(path)
 
 
 @pytest.mark.parametrize("test", [float("nan"), 1.0, -0.1, "0.2"])
@@ -263,6 +305,20 @@ def test_parquet_is_refused_by_column_and_row(tmp_path: Path) -> None:
     path = parquet(tmp_path, when=[dt.date(2020, 1, 1)] * 2, x=[1.0, 2.0], y=[1.0, 2.0])
     assert "column 'when', row 1: the value is not a number" in refused(path, task="regression")
     assert from_file(path, task="regression", features=["x"], test=1).features == ("x",)
+
+
+def test_parquet_with_text_that_is_not_utf8_or_rows_of_nothing_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pa = pytest.importorskip("pyarrow")
+    bad = pa.Array.from_buffers(pa.string(), 2, pa.array([b"ann\xff", b"b"], pa.binary()).buffers())
+    message = refused(parquet(tmp_path, x=[1.0, 2.0], kind=bad), target="kind")
+    assert "column 'kind': text that is not UTF-8" in message and "ann" not in message
+    path = parquet(tmp_path, x=np.zeros(100_000, dtype=np.int8), y=np.zeros(100_000, dtype=np.int8))
+    assert len(from_file(path, task="regression").train) == 80_000
+    monkeypatch.setattr("clipwise.data.readers._FREELY", 1_000)
+    monkeypatch.setattr("clipwise.data.readers._PER_BYTE", 10)
+    assert "claims 200000 values" in refused(path, task="regression")
 
 
 def test_parquet_without_pyarrow_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,13 +1,15 @@
 """A small Flower app in Flower's simulation, run by test_flower.py in a process of its own, in an empty folder.
 
 `python flower_app.py NODES ROUNDS` writes result.json, and a node writes an empty file for every round it takes part
-in. Some nodes misbehave; all have examples of y = 2x + 1.
+in. Some nodes misbehave; all have examples of y = 2x + 1. With `dies` after them, the process of one node dies in every
+round, and with `dies restarted` Ray starts it again.
 """
 
 from __future__ import annotations
 
 import functools
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -26,7 +28,8 @@ from clipwise.federated.flower import DPFedAvg, answer
 
 NODES, ROUNDS = int(sys.argv[1]), int(sys.argv[2])
 FOLDER = Path.cwd()
-BAD = {0: "raises", 1: "nan", 2: "shape", 3: "huge", 4: "garbage", 5: "weight"}
+DIES, RESTARTED = "dies" in sys.argv, "restarted" in sys.argv
+BAD = {0: "dies"} if DIES else {0: "raises", 1: "nan", 2: "shape", 3: "huge", 4: "garbage", 5: "weight"}
 
 
 def make_model() -> nn.Module:
@@ -51,6 +54,8 @@ def train(message: Message, context: Context) -> Message:
     node = int(context.node_config["partition-id"])
     (FOLDER / f"{message.content.config_records['config']['server-round']}-{node}").touch()
     how = BAD.get(node)
+    if how == "dies":
+        os._exit(1)
     if how == "raises":
         raise RuntimeError("this node is broken")
     work = LocalTraining(squared_error, functools.partial(torch.optim.SGD, lr=0.1), seed=1)
@@ -78,7 +83,7 @@ def spoil(reply: Message, how: str) -> Message:
 
 def main() -> None:
     plan = cw.Plan(
-        sampling=cw.Poisson(NODES, NODES // 2),
+        sampling=cw.FullBatch(NODES) if DIES else cw.Poisson(NODES, NODES // 2),
         steps=ROUNDS,
         clip=cw.AdaptiveClip(R=1.0),
         noise_multiplier=0.5,
@@ -105,11 +110,13 @@ def main() -> None:
                 )
             return None
 
-        result = strategy.start(grid, ArrayRecord(model.state_dict()), num_rounds=ROUNDS, timeout=300, evaluate_fn=look)
+        result = strategy.start(grid, ArrayRecord(model.state_dict()), num_rounds=ROUNDS, timeout=900, evaluate_fn=look)
         model.load_state_dict(result.arrays.to_torch_state_dict())
 
     ray.init(num_cpus=2, include_dashboard=False)  # if Ray cannot start, end at once and not after Flower's time-outs
-    run_simulation(server, client, num_supernodes=NODES, backend_config={"client_resources": {"num_cpus": 1}})
+    again = {"max_restarts": -1, "max_task_retries": 1} if RESTARTED else {}
+    resources = {"num_cpus": 1, **again}
+    run_simulation(server, client, num_supernodes=NODES, backend_config={"client_resources": resources})
     result = {
         "rounds": seen,
         "weights": [p.item() for p in model.parameters()],

@@ -265,6 +265,62 @@ def started_with(mark: str) -> list[psutil.Process]:
     return found
 
 
+DEAD = "<class 'ray.exceptions.ActorDiedError'>:<'The actor died unexpectedly before finishing this task.\n\tclass'>"
+
+
+class Broken(StandIn):
+    """The processes of all nodes but some fail."""
+
+    def __init__(self, reason: str, whole: int = 0) -> None:
+        super().__init__()
+        self.reason, self.whole = reason, whole
+
+    def reply(self, message: Message) -> Message:
+        if message.metadata.dst_node_id - 100 < self.whole:
+            return super().reply(message)
+        return Message(Error(code=0, reason=self.reason), reply_to=message)
+
+
+@pytest.mark.parametrize(
+    ("grid", "expected"),
+    [(Broken(DEAD, whole=3), "node 10[3-9] has died"), (Broken("no CUDA"), "every user so far failed.*no CUDA")],
+    ids=["a dead process", "work that fails everywhere"],
+)
+def test_a_federation_that_gives_nothing_ends_in_an_error_and_charges_nothing(grid: Broken, expected: str) -> None:
+    model = make_model()
+    strategy = DPFedAvg(make_plan(sampling=cw.FullBatch(NODES)), model)
+    with pytest.raises(cw.ClipwiseError, match=expected):
+        start(strategy, grid, model, 2)
+    assert strategy.ledger.steps == 0 and torch.equal(flat(model), flat(make_model()))
+
+
+def test_nodes_that_are_never_heard_of_end_the_run() -> None:
+    model, grid = make_model(), StandIn()
+    grid.send_and_receive = lambda messages, timeout=None: []  # type: ignore[method-assign]
+    strategy = DPFedAvg(make_plan(sampling=cw.FullBatch(NODES)), model)
+    with pytest.raises(cw.ClipwiseError, match="no reply"):
+        start(strategy, grid, model, 2)
+    assert strategy.ledger.steps == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("restarted", [False, True], ids=["as it is", "restarted"])
+def test_a_client_process_that_dies_takes_no_reply_of_others_with_it(restarted: bool, tmp_path: Path) -> None:
+    """Flower gives a dead process further nodes: the run ends in an error, unless Ray starts the process again."""
+    app = [str(Path(__file__).with_name("flower_app.py")), "6", "2", "dies", *(["restarted"] if restarted else [])]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, *app], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=1800, check=False
+    )
+    if not restarted:
+        assert done.returncode != 0 and "has died" in done.stderr, done.stderr[-3000:]
+        assert not (tmp_path / "result.json").exists()
+        return
+    assert done.returncode == 0, done.stderr[-3000:]
+    rounds = json.loads((tmp_path / "result.json").read_text())["rounds"]
+    assert [(r["selected"], r["used"]) for r in rounds] == [(6, 5)] * 2
+
+
 REASONS = {0: "this node is broken", 1: "not finite", 2: "shape (2, 2)", 4: "cannot be read", 5: "weight must be"}
 """What the log says of the bad nodes of flower_app.py, which are left out."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import math
 import re
@@ -439,3 +440,16 @@ def test_runner_needs_the_planned_number_of_users() -> None:
     model = make_model()
     with pytest.raises(cw.InvalidSampling, match="20 users, but there are 3"):
         next(run(Server(make_plan(), model), model, make_users(3), lambda m, d, t: Reply(zeros_like(m), 1)))
+
+
+def test_rounds_leave_nothing_behind() -> None:
+    """Users and rounds cost time, not memory: as many tensors are alive after many rounds as after a few."""
+    plan = make_plan(sampling=cw.FullBatch(20), steps=12)
+    users, model = make_users(20), make_model()
+    work = LocalTraining(loss_fn, partial(torch.optim.Adam, lr=0.1))
+    alive = []
+    for report in run(Server(plan, model), model, users, work):
+        if report.number in (3, 11):
+            gc.collect()
+            alive.append(sum(type(each) in (torch.Tensor, nn.Parameter) for each in gc.get_objects()))
+    assert alive[0] == alive[1]

@@ -71,6 +71,7 @@ def test_a_damaged_record_is_refused_with_its_place(tmp_path: Path, change: dict
 def test_a_regression_run_and_one_without_ledger(tmp_path: Path) -> None:
     for k, run in enumerate((regression_run(), made_run(clip_norm=None, config=None))):
         assert Run.load(run.save(tmp_path / str(k))) == run
+        assert (tmp_path / str(k) / "metrics.jsonl").is_file()
 
 
 def test_numbers_that_json_does_not_have_become_null(tmp_path: Path) -> None:

@@ -110,13 +110,11 @@ def _from_function(target: tuple[str, str]) -> _Task:
 def _from_config(path: str, weights: str | None) -> _Task:
     from torch.nn import functional as F
 
-    from clipwise.training import Config, prepare
+    from clipwise.training import Config, prepare, read_weights
 
     job = prepare(Config.load(path))
     if weights is not None:
-        from safetensors.torch import load_model
-
-        load_model(job.model, weights)
+        read_weights(job.model, weights)
     *inputs, y = job.train.tensors
     x: Inputs = inputs[0] if len(inputs) == 1 else tuple(inputs)
     if job.data.task == "classification":

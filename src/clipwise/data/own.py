@@ -160,7 +160,7 @@ def _classes(
     return tuple(sorted(values, key=_in_order))
 
 
-def _all_numbers(column: Sequence[str]) -> bool:
+def _all_numbers(column: Any) -> bool:
     try:
         np.array(column, dtype=np.float64)
     except ValueError:
@@ -209,7 +209,8 @@ def _targets(file: str, name: str, column: Column, classes: tuple[str, ...]) -> 
         if label not in number:
             shown = ", ".join(classes[:_FEW])
             raise DataError(
-                f"{file}, column {name!r}, row {row}: the value is none of the {len(classes)} classes.",
+                f"{file}, column {name!r}, row {row}: the value is none of the {len(classes)} classes. Name all of "
+                "them with classes=[...].",
                 f"{label[:_LONG]!r}, none of {shown}",
             )
     return torch.tensor([number[label] for label in labels])
@@ -234,15 +235,14 @@ def _numbers(file: str, name: str, column: Column) -> NDArray[np.float32]:
     try:
         wide = np.array(column, dtype=np.float64)
     except ValueError:
-        cells = ((row, cell) for row, entry in enumerate(column, 1) for cell in np.ravel(entry))
-        row, value = next((row, cell) for row, cell in cells if not _all_numbers([str(cell)]))
-        what = "is missing" if value == "" else "is not a number"
+        row, value = next((row, entry) for row, entry in enumerate(column, 1) if not _all_numbers(entry))
+        what = "is missing" if "" in np.ravel(value) else "is not a number"
         raise DataError(
             f"{file}, column {name!r}, row {row}: the value {what}. Leave the column out with features=[...], or put "
             "numbers in.",
             repr(str(value)[:_LONG]),
         ) from None
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         numbers = wide.astype(np.float32)
     wrong = np.argwhere(~np.isfinite(numbers))
     if len(wrong):

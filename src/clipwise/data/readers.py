@@ -1,10 +1,16 @@
-"""CSV, NPZ and Parquet files as columns; errors name the row or line."""
+"""CSV, NPZ and Parquet files as columns; errors name the row or line.
+
+Nothing is made room for because a file says so: what its header claims is compared with the size of the file first.
+"""
 
 from __future__ import annotations
 
 import csv
+import os
 import zipfile
 import zlib
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +18,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clipwise.errors import DataError, MissingExtra
+from clipwise.packing import read_npy
 
 __all__ = ["Column", "Table", "read_table"]
 
 Column = list[str] | NDArray[Any]
 Table = dict[str, Column]
+
+_FREELY, _PER_BYTE = 1 << 23, 500
+"""A file may unpack to this many bytes (Parquet: values) whatever its size, and to more only so many-fold."""
+_FEW = 20
+"""Names shown in an error."""
 
 
 def read_table(path: Path, delimiter: str) -> Table:
@@ -36,7 +48,7 @@ def _csv(path: Path, delimiter: str) -> Table:
         raise DataError(f"the delimiter of {path} should be one character between its columns, not {delimiter!r}.")
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
-            rows = csv.reader(file, delimiter=delimiter, strict=True)
+            rows = csv.reader(_lines(file, path), delimiter=delimiter, strict=True)
             header = [name.strip() for name in next(rows, [])]
             _check_header(header, path, delimiter)
             records = []
@@ -56,14 +68,17 @@ def _csv(path: Path, delimiter: str) -> Table:
     return {name: [row[k].strip() for row in records] for k, name in enumerate(header)}
 
 
+def _lines(file: Iterable[str], path: Path) -> Iterator[str]:
+    for number, line in enumerate(file, 1):
+        if "\0" in line:
+            raise DataError(f"{path}, line {number} has a NUL character: it is damaged, or not a text file.")
+        yield line
+
+
 def _check_header(header: list[str], path: Path, delimiter: str) -> None:
     if not header:
         raise DataError(f"{path} is empty; the first line should name the columns.")
-    twice = sorted({name for name in header if header.count(name) > 1})
-    if twice:
-        raise DataError(
-            f"{path} has several columns of one name; its first line should name them.", ", ".join(map(repr, twice))
-        )
+    _check_names(header, path)
     other = next((mark for mark in (";", "\t", ",", "|") if mark in header[0]), None) if len(header) == 1 else None
     if other and other != delimiter:
         raise DataError(
@@ -71,23 +86,51 @@ def _check_header(header: list[str], path: Path, delimiter: str) -> None:
         )
 
 
+def _check_names(names: Iterable[str], path: Path) -> None:
+    """Refuse names that stand for several columns, or that a terminal would not show as they are."""
+    twice = sorted(name for name, count in Counter(names).items() if count > 1)
+    if twice:
+        shown = ", ".join(map(repr, twice[:_FEW]))
+        raise DataError(f"{path} has several columns of one name; give each a name of its own.", shown)
+    unclean = next((name for name in names if not name.isprintable()), None)
+    if unclean is not None:
+        raise DataError(f"{path} has a column whose name has control characters; rename it.", repr(unclean[:60]))
+
+
+def _check_claim(path: Path, claimed: int, what: str) -> None:
+    """Refuse to make room for far more than a file of this size has."""
+    size = os.path.getsize(path)
+    if claimed > max(_FREELY, _PER_BYTE * size):
+        raise DataError(
+            f"{path} has {size} bytes, but claims {claimed} {what}: it is damaged, or packed more than "
+            f"{_PER_BYTE}-fold. Write it again with less compression."
+        )
+
+
 def _npz(path: Path) -> Table:
     """The arrays of an NPZ file, without pickle."""
     try:
-        loaded = np.load(path, allow_pickle=False)
-        if isinstance(loaded, np.ndarray):  # what np.save writes
-            arrays: Table = {}
-        else:
-            with loaded as archive:
-                arrays = {name: archive[name] for name in archive.files}
-    except (OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        with zipfile.ZipFile(path) as archive:
+            members = archive.infolist()
+            _check_names([member.filename for member in members], path)
+            _check_claim(path, sum(member.file_size for member in members), "bytes unpacked")
+            arrays = {m.filename.removesuffix(".npy"): _array(path, archive, m) for m in members}
+    except DataError:
+        raise
+    except (OSError, EOFError, RuntimeError, ValueError, LookupError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(f"{path} cannot be read: {error}.") from error
-    except ValueError as error:
-        raise DataError(f"{path} is no NPZ file of plain arrays (objects could run code): {error}.") from error
-    lengths = {name: len(array) if np.ndim(array) else 0 for name, array in arrays.items()}
+    lengths = {name: len(array) if array.size else 0 for name, array in arrays.items()}
     if not arrays or 0 in lengths.values():
         raise DataError(f"{path} should hold named arrays with one entry for each record; it has {lengths}.")
-    return arrays
+    return dict(arrays)
+
+
+def _array(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> NDArray[Any]:
+    with archive.open(member) as file:
+        try:
+            return read_npy(file, member.file_size)
+        except ValueError as error:
+            raise DataError(f"{path}, {member.filename!r}: {error}.") from error
 
 
 def _parquet(path: Path) -> Table:
@@ -97,24 +140,33 @@ def _parquet(path: Path) -> Table:
     except ImportError:
         raise MissingExtra("Parquet files need pyarrow: pip install 'clipwise[data]'.") from None
     try:
-        table = pq.read_table(path)
-    except pa.ArrowException as error:
-        raise DataError(f"{path} is no Parquet file: {error}.") from error
-    if not table.num_rows:
-        raise DataError(f"{path} has no records.")
-    return {name: _arrow(table.column(name)) for name in table.column_names}
+        with pq.ParquetFile(path) as file:
+            _check_claim(path, file.metadata.num_rows * file.metadata.num_columns, "values")
+            _check_names(file.schema_arrow.names, path)
+            table = file.read()
+        if not table.num_rows:
+            raise DataError(f"{path} has no records.")
+        return {name: _arrow(f"{path}, column {name!r}", table.column(name)) for name in table.column_names}
+    except DataError:
+        raise
+    except (pa.ArrowException, UnicodeError) as error:
+        raise DataError(f"{path} is not a whole Parquet file: {error}.") from error
 
 
-def _arrow(column: Any) -> Column:
+def _arrow(where: str, column: Any) -> Column:
     """Numbers as an array, everything else as text; a missing value is empty text."""
     import pyarrow as pa
 
     kind = column.type
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
-    if column.null_count or pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        return ["" if value is None else str(value) for value in column.to_pylist()]
-    if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind):
+    numbers = pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind)
+    if numbers and not column.null_count:
         return np.asarray(column.to_numpy(zero_copy_only=False))
+    if numbers or pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        try:
+            return ["" if value is None else str(value) for value in column.to_pylist()]
+        except UnicodeDecodeError:
+            raise DataError(f"{where}: text that is not UTF-8; write it again as UTF-8.") from None
     # Dates, lists, decimals: text that says so, refused where it is used and harmless where it is not.
     return [f"<{column.type}>"] * len(column)

@@ -6,23 +6,27 @@ of Ray, which runs its simulations) are off unless the environment says otherwis
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
+from clipwise._json import parse_json
 from clipwise.accounting import Ledger, Relation
 from clipwise.clipping import Style
-from clipwise.errors import DataError, InvalidPlan, InvalidSampling, MissingExtra
+from clipwise.errors import ClipwiseError, DataError, InvalidPlan, InvalidSampling, MissingExtra
 from clipwise.federated.local import Task, Work
-from clipwise.federated.server import Failure, Server, apply
+from clipwise.federated.server import Failure, Server, Successes, apply
 from clipwise.federated.updates import Reply
 from clipwise.noise import Normals
+from clipwise.packing import read_npy
 from clipwise.plan import Plan
 from clipwise.sampling import FullBatch
 
@@ -43,6 +47,14 @@ _Record = TypeVar("_Record")
 _LOG = logging.getLogger("clipwise.federated")
 _ROUND, _STYLE, _ASKS = "clipwise-round", "clipwise-style", "clipwise-asks-within"  # in the configuration
 _WEIGHT, _WITHIN = "num-examples", "within"  # in the metrics
+_DEAD = "ActorDiedError"
+"""Ray's error about a process that does not come back. Flower's simulation gives it further nodes all the same."""
+_DIED = (
+    "the process of Flower's simulation that worked for node {node} has died (a crash, os._exit, no memory left), and "
+    "what Flower gives it from here on is lost: the model would become noise. Nothing was released in this round. Find "
+    'out why it died, or let Ray start it again: backend_config={{"client_resources": {{"num_cpus": 1, "max_restarts": '
+    '-1, "max_task_retries": 1}}}}.'
+)
 
 
 class DPFedAvg(FedAvg):
@@ -55,6 +67,9 @@ class DPFedAvg(FedAvg):
     The strategy does not use Flower's sampling: every connected node is selected by its own coin, perhaps none is,
     and then the round is noise alone. What clients measure (losses, accuracies) is not covered by epsilon, so it is
     dropped, and clients are not asked to evaluate: give `start` an `evaluate_fn` with public data.
+
+    A process of Flower's simulation that dies ends the run with an error, unless Ray is to start it again; so does a
+    first round in which no selected node succeeds. Neither round is charged.
 
     Guarantees: those of `clipwise.federated.Server`, whatever nodes send.
     """
@@ -86,6 +101,7 @@ class DPFedAvg(FedAvg):
             weighted_by_key=_WEIGHT,
         )
         self._model, self._optimizer = model, optimizer
+        self._successes, self._selected = Successes(), 0
 
     @property
     def ledger(self) -> Ledger:
@@ -113,6 +129,7 @@ class DPFedAvg(FedAvg):
         if users is not None and len(nodes) > users:
             _LOG.warning("%d nodes are connected, the plan counts on %d users", len(nodes), users)
         opened = self.server.open(sorted(nodes))
+        self._selected = len(opened.selected)
         # Flower counts rounds from the start of the process, the server those of the plan.
         ours: dict[str, Any] = {_ROUND: opened.number, _STYLE: _encode(opened.style), _ASKS: opened.asks_within}
         told = ConfigRecord({**config, "server-round": server_round, **ours})
@@ -123,13 +140,16 @@ class DPFedAvg(FedAvg):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Add the noisy mean update to the arrays of the round. Metrics of clients are dropped."""
-        apply(self._model, self.server.close(self._read(replies)), self._optimizer)
+        read = self._successes.among(self._read(replies), self._selected)
+        apply(self._model, self.server.close(read), self._optimizer)
         return ArrayRecord(self._model.state_dict()), None
 
     def _read(self, replies: Iterable[Message]) -> Iterator[tuple[int, Reply | Failure]]:
         for message in replies:
             node = message.metadata.src_node_id
             if message.has_error():
+                if _DEAD in str(message.error.reason):
+                    raise ClipwiseError(_DIED.format(node=node))
                 lines = str(message.error.reason).strip().splitlines() or ["no reason given"]
                 yield node, Failure(f"Flower reports an error: {lines[-1][:200]}")
                 continue
@@ -178,9 +198,15 @@ def _pack(reply: Reply) -> RecordDict:
 
 def _unpack(content: RecordDict) -> Reply:
     metrics: dict[str, Any] = dict(_only(content.metric_records, "MetricRecord"))
-    update = _only(content.array_records, "ArrayRecord").to_torch_state_dict()
+    arrays = _only(content.array_records, "ArrayRecord")
+    update = {name: _tensor(array.data) for name, array in arrays.items()}
     within = metrics.get(_WITHIN)
     return Reply(update, metrics[_WEIGHT], None if within is None else within > 0)
+
+
+def _tensor(data: bytes) -> Tensor:
+    """An array of a message; what its header claims is held against its bytes, which Flower does not do."""
+    return torch.from_numpy(read_npy(io.BytesIO(data), len(data)).copy())
 
 
 def _only(records: Mapping[str, _Record], kind: str) -> _Record:
@@ -195,4 +221,4 @@ def _encode(style: Style) -> str:
 
 
 def _decode(text: str) -> Style:
-    return Plan.from_dict(json.loads(text)).style(0)
+    return Plan.from_dict(parse_json(text, "the clipping of the message")).style(0)

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
-from clipwise.errors import ClipwiseError, InvalidSampling
+from clipwise.errors import InvalidSampling
 from clipwise.federated.local import Task, Work
-from clipwise.federated.server import Failure, Round, RoundReport, Server, apply
+from clipwise.federated.server import Failure, Round, RoundReport, Server, Successes, apply
 from clipwise.federated.updates import Reply
 
 __all__ = ["run"]
@@ -69,21 +69,18 @@ class _Clients:
 
     def __init__(self, datasets: Sequence[Dataset[Any]], work: Work, untouched: nn.Module) -> None:
         self._datasets, self._work, self._untouched = datasets, work, untouched
-        self._succeeded = False
+        self._successes = Successes()
 
     def replies(self, opened: Round, weights: dict[str, Tensor]) -> Iterator[tuple[int, Reply | Failure]]:
-        """One reply after the other, so that only one update is held at a time."""
-        failed: Exception | None = None
+        """What the selected users send back."""
+        return self._successes.among(self._replies(opened, weights), len(opened.selected))
+
+    def _replies(self, opened: Round, weights: dict[str, Tensor]) -> Iterator[tuple[int, Reply | Failure]]:
         for user in opened.selected:
             task = Task(opened.number, user, weights, opened.style, opened.asks_within)
+            reply: Reply | Failure
             try:
                 reply = self._work(copy.deepcopy(self._untouched), self._datasets[user], task)
             except Exception as error:
-                failed = error
-                yield user, Failure(f"its work raised {error!r}")
-                continue
-            self._succeeded = True
+                reply = Failure(f"its work raised {error!r}", error)
             yield user, reply
-        if failed is not None and not self._succeeded:
-            # Still before the round is recorded: nothing was spent on a mistake.
-            raise ClipwiseError(f"the work of every user so far failed, the last one with {failed!r}.") from failed

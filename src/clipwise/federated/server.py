@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -18,7 +18,7 @@ from torch.utils.data import Dataset
 from clipwise.accounting import Ledger, Relation
 from clipwise.clipping import Style
 from clipwise.entropy import Entropy
-from clipwise.errors import DataError, InvalidPlan, InvalidSampling
+from clipwise.errors import ClipwiseError, DataError, InvalidPlan, InvalidSampling
 from clipwise.federated.state import ServerState
 from clipwise.federated.updates import Reply, admit, norms, shorten
 from clipwise.hashing import joined, whole
@@ -36,7 +36,7 @@ from clipwise.private import (
     save_checkpoint,
 )
 
-__all__ = ["Failure", "Round", "RoundReport", "Server", "apply", "select"]
+__all__ = ["Failure", "Round", "RoundReport", "Server", "Successes", "apply", "select"]
 
 _LOG = logging.getLogger("clipwise.federated")
 _ROUNDING = 1e-4  # an update longer than the bound by less was clipped in another precision, not by nobody
@@ -58,6 +58,32 @@ class Failure:
     """In the place of a reply: this user failed, with the reason for the log."""
 
     reason: str
+    cause: Exception | None = None
+
+
+class Successes:
+    """Knows whether any user has ever succeeded; until then, that nobody does is taken for a mistake in the work.
+
+    Guarantees: nothing is spent on a round if none of the users who were selected so far has succeeded.
+    """
+
+    def __init__(self) -> None:
+        self._any = False
+
+    def among(
+        self, replies: Iterable[tuple[int, Reply | Failure]], selected: int
+    ) -> Iterator[tuple[int, Reply | Failure]]:
+        """The same replies of a round, one after the other, so that only one update is held at a time."""
+        failed = Failure("no reply")
+        for user, reply in replies:
+            if isinstance(reply, Failure):
+                failed = reply
+            else:
+                self._any = True
+            yield user, reply
+        if selected and not self._any:  # still before the round is recorded
+            problem = f"the work of every user so far failed, the last one's with: {failed.reason}"
+            raise ClipwiseError(problem) from failed.cause
 
 
 @dataclass

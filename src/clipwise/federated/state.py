@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from clipwise._validate import is_positive
 from clipwise.errors import CheckpointError
 from clipwise.plan import Plan
 from clipwise.private import Release, check_form, restored_ledger
@@ -14,7 +15,8 @@ __all__ = ["ServerState"]
 
 VERSION = 3
 """3: steps for rounds, the plan as values, and the class of the server's optimizer."""
-_KEYS = {"version", "plan", "bound", "ledger", "steps", "seed", "label"}
+_FIELDS: dict[str, Callable[[Any], bool]] = {"bound": lambda bound: bound is None or is_positive(bound)}
+"""What is saved besides the fields of every run."""
 
 
 @dataclass
@@ -42,7 +44,7 @@ class ServerState:
 
     def check(self, saved: Mapping[str, Any]) -> None:
         """Refuse a state that is not that of a new server's plan and seed. Nothing is changed."""
-        check_form(saved, _KEYS, VERSION)
+        check_form(saved, _FIELDS, VERSION)
         position = self.release.position
         if position.done:
             raise CheckpointError(f"this server has made {position.done} rounds already; continue in a new one.")
@@ -57,6 +59,8 @@ class ServerState:
             raise CheckpointError(
                 f"the run was begun with another {what}: expected {mine[0]}, saved is {saved['plan']}."
             )
+        if (saved["bound"] is None) != (self.bound is None):
+            raise CheckpointError("the saved run says otherwise than its plan whether its norm adapts: it is damaged.")
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Go on from a state that was checked."""

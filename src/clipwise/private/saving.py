@@ -9,22 +9,28 @@ of them beside the file.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from collections.abc import Set as AbstractSet
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from clipwise._validate import is_count, is_finite, is_number
 from clipwise.accounting import CHANGED_DATA, Ledger
 from clipwise.errors import CheckpointError
 from clipwise.private import checkpoint
 from clipwise.private.digests import file_of
 from clipwise.private.release import Release
 
-__all__ = ["Saved", "Stateful", "check_form", "read", "restored_ledger", "save"]
+__all__ = ["Saved", "Stateful", "check_form", "is_hex", "read", "restored_ledger", "save"]
+
+_LARGEST = 2.0**63
+"""A setting of an optimizer is smaller; torch does not read larger integers."""
+_HEX = re.compile("(?:[0-9a-f]{2})*")
 
 
 class Stateful(Protocol):
@@ -106,9 +112,12 @@ class Saved:
         self._check_model(model)
         self._check_optimizer(optimizer)
         witnessed = run.release.check_witness(self.witness)
-        model.load_state_dict(self.model)
         if optimizer is not None and self.optimizer is not None:
-            optimizer.load_state_dict(self.optimizer["state"])
+            try:
+                optimizer.load_state_dict(self.optimizer["state"])
+            except (LookupError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+                raise CheckpointError(f"{self.path} has a state that the optimizer refuses: {error}.") from error
+        model.load_state_dict(self.model)
         run.restore(self.state)
         if self.state["seed"] is not None:
             run.release.position.digests.load(self.path)
@@ -119,11 +128,11 @@ class Saved:
     def _check_model(self, model: nn.Module) -> None:
         mine = model.state_dict()
         for name in [*mine, *self.model]:
-            shapes = [getattr(state.get(name), "shape", None) for state in (mine, self.model)]
-            if name not in mine or name not in self.model or shapes[0] != shapes[1]:
+            forms = [_form(state.get(name)) for state in (mine, self.model)]
+            if name not in mine or name not in self.model or forms[0] != forms[1]:
                 raise CheckpointError(
-                    f"{self.path} does not fit this model, which differs from the saved one at {name!r}: {shapes[0]}, "
-                    f"saved {shapes[1]}."
+                    f"{self.path} does not fit this model, which differs from the saved one at {name!r}: {forms[0]}, "
+                    f"saved {forms[1]}."
                 )
 
     def _check_optimizer(self, optimizer: Optimizer | None) -> None:
@@ -132,11 +141,36 @@ class Saved:
             if optimizer is not None or saved is not None:
                 raise CheckpointError(f"{self.path} was saved with{'out' if saved is None else ''} an optimizer.")
             return
-        if saved["class"] != type(optimizer).__name__:
-            raise CheckpointError(f"the saved optimizer is {saved['class']}, got {type(optimizer).__name__}.")
-        sizes = [len(group["params"]) for group in optimizer.param_groups]
-        if [len(group["params"]) for group in saved["state"]["param_groups"]] != sizes:
+        if saved.get("class") != type(optimizer).__name__:
+            raise CheckpointError(f"the saved optimizer is {saved.get('class')}, got {type(optimizer).__name__}.")
+        mine, theirs = optimizer.state_dict(), saved.get("state")
+        if not isinstance(theirs, dict) or set(theirs) != set(mine) or not isinstance(theirs["state"], dict):
+            raise CheckpointError(f"{self.path} does not hold the state of its optimizer: it is damaged.")
+        groups, sizes = theirs["param_groups"], [len(group["params"]) for group in mine["param_groups"]]
+        if not isinstance(groups, list) or not all(isinstance(group, dict) for group in groups):
+            raise CheckpointError(f"{self.path} does not hold the groups of its optimizer: it is damaged.")
+        if [group.get("params") for group in groups] != [group["params"] for group in mine["param_groups"]]:
             raise CheckpointError(f"the optimizer's groups have sizes {sizes}, the saved ones differ.")
+        for ours, group in zip(mine["param_groups"], groups, strict=True):
+            for name, value in group.items():
+                if name in ours and not _alike(ours[name], value):  # a scheduler adds others
+                    raise CheckpointError(f"{self.path} has {name!r} of its optimizer as {type(value).__name__}.")
+        for index, values in theirs["state"].items():
+            if not is_count(index, least=0) or index >= sum(sizes) or not isinstance(values, dict):
+                raise CheckpointError(f"{self.path} does not hold the state of its optimizer: it is damaged.")
+
+
+def _alike(ours: object, saved: object) -> bool:
+    """Whether a setting of an optimizer could stand in the place of another; many are None until they are set."""
+    if isinstance(ours, (tuple, list)) and isinstance(saved, (tuple, list)):
+        return len(ours) == len(saved) and all(map(_alike, ours, saved))
+    if is_number(ours) or is_number(saved):
+        return (ours is None or is_number(ours)) and (saved is None or (is_finite(saved) and abs(saved) < _LARGEST))
+    return ours is None or saved is None or type(ours) is type(saved)
+
+
+def _form(value: Any) -> tuple[tuple[int, ...], torch.dtype] | None:
+    return (tuple(value.shape), value.dtype) if isinstance(value, Tensor) else None
 
 
 def read(path: str | os.PathLike[str], kind: str) -> Saved:
@@ -155,13 +189,34 @@ def read(path: str | os.PathLike[str], kind: str) -> Saved:
     return Saved(Path(path), journal, state, model, optimizer, record.get("extra"), witness)
 
 
-def check_form(saved: Mapping[str, Any], keys: AbstractSet[str], version: int) -> None:
-    """Refuse a state of another version, or with other fields."""
+def is_hex(value: object) -> bool:
+    """Whether a value is bytes as `bytes.hex` writes them."""
+    return isinstance(value, str) and _HEX.fullmatch(value) is not None
+
+
+_OF_EVERY_RUN: dict[str, Callable[[Any], bool]] = {
+    "version": is_count,
+    "plan": lambda plan: isinstance(plan, Mapping),
+    "ledger": lambda ledger: isinstance(ledger, str),
+    "steps": lambda steps: is_count(steps, least=0),
+    "seed": lambda seed: seed is None or is_count(seed, least=0),
+    "label": lambda label: label is None or is_hex(label),
+}
+"""What the fields of a saved state may hold, by name."""
+
+
+def check_form(saved: Mapping[str, Any], further: Mapping[str, Callable[[Any], bool]], version: int) -> None:
+    """Refuse a state of another version, with other fields than those of every run and these, or with other values."""
     if isinstance(saved, Mapping) and saved.get("version", version) != version:
         raise CheckpointError(f"the saved run has version {saved['version']!r}, this clipwise reads {version}.")
-    if not isinstance(saved, Mapping) or set(saved) != keys:
+    fields = {**_OF_EVERY_RUN, **further}
+    if not isinstance(saved, Mapping) or set(saved) != set(fields):
         found = sorted(map(str, saved)) if isinstance(saved, Mapping) else type(saved).__name__
-        raise CheckpointError(f"a saved run has the keys {sorted(keys)}, got {found}.")
+        raise CheckpointError(f"a saved run has the keys {sorted(fields)}, got {found}.")
+    wrong = [name for name, holds in fields.items() if not holds(saved[name])]
+    if wrong:
+        raise CheckpointError(f"the saved run has no {wrong[0]!r} that makes sense: it is damaged.")
+    restored_ledger(saved)
 
 
 def restored_ledger(saved: Mapping[str, Any]) -> Ledger:

@@ -2,26 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from clipwise._validate import is_count
 from clipwise.errors import CheckpointError
 from clipwise.hashing import digest
 from clipwise.plan import Plan
 from clipwise.private.release import Release
-from clipwise.private.saving import check_form, restored_ledger
+from clipwise.private.saving import check_form, is_hex, restored_ledger
 
 __all__ = ["PrivateState"]
 
 VERSION = 2
-_KEYS = {
-    "version", "plan", "ledger", "steps", "seed", "label", "order", "parameters", "loader", "generator", "weights",
-    "own_batches",
-}  # fmt: skip
+_FIELDS: dict[str, Callable[[Any], bool]] = {
+    "own_batches": lambda own: isinstance(own, bool),
+    "parameters": lambda parameters: isinstance(parameters, list),
+    "weights": lambda weights: weights is None or isinstance(weights, str),
+    "order": lambda order: order is None or is_hex(order),
+    "loader": lambda loader: loader is None or _is_loader(loader),
+    "generator": lambda state: state is None or _is_generator(state),
+}
+"""What is saved besides the fields of every run."""
+
+
+def _is_loader(loader: object) -> bool:
+    size = loader.get("physical_batch_size", 0) if isinstance(loader, dict) and len(loader) == 1 else 0
+    return size is None or is_count(size)
+
+
+def _is_generator(state: object) -> bool:
+    try:
+        torch.Generator().set_state(state)  # type: ignore[arg-type]  # it may be anything
+    except (TypeError, RuntimeError):
+        return False
+    return True
 
 
 @dataclass
@@ -66,7 +86,7 @@ class PrivateState:
 
     def check(self, saved: Mapping[str, Any]) -> None:
         """Refuse a state that does not belong to this plan, model and seed. Nothing is changed."""
-        check_form(saved, _KEYS, VERSION)
+        check_form(saved, _FIELDS, VERSION)
         if saved["plan"] != self.plan.to_dict():
             raise CheckpointError(f"the saved run has another plan: {saved['plan']}, not {self.plan.to_dict()}.")
         if saved["seed"] != self.release.position.entropy.seed:

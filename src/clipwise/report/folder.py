@@ -187,7 +187,7 @@ class RunFolder:
             private_folder(self.path)
         except OSError as error:
             raise DataError(f"the run's folder {self.path} cannot be made: {error}.") from error
-        if self.rows() != tuple(curves):  # else they stand there, perhaps more of them
+        if not (self.path / METRICS).exists() or self.rows() != tuple(curves):  # else they stand there, or more of them
             self._write(METRICS, "".join(map(_line, curves)))
         if ledger is not None:
             ledger.save(self.path / LEDGER)

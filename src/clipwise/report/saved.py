@@ -85,7 +85,7 @@ def _body(value: Any, where: str) -> Fields:
     if value.get("version") != VERSION:
         raise DataError(f"{where} has version {value.get('version')!r}, this clipwise reads {VERSION}.")
     body = Fields(value, where, _IN_RESULT)
-    if value["task"] not in _RESULTS:
+    if body.text("task") not in _RESULTS:
         body.fail("task", "'classification' or 'regression'")
     return body
 

@@ -8,6 +8,6 @@ from __future__ import annotations
 
 from clipwise.training.config import Config, guarded, imported, split_target
 from clipwise.training.run import Progress, Watch, prepare
-from clipwise.training.run.train import train
+from clipwise.training.run.train import read_weights, train
 
-__all__ = ["Config", "Progress", "Watch", "guarded", "imported", "prepare", "split_target", "train"]
+__all__ = ["Config", "Progress", "Watch", "guarded", "imported", "prepare", "read_weights", "split_target", "train"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from clipwise.training.config.toml import TomlTable, nearest
 
 __all__ = ["Architecture", "freeze", "read_model"]
 
+_MOST_PARAMETERS = 2**31
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"gelu": nn.GELU, "relu": nn.ReLU, "silu": nn.SiLU, "tanh": nn.Tanh}
 
 
@@ -50,8 +52,8 @@ class MLP:
 
     def build(self, data: DataSet) -> nn.Module:
         """A network for one flat input."""
-        layers: list[tuple[str, nn.Module]] = [("flatten", nn.Flatten())]
-        return nn.Sequential(OrderedDict(layers + self.head(_size(data.shape), data.outputs)))
+        flatten: list[tuple[str, nn.Module]] = [("flatten", nn.Flatten())]
+        return _made(lambda: flatten + self.head(_size(data.shape), data.outputs))
 
     def head(self, size: int, outputs: int) -> list[tuple[str, nn.Module]]:
         """The layers after an input of `size` numbers."""
@@ -81,6 +83,9 @@ class CNN:
                 f"model.source = 'cnn' with {len(self.channels)} convolutions needs images (channels, height, width) "
                 f"of at least {2 ** len(self.channels)} pixels a side, but {data.name} has inputs {data.shape}."
             )
+        return _made(lambda: self._layers(data))
+
+    def _layers(self, data: DataSet) -> list[tuple[str, nn.Module]]:
         before, height, width = data.shape
         layers: list[tuple[str, nn.Module]] = []
         for k, after in enumerate(self.channels, start=1):
@@ -92,12 +97,23 @@ class CNN:
             ]
             before, height, width = after, height // 2, width // 2
         layers.append(("flatten", nn.Flatten()))
-        head = MLP(self.hidden, self.activation).head(before * height * width, data.outputs)
-        return nn.Sequential(OrderedDict(layers + head))
+        return layers + MLP(self.hidden, self.activation).head(before * height * width, data.outputs)
 
     def forward(self, model: nn.Module, inputs: Sequence[Tensor]) -> Tensor:
         """The outputs for a batch."""
         return _call(model, inputs)
+
+
+def _made(layers: Callable[[], list[tuple[str, nn.Module]]]) -> nn.Module:
+    """The network of these layers, whose parameters are counted before there is room for them."""
+    try:
+        with torch.device("meta"):
+            count: float = sum(p.numel() for _, layer in layers() for p in layer.parameters())
+    except RuntimeError:  # more bytes than there are addresses
+        count = math.inf
+    if count > _MOST_PARAMETERS:
+        raise InvalidConfig(f"[model] has {count:.3g} parameters, more than {_MOST_PARAMETERS:.3g}: make it smaller.")
+    return nn.Sequential(OrderedDict(layers()))
 
 
 @dataclass(frozen=True)
@@ -113,7 +129,8 @@ class HuggingFace:
             from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES as IMAGES
         except ImportError:
             raise MissingExtra(f"{self.folder} is loaded with transformers: pip install 'clipwise[hf]'.") from None
-        kind = json.loads(Path(self.folder, "config.json").read_text(encoding="utf-8")).get("model_type")
+        about = Path(self.folder, "config.json")
+        kind = guarded(f"reading {about}", lambda: json.loads(about.read_text(encoding="utf-8")).get("model_type"))
         task = "ImageClassification" if kind in IMAGES else "SequenceClassification"
         auto = getattr(transformers, f"AutoModelFor{task}")
         model: nn.Module = guarded(

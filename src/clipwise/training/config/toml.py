@@ -79,11 +79,26 @@ class TomlText:
         """
         try:
             values = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
+        except (ValueError, RecursionError) as error:  # ValueError: also a number of more digits than Python reads
             raise InvalidConfig(f"{name} is not TOML: {error}.") from error
         for override in overrides:
             _override(values, override)
-        return cls(name, text, values, tuple(overrides))
+        source = cls(name, text, values, tuple(overrides))
+        source._check_extent()
+        return source
+
+    def _check_extent(self) -> None:
+        """Refuse what nothing in a configuration needs: values nested ever deeper, and integers beyond 64 bits."""
+        level: list[tuple[tuple[str, ...], Any]] = [((), self.values)]
+        for _ in range(_DEEPEST):
+            level = [inner for path, value in level for inner in _inside(path, value)]
+            for path, value in level:
+                if type(value) is int and abs(value) > _LARGEST:
+                    what = f"an integer of {value.bit_length()} bits; there are 64 at most."
+                    raise InvalidConfig(f"{self.where(path)}: {'.'.join(path)}: {what}")
+        if any(isinstance(value, (dict, list)) for _, value in level):
+            where = self.where(level[0][0])
+            raise InvalidConfig(f"{where}: tables or arrays are more than {_DEEPEST} deep, which no key needs.")
 
     def where(self, path: Sequence[str]) -> str:
         """The place of a key for an error message: the file and, where it is found, the line."""
@@ -108,16 +123,27 @@ def _override(values: dict[str, Any], text: str) -> None:
     keys = [part.strip() for part in dotted.split(".")]
     if not equals or not all(keys):
         raise InvalidConfig(f"--set needs KEY=VALUE, such as clip.R=0.5, got {text!r}.")
+    if not text.isprintable():
+        raise InvalidConfig(f"--set {text}: a value has no line breaks or other control characters.")
     try:
         value = tomllib.loads(f"value = {given}")["value"]
     except tomllib.TOMLDecodeError:
         value = given.strip()  # a bare word: --set model.kind=mlp
+    except (ValueError, RecursionError) as error:
+        raise InvalidConfig(f"--set {text}: {error}.") from error
     table = values
     for key in keys[:-1]:
         table = table.setdefault(key, {})
         if not isinstance(table, dict):
             raise InvalidConfig(f"--set {text}: {key!r} is not a table.")
     table[keys[-1]] = value
+
+
+def _inside(path: tuple[str, ...], value: Any) -> list[tuple[tuple[str, ...], Any]]:
+    """What lies in a table or an array, with the path of its key."""
+    if isinstance(value, dict):
+        return [((*path, key), item) for key, item in value.items()]
+    return [(path, item) for item in value] if isinstance(value, list) else []
 
 
 def _line_of(text: str, path: tuple[str, ...]) -> int | None:
@@ -143,6 +169,7 @@ def _parts(dotted: str) -> tuple[str, ...]:
 
 _REQUIRED: Any = object()
 _LARGEST = 2**63 - 1  # TOML promises no more
+_DEEPEST = 12
 
 
 @dataclass
@@ -195,13 +222,15 @@ class TomlTable:
             self.fail(name, f"{value!r} is not known; {nearest(str(value), known)}")
         if name in self.values and not str(value).strip():
             self.fail(name, "is an empty string.")
+        if name in self.values and not str(value).isprintable():
+            self.fail(name, "has line breaks or other control characters; leave them out.")
         return value
 
     def integer(self, name: str, default: Default = _REQUIRED, least: int = 1) -> int | Default:
         """An integer of at least `least`."""
         value: int | Default = self._get(name, default, int)
-        if name in self.values and isinstance(value, int) and not least <= value <= _LARGEST:
-            self.fail(name, f"must be at least {least}{'' if value < least else ' and of 64 bits'}, got {value}.")
+        if name in self.values and isinstance(value, int) and value < least:
+            self.fail(name, f"must be at least {least}, got {value}.")
         return value
 
     def number(

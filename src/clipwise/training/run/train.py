@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -24,7 +25,7 @@ from clipwise.training.run.measure import evaluate
 from clipwise.training.run.recalibrate import recalibrate
 from clipwise.training.run.watch import Watch, silent
 
-__all__ = ["train"]
+__all__ = ["read_weights", "train"]
 
 PACKAGES = ("torch", "numpy", "scipy", "transformers")
 
@@ -58,7 +59,7 @@ def train(
         trained = config.algorithm.train(job, folder, watch, resume)
         run = _run(job, folder, trained, {"command": command, "started": started})
         run = replace(run, warnings=(*run.warnings, note)) if note else run
-        _save_weights(job.model, folder.model)
+        _write_weights(job.model, folder.model)
         run.save(folder.path)
         folder.checkpoint.unlink()
         digests_file(folder.checkpoint).unlink(missing_ok=True)
@@ -136,8 +137,28 @@ def _provenance(job: Job, folder: Folder, trained: Trained) -> dict[str, Any]:
     }
 
 
-def _save_weights(model: nn.Module, path: Path) -> None:
+def _write_weights(model: nn.Module, path: Path) -> None:
     from safetensors.torch import save_model
 
     with replacing(path, DataError) as file:
         save_model(model, file.name)  # into the file that is open: it is there, and private, before the first weight
+
+
+def read_weights(model: nn.Module, path: str | os.PathLike[str]) -> None:
+    """Fill a network from the model.safetensors of a run; one that is damaged or of another network is refused."""
+    try:
+        from safetensors import SafetensorError
+        from safetensors.torch import load_model
+    except ImportError:
+        raise MissingExtra("weights are read with safetensors: pip install 'clipwise[train]'.") from None
+    try:
+        load_model(model, str(path))
+    except OSError as error:
+        raise DataError(f"the weights {os.fspath(path)} cannot be read: {error.strerror or error}.") from error
+    except (SafetensorError, ValueError) as error:
+        raise DataError(f"{os.fspath(path)} is damaged, or not a safetensors file: {error}. Copy it again.") from error
+    except (RuntimeError, TypeError) as error:
+        raise DataError(
+            f"{os.fspath(path)} does not fit the model of this configuration: {error}. Name the weights of a run with "
+            "the same [model]."
+        ) from error
