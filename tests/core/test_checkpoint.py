@@ -567,6 +567,18 @@ def test_a_garbled_count_is_no_count(garbled: bytes, tmp_path: Path) -> None:
             look()
 
 
+def test_a_file_of_version_1_is_continued_in_its_form_and_saved_in_the_newer_one(tmp_path: Path) -> None:
+    path = saved(tmp_path, seed=None)
+    good = path.read_bytes()
+    path.write_bytes(b"clipwise checkpoint 1\n" + GOOD[:-10] + b"\n" + good[good.index(GOOD) + len(GOOD) :])
+    model = mlp()
+    resumed = cw.Private.resume(path, model, sgd(model, momentum=0.9))
+    run_for(1, resumed, model)
+    assert path.read_bytes().startswith(b"clipwise checkpoint 1\nbegun 00000000000000000003 live\nPK")
+    resumed.save(path)
+    assert path.read_bytes().startswith(b"clipwise checkpoint 2\n" + summed(b"begun 00000000000000000003 live") + b"PK")
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_two_processes_cannot_go_on_from_one_file(tmp_path: Path) -> None:
     """Each would count its own steps over the other's, and both release."""

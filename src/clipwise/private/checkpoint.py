@@ -20,7 +20,7 @@ import time
 import weakref
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,11 +47,26 @@ def _count_line(begun: int, live: bool) -> bytes:
     return b"%s %08x\n" % (words, zlib.crc32(words))
 
 
-def _parse_count(line: bytes, path: Path) -> tuple[int, bool]:
+def _unsummed(begun: int, live: bool) -> bytes:
+    """As version 1 has it."""
+    return _count_line(begun, live)[:-10] + b"\n"
+
+
+_FORMS: dict[bytes, Callable[[int, bool], bytes]] = {b"clipwise checkpoint 1\n": _unsummed, _MAGIC: _count_line}
+"""The second line, by the first. Files of version 1 are continued in their own form, and saved in the newer one."""
+
+
+def _form(first: bytes, path: Path) -> Callable[[int, bool], bytes]:
+    if first not in _FORMS:
+        raise CheckpointError(f"{path} is not a clipwise checkpoint of version 1 or 2.")
+    return _FORMS[first]
+
+
+def _parse_count(line: bytes, form: Callable[[int, bool], bytes], path: Path) -> tuple[int, bool]:
     words = line.split()
-    if len(words) == 4 and words[1].isdigit():
+    if len(words) > 2 and words[1].isdigit():
         begun, live = int(words[1]), words[2] == b"live"
-        if line == _count_line(begun, live):
+        if line == form(begun, live):
             return begun, live
     raise CheckpointError(
         f"{path} does not say how many steps were begun: it is damaged, and the run cannot be continued. An older copy "
@@ -85,6 +100,7 @@ class Journal:
         self._process = os.getpid()
         self._sync_after = 0.0
         self._check_place()  # another process may have replaced it before it was locked
+        self._form = _form(os.read(self._handle, _COUNT_AT), self.path)
         self._last = self.begun()
 
     def begun(self) -> int:
@@ -112,7 +128,7 @@ class Journal:
             self._check_place()
             if self._count() != (self._last, True):
                 raise self._taken()
-            self._put(_count_line(begun, True))
+            self._put(self._form(begun, True))
             self._last = begun
             start = time.monotonic()
             if start >= self._sync_after:
@@ -125,7 +141,7 @@ class Journal:
 
     def retire(self, begun: int) -> None:
         """Mark the file as past: the run continues elsewhere."""
-        self._put(_count_line(begun, False))
+        self._put(self._form(begun, False))
         os.fsync(self._handle)
         self.close()
 
@@ -148,7 +164,7 @@ class Journal:
 
     def _count(self) -> tuple[int, bool]:
         os.lseek(self._handle, _COUNT_AT, os.SEEK_SET)
-        return _parse_count(os.read(self._handle, len(_count_line(0, True))), self.path)
+        return _parse_count(os.read(self._handle, len(self._form(0, True))), self._form, self.path)
 
     def _put(self, line: bytes) -> None:
         os.lseek(self._handle, _COUNT_AT, os.SEEK_SET)
@@ -177,9 +193,8 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], int, bool]:
     source = Path(path)
     try:
         with open(source, "rb") as file:
-            if file.read(len(_MAGIC)) != _MAGIC:
-                raise CheckpointError(f"{source} is not a clipwise checkpoint of version 2.")
-            begun, live = _parse_count(file.readline(len(_count_line(0, True))), source)
+            form = _form(file.read(_COUNT_AT), source)
+            begun, live = _parse_count(file.readline(len(form(0, True))), form, source)
             with zipfile.ZipFile(file) as archive:
                 manifest = parse_json(_member(archive, "manifest.json"), f"{source}, manifest.json", CheckpointError)
                 specs = manifest["tensors"]
