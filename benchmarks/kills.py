@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from papers.pages import DOCS, put
 from tests.core import crash_runs as library
 from tests.core.common import same
 from tests.training import crash_runs as configured
@@ -153,7 +154,7 @@ def main() -> None:
         body |= {"date": date.today().isoformat(), "torch": torch.__version__}
         path.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
         print(json.dumps(found), flush=True)
-    (HERE / "kills.md").write_text(markdown(body), encoding="utf-8")
+    put(DOCS / "security.md", "kills", markdown(body))
     print(markdown(body))
 
 

@@ -22,6 +22,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from papers.pages import DOCS, put
 from tests.core.common import data, losses_of, mlp, plan, sgd
 
 import clipwise as cw
@@ -291,7 +292,7 @@ def main() -> None:
     torch.set_num_threads(1)
     body = tried()
     (HERE / "reliability.json").write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
-    (HERE / "reliability.md").write_text(markdown(body), encoding="utf-8")
+    put(DOCS / "security.md", "failures", markdown(body))
     print(markdown(body))
 
 

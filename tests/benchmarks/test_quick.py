@@ -19,6 +19,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import calibration, kills, measure, reliability, report, run, scaling  # noqa: E402
 from benchmarks.methods import METHODS, ClippedSum, Clipwise, Plain, VmapGrad  # noqa: E402
 from benchmarks.workloads import WORKLOADS, Goal, Workload, bert_workload, gpt2, texts  # noqa: E402
+from papers.pages import DOCS, shown, wrapped  # noqa: E402
 
 MLP = replace(WORKLOADS["mlp"], batch_size=16)
 
@@ -187,10 +188,10 @@ def kept(name: str) -> measure.Json:
     return found
 
 
-@pytest.mark.parametrize("part", [kills, reliability])
-def test_the_tables_of_what_fails_are_those_of_the_numbers(part: Any) -> None:
-    name = part.__name__.rpartition(".")[2]
-    assert part.markdown(kept(name)) == (kills.HERE / f"{name}.md").read_text(encoding="utf-8")
+@pytest.mark.parametrize(("part", "maker"), [("failures", reliability), ("kills", kills)])
+def test_the_tables_of_what_fails_are_those_of_the_numbers(part: str, maker: Any) -> None:
+    numbers = kept(maker.__name__.rpartition(".")[2])
+    assert shown(DOCS / "security.md", part) == wrapped(maker.markdown(numbers))
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
