@@ -18,15 +18,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+import clipwise as cw
+from benchmarks.measure import Json
+from benchmarks.report import header, row
 from papers.pages import DOCS, put
 from tests.core import crash_runs as library
 from tests.core.common import same
 from tests.training import crash_runs as configured
 from tests.training.common import TINY
-
-import clipwise as cw
-from benchmarks.measure import Json
-from benchmarks.report import header, row
 
 HERE = Path(__file__).parent
 KILLS = 1_000

@@ -22,13 +22,13 @@ from typing import Any
 from unittest import mock
 
 import torch
-from papers.pages import DOCS, put
-from tests.core.common import data, losses_of, mlp, plan, sgd
 
 import clipwise as cw
 from benchmarks.measure import Json
 from benchmarks.report import header, row
 from clipwise.errors import ClipwiseError
+from papers.pages import DOCS, put
+from tests.core.common import data, losses_of, mlp, plan, sgd
 
 HERE = Path(__file__).parent
 X, Y = data().tensors

@@ -7,6 +7,7 @@ import copy
 import json
 import math
 import os
+import shutil
 import zipfile
 import zlib
 from pathlib import Path
@@ -567,18 +568,6 @@ def test_a_garbled_count_is_no_count(garbled: bytes, tmp_path: Path) -> None:
             look()
 
 
-def test_a_file_of_version_1_is_continued_in_its_form_and_saved_in_the_newer_one(tmp_path: Path) -> None:
-    path = saved(tmp_path, seed=None)
-    good = path.read_bytes()
-    path.write_bytes(b"clipwise checkpoint 1\n" + GOOD[:-10] + b"\n" + good[good.index(GOOD) + len(GOOD) :])
-    model = mlp()
-    resumed = cw.Private.resume(path, model, sgd(model, momentum=0.9))
-    run_for(1, resumed, model)
-    assert path.read_bytes().startswith(b"clipwise checkpoint 1\nbegun 00000000000000000003 live\nPK")
-    resumed.save(path)
-    assert path.read_bytes().startswith(b"clipwise checkpoint 2\n" + summed(b"begun 00000000000000000003 live") + b"PK")
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_two_processes_cannot_go_on_from_one_file(tmp_path: Path) -> None:
     """Each would count its own steps over the other's, and both release."""
@@ -606,3 +595,33 @@ def test_a_schedule_style_survives(tmp_path: Path) -> None:
     private = cw.Private(p, model, sgd(model), seed=0)
     private.save(tmp_path / "run.ckpt")
     assert cw.Private.resume(tmp_path / "run.ckpt", model, sgd(model)).plan == p
+
+
+def test_a_file_that_was_written_before_the_redesign_goes_on(tmp_path: Path) -> None:
+    """By revision 8ba8f1b, whose count had no checksum: ten unseeded steps, saved after four, killed after seven."""
+    path = tmp_path / "run"
+    shutil.copy(Path(__file__).with_name("saved_by_8ba8f1b.ckpt"), path)
+    model = nn.Linear(4, 2)
+    private = cw.Private.resume(path, model, sgd(model))
+    saved = [[-0.015327883, 0.28327307, -0.39208898, -0.3991707], [-0.18351957, 0.16108063, 0.01266421, 0.41678166]]
+    torch.testing.assert_close(model.weight, torch.tensor(saved), rtol=1e-6, atol=0)
+    kind = cw.Poisson(40, 8)
+    before = (cw.GaussianSteps(kind, 1.0, 4), cw.GaussianSteps(kind, 1.0, 3, reason="interrupted"))
+    assert private.ledger.events == before
+    for x, y in private.loader(TensorDataset(torch.randn(40, 4), torch.randint(2, (40,)))):
+        private.step(nn.functional.cross_entropy(model(x), y, reduction="none"))
+    assert private.ledger.events == (*before, cw.GaussianSteps(kind, 1.0, 3))
+    assert path.read_bytes().startswith(b"clipwise checkpoint 1\nbegun 00000000000000000010 live\nPK")
+    private.save(path)
+    assert path.read_bytes().startswith(b"clipwise checkpoint 2\n" + summed(b"begun 00000000000000000010 live") + b"PK")
+
+
+def test_a_file_of_a_later_version_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    path = saved(tmp_path)
+    later = path.read_bytes().replace(b"checkpoint 2", b"checkpoint 3", 1)
+    path.write_bytes(later)
+    model = mlp()
+    for read in (lambda: cw.Private.resume(path, model, sgd(model)), lambda: checkpoint.read(path)):
+        with pytest.raises(cw.CheckpointError, match="written by another version of clipwise"):
+            read()
+    assert path.read_bytes() == later

@@ -57,9 +57,14 @@ _FORMS: dict[bytes, Callable[[int, bool], bytes]] = {b"clipwise checkpoint 1\n":
 
 
 def _form(first: bytes, path: Path) -> Callable[[int, bool], bytes]:
-    if first not in _FORMS:
-        raise CheckpointError(f"{path} is not a clipwise checkpoint of version 1 or 2.")
-    return _FORMS[first]
+    if first in _FORMS:
+        return _FORMS[first]
+    if first.startswith(_MAGIC[:-2]):
+        raise CheckpointError(
+            f"{path} was written by another version of clipwise, and this one reads up to {_MAGIC.decode().strip()!r}. "
+            "Finish the run with the clipwise that wrote it."
+        )
+    raise CheckpointError(f"{path} is not a clipwise checkpoint.")
 
 
 def _parse_count(line: bytes, form: Callable[[int, bool], bytes], path: Path) -> tuple[int, bool]:

@@ -146,7 +146,7 @@ class Digests:
         self._released = {step: several for step, several in self._released.items() if step >= steps}
 
     def load(self, checkpoint: str | os.PathLike[str]) -> None:
-        """Go on from the file of this checkpoint. Without one nothing can be said of the data."""
+        """Continue from the file of this checkpoint. Without one nothing can be said of the data."""
         path = file_of(checkpoint)
         try:
             head, _, body = path.read_bytes().partition(b"\n")

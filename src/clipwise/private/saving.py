@@ -51,7 +51,7 @@ class Stateful(Protocol):
         ...
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Go on from a state that was checked."""
+        """Continue from a state that was checked."""
         ...
 
 
@@ -208,7 +208,10 @@ _OF_EVERY_RUN: dict[str, Callable[[Any], bool]] = {
 def check_form(saved: Mapping[str, Any], further: Mapping[str, Callable[[Any], bool]], version: int) -> None:
     """Refuse a state of another version, with other fields than those of every run and these, or with other values."""
     if isinstance(saved, Mapping) and saved.get("version", version) != version:
-        raise CheckpointError(f"the saved run has version {saved['version']!r}, this clipwise reads {version}.")
+        raise CheckpointError(
+            f"the saved run has version {saved['version']!r}, this clipwise reads {version}: finish the run with the "
+            "clipwise that wrote it."
+        )
     fields = {**_OF_EVERY_RUN, **further}
     if not isinstance(saved, Mapping) or set(saved) != set(fields):
         found = sorted(map(str, saved)) if isinstance(saved, Mapping) else type(saved).__name__
