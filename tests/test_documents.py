@@ -15,7 +15,7 @@ import pytest
 
 import clipwise as cw
 import papers.__main__
-from benchmarks import accounting, accounting_grid, calibration, evidence, jl, noise, ntk, report
+from benchmarks import accounting, accounting_grid, calibration, evidence, jl, kills, noise, ntk, reliability, report
 from papers.epsilons import __main__ as epsilons
 from papers.pages import BENCHMARKS, DOCS, put, shown, wrapped
 from papers.theory import monitor, search, table
@@ -101,6 +101,8 @@ PARTS: dict[tuple[Path, str], Callable[[str], str]] = {
     **{(DOCS / "calibration.md", part): _tables_of_calibration for part in ("coverage", "stream", "private")},
     **{(DOCS / "optimizers.md", part): _tables_of_jl for part in ("jl-privacy", "jl-cost", "jl-memory")},
     **{(DOCS / "paper.md", part): _parts_of_the_paper for part in ("experiments", "findings")},
+    (DOCS / "security.md", "failures"): lambda _: reliability.markdown(kept("benchmarks/reliability.json")),
+    (DOCS / "security.md", "kills"): lambda _: kills.markdown(kept("benchmarks/kills.json")),
     (DOCS / "theory.md", "table"): lambda _: table.markdown(kept("papers/theory/results.json")["table"]),
     (DOCS / "theory.md", "searched"): lambda _: search.markdown(kept("papers/theory/instances.json")),
     (DOCS / "theory.md", "monitor"): lambda _: monitor.markdown(kept("papers/theory/monitor.json")),

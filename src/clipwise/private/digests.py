@@ -116,8 +116,12 @@ class Digests:
             return 0
         known = self._released.setdefault(step, set())
         if release not in known:
-            if os.write(self._handle, _entry(step, release)) != _ENTRY:
-                raise CheckpointError("the disk is full: the step cannot be counted, so it is not made.")
+            try:
+                written = os.write(self._handle, _entry(step, release))
+            except OSError as error:
+                raise CheckpointError(f"the step cannot be noted ({error}), so it is not made.") from error
+            if written != _ENTRY:
+                raise CheckpointError("the disk is full: the step cannot be noted, so it is not made.")
             known.add(release)
         return len(known) - 1
 

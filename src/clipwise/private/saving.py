@@ -76,9 +76,12 @@ def save(
             "extra": extra,
             "witness": mark,
         }
-        if position.seeded:  # digests first: the checkpoint must not be there without what it is compared with
-            position.digests.save(path)
-        journal = checkpoint.write(path, record, position.done, lock)
+        try:
+            if position.seeded:  # digests first: the checkpoint must not be there without what it is compared with
+                position.digests.save(path)
+            journal = checkpoint.write(path, record, position.done, lock)
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be written ({error}). What was saved there before stays.") from error
         if position.seeded:
             position.digests.saved(position.done)
         else:
