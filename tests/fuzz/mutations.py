@@ -383,7 +383,8 @@ def _header(data: bytes, random: Random) -> bytes:
     size = struct.unpack("<Q", data[:8])[0]
     header, body = data[8 : 8 + size], data[8 + size :]
     if random.random() < 0.15:
-        return struct.pack("<Q", random.choice((0, 1, 2**31, 2**62, 2**64 - 1, size - 1, size + 1))) + header + body
+        stated = random.choice((0, 1, 2**31, 2**62, -1, size - 1, size + 1)) % 2**64
+        return struct.pack("<Q", stated) + header + body
     for mutation in random.choices(json_mutations(), k=1):
         header = mutation(header, random)
     return struct.pack("<Q", len(header)) + header + body
