@@ -21,13 +21,15 @@ from torch.optim import Optimizer
 
 from clipwise._validate import is_count, is_finite, is_number
 from clipwise.accounting import CHANGED_DATA, Ledger
-from clipwise.errors import CheckpointError
+from clipwise.errors import CheckpointError, ClipwiseError
 from clipwise.private import checkpoint
 from clipwise.private.digests import file_of
 from clipwise.private.release import Release
 
 __all__ = ["Saved", "Stateful", "check_form", "is_hex", "read", "restored_ledger", "save"]
 
+_INCOMPARABLE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RuntimeError)
+"""What comparing with a value of any kind may raise, such as with a tensor where a number was."""
 _LARGEST = 2.0**63
 """A setting of an optimizer is smaller; torch does not read larger integers."""
 _HEX = re.compile("(?:[0-9a-f]{2})*")
@@ -108,10 +110,15 @@ class Saved:
                 "a seeded run repeats its steps, and on other data that tells the difference. Start again with another "
                 "seed."
             )
-        run.check(self.state)
-        self._check_model(model)
-        self._check_optimizer(optimizer)
-        witnessed = run.release.check_witness(self.witness)
+        try:
+            run.check(self.state)
+            self._check_model(model)
+            self._check_optimizer(optimizer)
+            witnessed = run.release.check_witness(self.witness)
+        except ClipwiseError:
+            raise
+        except _INCOMPARABLE as error:
+            raise CheckpointError(f"{self.path} does not hold the values of a run: it is damaged ({error}).") from error
         if optimizer is not None and self.optimizer is not None:
             try:
                 optimizer.load_state_dict(self.optimizer["state"])
