@@ -28,7 +28,7 @@ from benchmarks.measure import Json
 from benchmarks.report import header, row
 from clipwise.errors import ClipwiseError
 from papers.pages import DOCS, put
-from tests.core.common import data, losses_of, mlp, plan, sgd
+from tests.core.common import data, losses_of, mlp, plan, refused_elsewhere, sgd
 
 HERE = Path(__file__).parent
 X, Y = data().tensors
@@ -109,19 +109,7 @@ def _without_locks(run: Run) -> None:
 
 def _in_another_process(run: Run) -> None:
     run.path.read_bytes()  # which once let others in
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            run.resume()
-        except ClipwiseError as error:
-            os.write(writer, str(error).encode())
-        finally:
-            os._exit(0)
-    os.close(writer)
-    with open(reader, encoding="utf-8") as answer:
-        refused = answer.read()
-    os.waitpid(child, 0)
+    refused = refused_elsewhere(run.resume)
     if refused:
         raise ClipwiseError(refused)
 

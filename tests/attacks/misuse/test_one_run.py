@@ -9,9 +9,9 @@ from __future__ import annotations
 import errno
 import gc
 import os
+import shutil
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,7 +22,7 @@ import clipwise as cw
 from clipwise import files
 from clipwise.federated import Server
 from clipwise.files import Lock
-from tests.core.common import data, losses_of, mlp, plan, sgd
+from tests.core.common import data, losses_of, mlp, plan, refused_elsewhere, sgd
 from tests.federated.common import federated_plan
 
 X, Y = data().tensors
@@ -49,26 +49,8 @@ def go_on(private: cw.Private, steps: int) -> None:
         private.step(losses_of(private.model, X, Y))
 
 
-def elsewhere(work: Callable[[], object]) -> str:
-    """Do something in another process; what it was refused with."""
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            work()
-        except cw.CheckpointError as error:
-            os.write(writer, str(error).encode())
-        finally:
-            os._exit(0)
-    os.close(writer)
-    with open(reader, encoding="utf-8") as said:
-        text = said.read()
-    os.waitpid(child, 0)
-    return text
-
-
 def is_free(path: Path) -> bool:
-    return not elsewhere(lambda: Lock(path, cw.CheckpointError))
+    return not refused_elsewhere(lambda: Lock(path, cw.CheckpointError))
 
 
 @forks
@@ -76,12 +58,12 @@ def is_free(path: Path) -> bool:
 def test_reading_the_file_does_not_let_another_process_in(seed: int | None, tmp_path: Path) -> None:
     private = begun(tmp_path / "b", seed)
     (tmp_path / "b").read_bytes()
-    assert "another process continues" in elsewhere(lambda: resumed(tmp_path / "b"))
+    assert "another process continues" in refused_elsewhere(lambda: resumed(tmp_path / "b"))
     go_on(private, 1)
     private.save(tmp_path / "b")
     (tmp_path / "b").read_bytes()
-    assert "another process continues" in elsewhere(lambda: resumed(tmp_path / "b"))
-    assert "another process continues" in elsewhere(lambda: begun(tmp_path / "b"))  # a new run over it
+    assert "another process continues" in refused_elsewhere(lambda: resumed(tmp_path / "b"))
+    assert "another process continues" in refused_elsewhere(lambda: begun(tmp_path / "b"))  # a new run over it
     go_on(private, 1)
 
 
@@ -115,10 +97,10 @@ def test_a_forked_child_neither_holds_nor_releases_the_lock(seed: int | None, tm
         finally:
             assert all(map(torch.equal, weights, private.model.parameters()))
 
-    assert "was forked from the one that continues" in elsewhere(steps)
-    assert "was forked" in elsewhere(lambda: private.save(tmp_path / "b"))
+    assert "was forked from the one that continues" in refused_elsewhere(steps)
+    assert "was forked" in refused_elsewhere(lambda: private.save(tmp_path / "b"))
     lock = private._release._journal.lock  # type: ignore[union-attr]
-    assert elsewhere(lambda: lock.release()) == "" and not is_free(tmp_path / "b")
+    assert refused_elsewhere(lambda: lock.release()) == "" and not is_free(tmp_path / "b")
     go_on(private, 1)
 
 
@@ -164,7 +146,7 @@ def test_a_server_is_one_process_too(tmp_path: Path) -> None:
     first.save(tmp_path / "b", model)
     (tmp_path / "b").read_bytes()
     second = Server(p, model)
-    assert "another process continues" in elsewhere(lambda: second.resume(tmp_path / "b", model))
+    assert "another process continues" in refused_elsewhere(lambda: second.resume(tmp_path / "b", model))
     second.resume(tmp_path / "b", model)
     first.open(range(20))
     with pytest.raises(cw.CheckpointError, match="another run continues"):
@@ -206,7 +188,51 @@ def test_other_names_of_a_file_are_the_same_file(tmp_path: Path) -> None:
         resumed(tmp_path / "b")
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None:
+    begun(tmp_path / "b", seed=3)
+    (tmp_path / "b.digests").unlink()
+    for name, said in (("b.digests", "damaged"), ("b", "cannot be written")):
+        (tmp_path / name).unlink(missing_ok=True)
+        os.mkfifo(tmp_path / name)
+        with pytest.raises(cw.CheckpointError, match=f"{said} .*not an ordinary file"):
+            resumed(tmp_path / "b")
+
+
+def test_a_witness_that_is_named_by_a_link_stays_on_the_other_storage(tmp_path: Path) -> None:
+    """The link was replaced by a file in the run's own folder, and put back together with it."""
+    run, other, model = tmp_path / "run", tmp_path / "other", mlp()
+    run.mkdir()
+    other.mkdir()
+    (run / "witness").symlink_to(other / "witness")
+    private = cw.Private(plan(steps=40), model, sgd(model), own_batches=True, witness=run / "witness")
+    go_on(private, 2)
+    private.save(run / "b")
+    shutil.copytree(run, tmp_path / "old", symlinks=True)
+    go_on(private, 3)
+    private.save(run / "b")
+    del private
+    assert (run / "witness").is_symlink() and (other / "witness").is_file()
+    shutil.rmtree(run)
+    (tmp_path / "old").rename(run)
+    with pytest.raises(cw.CheckpointError, match="an older copy was put back"):
+        resumed(run / "b")
+
+
 # The lock itself
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_run_whose_lock_was_removed_ends(seed: int | None, tmp_path: Path) -> None:
+    """Others can lock the name then: a cleaner of old files let a second process continue a seeded run."""
+    private = begun(tmp_path / "b", seed)
+    (tmp_path / ".b.lock").unlink()
+    before = [p.clone() for p in private.model.parameters()]
+    for refused in (lambda: go_on(private, 1), lambda: private.save(tmp_path / "b")):
+        with pytest.raises(cw.CheckpointError, match=r"the lock beside .* was moved or removed"):
+            refused()
+    assert all(map(torch.equal, before, private.model.parameters()))
+    assert resumed(tmp_path / "b").ledger.steps == 5
 
 
 def no_locks(*_: object) -> None:
