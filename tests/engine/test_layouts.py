@@ -413,7 +413,7 @@ def test_an_index_is_the_identity_where_it_counts_the_rows() -> None:
 
 
 def test_a_probe_sees_all_that_a_saturated_softmax_brings_together() -> None:
-    """Its own gradient is zero; what arrives at one element must then show at all others of the axis, and only there."""
+    """Its own gradient is zero: what arrives at one element must show at all others of the axis, and only there."""
     x = torch.tensor([[0.0, 200.0, 0.0], [200.0, 0.0, 0.0]], requires_grad=True)
     node = x.softmax(1).grad_fn
     arrived = torch.tensor([[0.0, 0.0, 1.0], [0.0, 0.0, 0.0]])
