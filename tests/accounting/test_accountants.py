@@ -116,7 +116,7 @@ def test_pld_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         return real(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(MissingExtra, match=r"clipwise\[pld\]"):
+    with pytest.raises(MissingExtra, match=r"Ask the exact accountant.*clipwise\[pld\]"):
         account(MNIST, 1e-5, "pld")
     assert "pld" not in privacy_panel(Ledger(MNIST), 1e-5)
 

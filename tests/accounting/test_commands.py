@@ -16,6 +16,7 @@ from clipwise.accounting import Ledger
 from clipwise.cli import epsilon as epsilon_command
 from clipwise.cli import noise as noise_command
 from clipwise.errors import ClipwiseError
+from tests.conftest import HANG
 
 from .common import MNIST
 
@@ -85,10 +86,10 @@ def test_the_papers_runs_stand_beside_what_it_reports(capsys: pytest.CaptureFixt
     ],
 )
 def test_options_that_would_be_ignored_or_absurd_are_refused_at_once(options: str, said: str) -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(ClipwiseError, match=said):
         call(epsilon_command, options)
-    assert time.perf_counter() - start < 5.0
+    assert time.process_time() - start < 5.0
 
 
 def test_noise_refuses_what_it_is_to_find() -> None:
@@ -181,11 +182,10 @@ def test_input_that_ends_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 def test_a_reader_that_goes_away_is_no_error() -> None:
     command = f"{sys.executable} -u -m clipwise epsilon {MNIST_OPTIONS} --accountant rdp"
-    process = subprocess.Popen(command.split(), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert process.stdout is not None and process.stderr is not None
-    process.stdout.close()
-    assert (process.wait(60), process.stderr.read()) == (141, b"")
-    process.stderr.close()
+    with subprocess.Popen(command.split(), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert (process.wait(HANG), process.stderr.read()) == (141, b"")
 
 
 def test_noise(capsys: pytest.CaptureFixture[str]) -> None:
