@@ -97,4 +97,4 @@ docs: $(STAMP)  ## Build the documentation; warnings are errors
 	@echo "docs/_build/html/index.html"
 
 clean:  ## Remove what was built, except the environments
-	@rm -rf docs/_build dist build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	@rm -rf docs/_build docs/paper dist build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -1,11 +1,11 @@
 """The exact accountant against dp-accounting's PLD and RDP and Opacus' PRV: value and time, side by side in one run.
 
-    python -m benchmarks.accounting [--seconds 12] [--output benchmarks/accounting.json]
+    python -m benchmarks.accounting [--seconds 12]
 
 Each accountant runs in a process of its own, one at a time, with a time and a memory limit; imports are not timed,
 caches are cleared before every row, and times are processor seconds of one thread, the best of three. What comes within
-0.1 % of the exact value counts as a rival, and the rows where a rival is faster are listed. Beside the JSON file, the
-same name with `.md` gets the tables of the documentation.
+0.1 % of the exact value counts as a rival, and the rows where a rival is faster are listed. Writes accounting.json and
+its tables in docs/accounting.md.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+
+from papers.pages import DOCS, put
 
 Segments = list[tuple[float, float, int]]
 
@@ -150,7 +152,7 @@ def _serve(name: str, pipe: Connection) -> None:
 
 
 class Worker:
-    """Asks one accountant's process, and starts it anew when it had to be stopped."""
+    """Asks one accountant's process, and starts it again when it had to be stopped."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -288,13 +290,12 @@ def calibrations() -> list[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=12.0, help="limit per rival and row")
-    parser.add_argument("--output", type=Path, default=Path(__file__).with_suffix(".json"))
     args = parser.parse_args()
     results = measure(args.seconds)
     ahead = rivals_ahead(results)
     body = {"seconds limit": args.seconds, "rows": results, "rivals ahead": ahead, "calibration": calibrations()}
-    args.output.write_text(json.dumps(body, indent=1) + "\n")
-    args.output.with_suffix(".md").write_text(markdown(body))
+    Path(__file__).with_suffix(".json").write_text(json.dumps(body, indent=1) + "\n")
+    put(DOCS / "accounting.md", "accountants", markdown(body))
     print("rivals that are as exact and faster:", ", ".join(ahead) or "none")
 
 

@@ -1,7 +1,8 @@
 """The exact accountant at the corners of its range: `python -m benchmarks.accounting_grid` (a few minutes).
 
 Every combination of noise, rate, steps and delta is accounted once; every answer must be finite and not negative, and
-must grow with steps and rate and fall with noise and delta. Writes accounting_grid.json and accounting_grid.md.
+must grow with steps and rate and fall with noise and delta. Writes accounting_grid.json and its table in
+docs/accounting.md.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any, TypeAlias
 
 from clipwise.accounting import GaussianSteps, account
 from clipwise.sampling import Poisson
+from papers.pages import DOCS, put
 
 NOISES = (0.1, 0.2, 0.45, 1.0, 3.0, 10.0, 100.0)
 RATES = ((1, 10**7), (1, 10**5), (1, 1000), (3, 100), (1, 2), (999, 1000), (1, 1))
@@ -71,9 +73,8 @@ def markdown(found: dict[str, Any]) -> str:
 
 def main() -> None:
     found = summary(measure())
-    path = Path(__file__).with_suffix(".json")
-    path.write_text(json.dumps(found, indent=1) + "\n")
-    path.with_suffix(".md").write_text(markdown(found))
+    Path(__file__).with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n")
+    put(DOCS / "accounting.md", "grid", markdown(found))
     print(markdown(found))
 
 

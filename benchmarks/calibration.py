@@ -2,7 +2,7 @@
 
     python -m benchmarks.calibration [--only stream intervals coverage private] [--samples 1000000] [--write]
 
-`--write` keeps the numbers in benchmarks/calibration.json, and the tables of docs/calibration.md beside it.
+`--write` keeps the numbers in benchmarks/calibration.json and the tables in docs/calibration.md.
 
 Every row runs in a process of its own, on one thread. The scores of a stream come from a few batches that are used
 again and again, so that making them costs neither time nor memory. Memory is the peak of the process (resident, from
@@ -26,6 +26,7 @@ import torch
 
 import clipwise as cw
 from clipwise.calibration import Evaluator, PrivateTemperatureScaling, TemperatureScaling, evaluate
+from papers.pages import DOCS, put
 
 BATCH = 1_000
 POOL = 8
@@ -146,7 +147,7 @@ def _table(head: list[str], rows: Iterator[list[str]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def _tables(report: dict[str, list[Row]]) -> dict[str, str]:
+def tables(report: dict[str, list[Row]]) -> dict[str, str]:
     stream_rows = (
         [f"{r['samples']:,} x {r['classes']:,} {r['form']}", "yes" if r["resamples"] else "no",
          f"{r['input_mb_float32']:,} MB", f"{r['added_memory_mb']} MB",
@@ -179,7 +180,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=parts, default=parts)
     parser.add_argument("--samples", type=int, default=1_000_000, help="length of the stream")
     parser.add_argument("--classes", type=int, default=1_000)
-    parser.add_argument("--write", action="store_true", help="keep the numbers and tables in benchmarks/")
+    parser.add_argument("--write", action="store_true", help="keep the numbers and the tables")
     args = parser.parse_args()
     target = HERE / "calibration.json"
     report: dict[str, Any] = json.loads(target.read_text(encoding="utf-8")) if target.exists() else {}
@@ -196,8 +197,8 @@ def main() -> None:
                 "python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__
             }  # fmt: skip
             target.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-            if part in (tables := _tables(report)):
-                (HERE / f"calibration_{part}.md").write_text(tables[part], encoding="utf-8")
+            if part in (made := tables(report)):
+                put(DOCS / "calibration.md", part, made[part])
 
 
 if __name__ == "__main__":

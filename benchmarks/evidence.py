@@ -1,4 +1,4 @@
-"""What it costs to watch forward passes: `python -m benchmarks.evidence` writes evidence.json and evidence.md.
+"""What it costs to watch forward passes: `python -m benchmarks.evidence` writes evidence.json and a part of README.md.
 
 A run of 500 steps watches its first three steps and one after about 64. Each is timed beside unwatched steps of the
 same run, alternating, and the extra time is spread over the run. Memory is the peak of such a step over what was
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 import clipwise as cw
 from benchmarks.measure import peak, reset_peak, settle
 from benchmarks.workloads import WORKLOADS, Workload
+from papers.pages import BENCHMARKS, put
 
 HERE = Path(__file__).parent
 STEPS = 500
@@ -84,10 +85,8 @@ def measure(workload: Workload, rounds: int) -> dict[str, Any]:
 
 
 def markdown(body: dict[str, Any]) -> str:
-    """The table of the page."""
+    """The table and what was measured."""
     lines = [
-        "# What watching costs",
-        "",
         f"`python -m benchmarks.evidence` on {body['date']}, torch {body['torch']}, {body['threads']} threads; medians "
         f"of {body['rounds']} watched steps beside unwatched ones. All times in private steps of the same run that are "
         f"not watched. The last column spreads the first step and three later watched ones over {STEPS} steps.",
@@ -119,7 +118,7 @@ def main() -> None:
     }  # fmt: skip
     if tuple(options.only) == NAMES:
         (HERE / "evidence.json").write_text(json.dumps(body, indent=1) + "\n")
-        (HERE / "evidence.md").write_text(markdown(body))
+        put(BENCHMARKS, "evidence", markdown(body))
 
 
 if __name__ == "__main__":

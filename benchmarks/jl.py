@@ -1,7 +1,8 @@
 """Estimated norms (DP-SGD-JL) beside the exact engine: error, time, peak memory, and the price in privacy.
 
-`python -m benchmarks.jl` measures and writes `jl.json` and `jl.md`; `--tables` only writes the tables again. Every
-measurement is a process of its own. Time and memory are ratios to the plain, non-private step of the same run.
+`python -m benchmarks.jl` measures and writes `jl.json` and the tables of docs/optimizers.md; `--tables` only writes the
+tables again. Every measurement is a process of its own. Time and memory are ratios to the plain, non-private step of
+the same run.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from benchmarks.methods import CLIP, METHODS, ClippedSum, Clipwise, Method, Plai
 from benchmarks.report import header, row
 from benchmarks.worker import MEMORY_ENVIRONMENT
 from benchmarks.workloads import WORKLOADS, Batch, Workload
+from papers.pages import DOCS, put
 
 HERE = Path(__file__).parent
 COUNTS = (4, 16, 64, 256)
@@ -183,21 +185,18 @@ def privacy_table(results: Json) -> str:
     return "\n".join(lines)
 
 
-def page(results: Json) -> str:
-    """The whole of jl.md."""
+def parts(results: Json) -> dict[str, str]:
+    """The tables of docs/optimizers.md by their names."""
     machine, versions = results["machine"], results["versions"]
-    return (
-        "# Estimated norms (DP-SGD-JL) beside exact ones\n\n"
+    about = (
         f"Measured {results['date']} at revision {results['revision']} on {machine['cores']} cores of "
-        f"{machine['cpu']}, 1 thread, torch {versions['torch']}. Command: `python -m benchmarks.jl`. "
-        "Numbers: `jl.json`.\n\n"
-        "## Error and time\n\nEvery sample is clipped. Time is CPU time in plain steps.\n\n"
-        f"{cost_table(results)}\n\n"
-        "## Peak memory\n\nOver that of the plain step, as in `RESULTS.md`; a first step plans or checks.\n\n"
-        f"{memory_table(results)}\n\n"
-        "## Privacy\n\nThe paper's MNIST run: 14,040 steps of 256 out of 60,000, delta 1e-5.\n\n"
-        f"{privacy_table(results)}\n"
+        f"{machine['cpu']}, 1 thread, torch {versions['torch']}."
     )
+    return {
+        "jl-privacy": privacy_table(results),
+        "jl-cost": f"{cost_table(results)}\n\n{about}",
+        "jl-memory": memory_table(results),
+    }
 
 
 # The parent ------------------------------------------------------------------------------------------------------
@@ -232,7 +231,7 @@ def in_a_fresh_process(task: tuple[str, ...]) -> Json:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--worker", nargs="+", help=argparse.SUPPRESS)
-    parser.add_argument("--tables", action="store_true", help="only write jl.md again from jl.json")
+    parser.add_argument("--tables", action="store_true", help="only write the tables again from jl.json")
     parser.add_argument("--again", action="store_true", help="measure what is in jl.json already, too")
     arguments = parser.parse_args()
     if arguments.worker:
@@ -249,7 +248,8 @@ def main() -> None:
             results |= {"machine": run.machine(), "versions": run.versions(), "revision": run.revision()}
             run.save(path, results)
             print(" ".join(task), flush=True)
-    (HERE / "jl.md").write_text(page(results))
+    for name, text in parts(results).items():
+        put(DOCS / "optimizers.md", name, text)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A thousand kills: `python -m benchmarks.kills` writes kills.json, and docs/reliability.md has its table.
+"""A thousand kills: `python -m benchmarks.kills` writes kills.json, and its table in docs/security.md.
 
 The programs of the tests (`tests/core/crash_runs.py`, `tests/training/crash_runs.py`) are killed with SIGKILL at random
 moments and resumed, again and again: the library alone, with and without a witness, a configured run of
@@ -18,13 +18,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tests.core import crash_runs as library
-from tests.core.common import same
-from tests.training import crash_runs as configured
 
 import clipwise as cw
 from benchmarks.measure import Json
 from benchmarks.report import header, row
+from papers.pages import DOCS, put
+from tests.core import crash_runs as library
+from tests.core.common import same
+from tests.training import crash_runs as configured
+from tests.training.common import TINY
 
 HERE = Path(__file__).parent
 KILLS = 1_000
@@ -52,7 +54,7 @@ def of_library(folder: Path, moments: int, seed: int | None = None, witnessed: b
     }
 
 
-def of_training(folder: Path, moments: int, seeded: bool, base: str = configured.TINY) -> Json:
+def of_training(folder: Path, moments: int, seeded: bool, base: str = TINY) -> Json:
     """One run as a configuration says."""
     rng = random.Random(moments)
     steps = sorted(rng.sample(range(1, configured.STEPS), AT_ONCE))
@@ -116,9 +118,16 @@ def rounds(done: list[Json], kills: int) -> Iterator[Json]:
         yield found
 
 
-def table(body: Json) -> list[str]:
+def markdown(body: Json) -> str:
     """The table of the page."""
-    lines = header("program", "runs", "kills", "charged", "drawn", "charged, not drawn", "drawn, not charged", "ends")
+    count = sum(each["kills"] for each in body["runs"])
+    lines = [
+        f"`python -m benchmarks.kills` on {body['date']}, torch {body['torch']}: {count:,} kills at random moments, up "
+        f"to {AT_ONCE} of one run. A step (of a server: a round) is drawn when its noise is. What was charged and not "
+        f"drawn was begun by a process that died then, or charged ahead by the witness, {EVERY} steps at a time.",
+        "",
+        *header("program", "runs", "kills", "charged", "drawn", "charged, not drawn", "drawn, not charged", "ends"),
+    ]
     for kind in KINDS:
         runs = [each for each in body["runs"] if each["kind"] == kind]
         kills, charged, drawn, lost = (
@@ -127,7 +136,7 @@ def table(body: Json) -> list[str]:
         ends = f"{sum(each['equal'] for each in runs)} of {len(runs)} as if not killed" if "seeded" in kind else ""
         numbers = (len(runs), kills, charged, drawn, charged - drawn, lost)
         lines.append(row(kind, *(f"{number:,}" for number in numbers), ends))
-    return lines
+    return "\n".join(lines) + "\n"
 
 
 def main() -> None:
@@ -145,7 +154,8 @@ def main() -> None:
         body |= {"date": date.today().isoformat(), "torch": torch.__version__}
         path.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
         print(json.dumps(found), flush=True)
-    print("\n".join(table(body)))
+    put(DOCS / "security.md", "kills", markdown(body))
+    print(markdown(body))
 
 
 if __name__ == "__main__":

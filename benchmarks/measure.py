@@ -207,7 +207,7 @@ def _timed(method: Method, batch: Batch) -> float:
 
 
 def varying_lengths(lengths: Sequence[int] = (128, 96, 112, 80, 120, 64), width: int = 768) -> Json:
-    """A length met for the first time beside the same length met again: no plan may be made anew."""
+    """A length met for the first time beside the same length met again: no plan may be made again."""
     workload = bert_workload(width=width)
     batches = {n: bert_workload(length=n, width=width).batch() for n in lengths}
     plain, private = Plain(workload), Clipwise(workload)
@@ -234,7 +234,7 @@ def resident() -> int:
 
 
 def reset_peak() -> None:
-    """Let the kernel's high-water mark of resident memory begin anew."""
+    """Let the kernel's high-water mark of resident memory start again."""
     Path("/proc/self/clear_refs").write_text("5")
 
 

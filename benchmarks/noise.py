@@ -1,8 +1,8 @@
 """What the noise costs: per number beside the float32 numbers of torch that it replaced, and as a share of a step.
 
-`python -m benchmarks.noise` measures and writes `noise.json` and `noise.md`; `--tables` only writes the tables again.
-The ways are measured in turns, and CPU time (all threads) is what counts on a shared machine. It also counts numbers in
-the tail: a billion draws of each source.
+`python -m benchmarks.noise` measures and writes `noise.json` and its part of README.md; `--tables` only writes the
+tables again. The ways are measured in turns, and CPU time (all threads) is what counts on a shared machine. It also
+counts numbers in the tail: a billion draws of each source.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from benchmarks.report import header, row
 from benchmarks.workloads import WORKLOADS, Workload
 from clipwise.entropy import Entropy
 from clipwise.noise import DefaultNormals, GaussianNoise, SecureNormals
+from papers.pages import BENCHMARKS, put
 
 HERE = Path(__file__).parent
 SIZES = (1_000, 10_000, 30_000, 300_000, 10_000_000)
@@ -162,8 +163,6 @@ def tables(found: Json) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
     tail = found["tail"]
     lines = [
-        "# What the noise costs",
-        "",
         f"Written by `python -m benchmarks.noise` on {found['date']} ({versions}). CPU nanoseconds per number, all "
         "threads together, with adding, scaling and rounding to the grid: median and, in brackets, the least of 15 "
         "rounds in which the ways took turns, on a machine that others used too. The ratios are the median over the "
@@ -210,7 +209,7 @@ def main() -> None:
     path = HERE / "noise.json"
     if not arguments.tables:
         path.write_text(json.dumps(measured(arguments.draws), indent=1) + "\n", encoding="utf-8")
-    (HERE / "noise.md").write_text(tables(json.loads(path.read_text(encoding="utf-8"))), encoding="utf-8")
+    put(BENCHMARKS, "noise", tables(json.loads(path.read_text(encoding="utf-8"))))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,10 @@
 """The tangent kernel of the paper's MNIST network, by this package and by plain `vmap(jacrev)`: time, memory, accuracy.
 
-    python -m benchmarks.ntk [--samples 1000] [--threads 2] [--output benchmarks/ntk.json]
+    python -m benchmarks.ntk [--samples 1000] [--threads 2] [--write]
 
 Every method runs in a process of its own, one after the other; what is imported is not timed, and memory is the highest
 that the process ever held. CPU seconds are those of all threads: on a machine that does other work too they are the
-number to trust. Inputs are random images of MNIST's shape. Beside the JSON file, the same name with `.md` gets the
-table.
+number to trust. Inputs are random images of MNIST's shape. `--write` keeps ntk.json and its table in docs/theory.md.
 """
 
 from __future__ import annotations
@@ -22,13 +21,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from papers.mnist.network import layers as mnist_cnn
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev, vmap
 from torch.nn import functional as F
 
 import clipwise as cw
 from benchmarks.measure import peak
+from papers.mnist.network import layers as mnist_cnn
+from papers.pages import DOCS, put
 
 CHECKED = 8  # samples whose kernel is compared with float64
 
@@ -144,7 +144,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--samples", type=int, default=1000)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--output", type=Path, help="write JSON here, and a table beside it")
+    parser.add_argument("--write", action="store_true", help="keep the numbers and the table")
     parser.add_argument("--worker", choices=METHODS, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
@@ -157,9 +157,9 @@ def main() -> None:
         "load_after": os.getloadavg()[0], "torch": torch.__version__, "machine": platform.machine(), "rows": rows,
     }  # fmt: skip
     print(markdown(result))
-    if args.output:
-        args.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-        args.output.with_suffix(".md").write_text(markdown(result), encoding="utf-8")
+    if args.write:
+        Path(__file__).with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        put(DOCS / "theory.md", "ntk", markdown(result))
 
 
 if __name__ == "__main__":

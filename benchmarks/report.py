@@ -1,4 +1,4 @@
-"""From results to a page and figures: `RESULTS.md`, and one SVG each for time, memory and growth.
+"""From results to a page and figures: `README.md`, and one SVG each for time, memory and growth.
 
 Values are computed here and drawn as they are in `results.json`; a goal that is missed is shown as missed.
 """
@@ -12,6 +12,7 @@ from typing import Any
 from benchmarks.measure import Json
 from benchmarks.methods import MEASURED, METHODS
 from benchmarks.workloads import WORKLOADS
+from papers.pages import put
 
 # Okabe and Ito: told apart by readers with any colour vision; the marks differ too
 COLOURS = {
@@ -283,14 +284,13 @@ def draw_scaling(results: Json, path: Path) -> None:
 
 # The page --------------------------------------------------------------------------------------------------------
 
-PAGE = """# What a private step costs
-
+PAGE = """\
 Ratios to the plain, non-private step (forward, mean loss, backward, SGD) of the same model in the same run; 1.00 means
 that privacy is free. A clipwise step is all of `Private.step`: clipping, ledger, noise, optimizer.
 
 {about}
 
-## Time
+### Time
 
 CPU time of the process, median [quartiles] over interleaved rounds in one process, methods in shuffled order, warm-up
 not counted. The wall ratio is beside it.
@@ -299,10 +299,10 @@ not counted. The wall ratio is beside it.
 
 {time}
 
-## Peak memory
+### Peak memory
 
 Ratio of the increases of resident memory over the state just before the first step, each method in a fresh process. The
-kernel's high-water mark is reset before the step; the allocator is told to return every freed block of 64 kB or more
+kernel's high-water mark is reset before the step; the allocator is set to return every freed block of 64 kB or more
 (`MALLOC_MMAP_THRESHOLD_`, one arena), so resident memory follows what is alive. A step on a tiny model comes first, so
 that libraries loaded on first use do not count. "First step" is the one that plans and checks.
 
@@ -310,14 +310,14 @@ that libraries loaded on first use do not count. "First step" is the one that pl
 
 {memory}
 
-## Correctness
+### Correctness
 
 Against one backward pass per sample in float64, 4 samples: largest relative error of a norm / relative error of the
 clipped sum. All methods compute in float32.
 
 {errors}
 
-## The first step
+### The first step
 
 Planning and checking happen on the first step of a model.
 
@@ -328,7 +328,7 @@ length): a length that was never met must not cost more than one that was.
 
 {lengths}
 
-## Growth
+### Growth
 
 A BERT with 2 layers, everything trained; size x1 is batch 4, length 64, width 128. Ratios to the plain step.
 
@@ -336,7 +336,7 @@ A BERT with 2 layers, everything trained; size x1 is batch 4, length 64, width 1
 
 {scaling}
 
-## Peers
+### Peers
 
 {remarks}
 """
@@ -363,13 +363,13 @@ def about(results: Json) -> str:
     return (
         f"Measured {results.get('date', '')}{where} on {machine['cores']} cores of {machine['cpu']}, "
         f"{settings.get('threads', 1)} thread, Python {machine['python']}, {packages}.{busy}\n\n"
-        "Command: `python -m benchmarks` (`make bench`). It resumes when interrupted; `--again` measures all anew, "
+        "Command: `python -m benchmarks` (`make bench`). It resumes when interrupted; `--again` measures all again, "
         "`--again engine` all but the memory of the other methods. Numbers: `results.json`. A dash means not measured."
     )
 
 
 def page(results: Json) -> str:
-    """The whole of RESULTS.md."""
+    """What README.md says of a step."""
     return PAGE.format(
         about=about(results),
         time=table(results),
@@ -383,8 +383,8 @@ def page(results: Json) -> str:
 
 
 def write(results: Json, folder: Path) -> None:
-    """RESULTS.md and the figures."""
-    (folder / "RESULTS.md").write_text(page(results))
+    """The part of README.md and the figures."""
+    put(folder / "README.md", "steps", page(results))
     draw_ratios(results, time_ratio, lambda goal: goal.time, "CPU time, ratio to the plain step", folder / "time.svg")
     draw_ratios(
         results, memory_ratio, lambda goal: goal.memory, "peak memory, ratio to the plain step", folder / "memory.svg"

@@ -1,7 +1,7 @@
 """Run the benchmarks: `python -m benchmarks` (full), `--quick` (two small workloads, under a minute).
 
-Every measurement is a process of its own and is saved as soon as it is there, so an interrupted run goes on where it
-stopped; `--again` measures anew. Results: `results.json`, and from them `RESULTS.md` and the figures.
+Every measurement is a process of its own and is saved as soon as it is there, so an interrupted run continues where it
+stopped; `--again` measures again. Results: `results.json`, and from them `README.md` and the figures.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def settings(arguments: argparse.Namespace) -> Json:
 
 
 def load(path: Path, arguments: argparse.Namespace) -> Json:
-    """Earlier results to go on with: only those of the same settings and versions."""
+    """Earlier results to continue: only those of the same settings and versions."""
     fresh: Json = {"settings": settings(arguments), "machine": machine(), "versions": versions()}
     if (arguments.again == "all" and not arguments.only) or not path.exists():
         return fresh
@@ -155,7 +155,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         choices=("all", "engine"),
         nargs="?",
         const="all",
-        help="measure anew what is already in the results: all of it, or all but the memory of the other methods",
+        help="measure again what is already in the results: all of it, or all but the memory of the other methods",
     )
     parser.add_argument("--report", action="store_true", help="only write the report of the results that are there")
     parsed = parser.parse_args(arguments)

@@ -15,8 +15,9 @@ from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
-from papers.mnist.network import layers as mnist_cnn
 from torch import Tensor, nn
+
+from papers.mnist.network import layers as mnist_cnn
 
 Batch: TypeAlias = dict[str, Tensor]
 LossFn: TypeAlias = Callable[[nn.Module, Batch], Tensor]

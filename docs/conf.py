@@ -1,6 +1,7 @@
 """Sphinx configuration; `make docs` builds with warnings as errors."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 import clipwise
@@ -50,6 +51,23 @@ def escape_asterisks(line: str) -> str:
     return "`".join(parts)
 
 
+def copy_experiments(app: Any) -> None:
+    """The recipes write the pages of their experiments into papers/; the site has copies in paper/."""
+    copies = Path(app.srcdir, "paper")
+    copies.mkdir(exist_ok=True)
+    for page in Path(app.srcdir, "..", "papers").glob("*/README.md"):
+        name = page.parent.name
+        text = page.read_text(encoding="utf-8").replace("](figures/", f"](../../papers/{name}/figures/")
+        copies.joinpath(f"{name}.md").write_text(text, encoding="utf-8")
+
+
+def link_copies(app: Any, name: str, source: list[str]) -> None:
+    """A link to the page of an experiment leads to the copy."""
+    source[0] = re.sub(r"\]\(\.\./papers/(\w+)/README\.md", r"](paper/\1.md", source[0])
+
+
 def setup(app: Any) -> None:
-    """Register the docstring filter."""
+    """Register what prepares docstrings and pages."""
     app.connect("autodoc-process-docstring", markdown_to_rst)
+    app.connect("builder-inited", copy_experiments)
+    app.connect("source-read", link_copies)

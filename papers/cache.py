@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from zipfile import BadZipFile
 
+from torch import nn
+
 from clipwise.data import folders
 from clipwise.errors import DataError
-from clipwise.files import file_sha256 as file_sha256
-from clipwise.files import locked, replacing
-from clipwise.hashing import digest as digest
+from clipwise.files import file_sha256, locked, replacing
+from clipwise.hashing import digest
 from clipwise.progress import Bar, duration
-from clipwise.report import write_text as write_text
 
 
 def cache_folder(kind: str, name: str, made_of: Any) -> Path:
@@ -35,9 +35,20 @@ def cache_folder(kind: str, name: str, made_of: Any) -> Path:
     raise DataError(f"{' and '.join(map(str, folders()))} cannot be written; let CLIPWISE_DATA name a folder that can.")
 
 
+def digest_of_weights(model: nn.Module) -> str:
+    """What tells the weights of a network from all others."""
+    return digest(dict(model.state_dict()))
+
+
+def digests_of_files(folder: Path) -> dict[str, str]:
+    """The files that weights were fetched as, by name; where they came from does not count."""
+    parts = sorted(path for path in folder.iterdir() if path.is_file() and path.name != "origin.json")
+    return {path.name: file_sha256(path) for path in parts}
+
+
 @contextmanager
 def kept(path: Path) -> Iterator[None]:
-    """Around the reading of a file of the cache: one that is damaged is told, with what to do."""
+    """Around the reading of a file of the cache: one that is damaged is reported, with what to do."""
     try:
         yield
     except (OSError, ValueError, EOFError, KeyError, TypeError, BadZipFile) as error:

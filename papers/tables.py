@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
@@ -15,8 +14,8 @@ from clipwise import FullBatch
 from clipwise.accounting import round_up
 from clipwise.calibration import Estimate, metric_named
 from clipwise.experiments import CURVES, RESULTS, noise_of
-from clipwise.report import ArmResults, Run
-from papers.cache import write_text
+from clipwise.report import ArmResults, Run, describe, write_text
+from papers.pages import wrapped
 from papers.verdicts import BINS, Claim, Finding, mce
 
 HEADLINES = {"classification": ("accuracy", "nll", "ece", "mce"), "regression": ("mse",)}
@@ -87,7 +86,7 @@ def setting(run: Run) -> str:
     return (
         f"{network} with {run.provenance['parameters']:,} parameters; {plan.steps:,} steps on "
         f"{batch} of {data['records']:,} records, inputs {data['inputs']}; noise multiplier "
-        f"{plan.noise_multiplier:g}, delta {run.delta:.3g}; measured on {data['held_out']:,} records. "
+        f"{describe(plan.noise_multiplier)}, delta {run.delta:.3g}; measured on {data['held_out']:,} records. "
         f"{data['note']}"
     ).strip()
 
@@ -137,22 +136,7 @@ def figure(folder: Path, name: str, drawn: Any, caption: str) -> str:
 
 def write_page(folder: Path, text: str) -> None:
     """Write `README.md`, its prose in lines of 120 characters; tables, figures and headings stay as they are."""
-    write_text(folder / "README.md", "\n\n".join(map(_wrapped, text.rstrip("\n").split("\n\n"))) + "\n")
-
-
-def _wrapped(block: str) -> str:
-    if block.lstrip().startswith(("|", "![", "#")):
-        return block
-    return "\n".join(
-        textwrap.fill(
-            " ".join(item.split()),
-            120,
-            subsequent_indent="  " if item.startswith("- ") else "",
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
-        for item in re.split(r"\n(?=- )", block)
-    )
+    write_text(folder / "README.md", wrapped(text))
 
 
 def page(

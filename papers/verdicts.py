@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import log10
 
-from scipy import stats
-
-from clipwise.calibration import CalibrationResult, Estimate, metric_named
+from clipwise.calibration import CalibrationResult, Estimate, difference, metric_named
 from clipwise.report import ArmResults, Run
 
 BINS = (10, 15, 20)
@@ -68,28 +66,16 @@ def seeds_of(*arms: ArmResults) -> tuple[int, ...]:
 def smaller(ours: Estimate, theirs: Estimate) -> bool | str:
     """Is our mean below theirs?
 
-    Not clear when the 95 % interval of the difference of two means (Welch 1947) holds zero; of single runs, when the
-    intervals that other held-out records would give overlap.
+    Not clear when the 95 % interval of the difference holds zero; of single runs, when the intervals that other
+    held-out records would give overlap.
     """
     if ours.deviation is None and theirs.deviation is None:
         ends = (ours.low, ours.high, theirs.low, theirs.high)
         if None not in ends and not (ours.high < theirs.low or theirs.high < ours.low):  # type: ignore[operator]
             return "not clear: one seed, and its intervals overlap"
         return ours.mean < theirs.mean
-    if abs(ours.mean - theirs.mean) < _half_width(ours, theirs):
-        return "not clear: within the spread of the seeds"
-    return ours.mean < theirs.mean
-
-
-def _half_width(*arms: Estimate) -> float:
-    """Of the 95 % interval of a difference of means; an arm with a single run counts as known."""
-    several = [arm for arm in arms if arm.deviation is not None]
-    variances = [(arm.deviation or 0.0) ** 2 / arm.seeds for arm in several]
-    total = sum(variances)
-    if total == 0:
-        return 0.0
-    freedom = total**2 / sum(v**2 / (arm.seeds - 1) for v, arm in zip(variances, several, strict=True))
-    return float(stats.t.ppf(0.975, freedom)) * total**0.5
+    apart = difference(theirs, ours)
+    return apart.change < 0 if apart.is_clear else "not clear: within the spread of the seeds"
 
 
 def smaller_mce(ours: ArmResults, theirs: ArmResults) -> bool | str:

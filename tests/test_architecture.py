@@ -202,19 +202,25 @@ def test_import_is_light() -> None:
     assert loaded == "[]", f"`import clipwise` brings {loaded}, which are extras"
 
 
-def test_help_does_not_import_torch() -> None:
+def test_help_and_accounting_do_not_import_torch() -> None:
     code = (
         "import sys, io, contextlib\n"
-        "from clipwise.cli.main import main\n"
-        "with contextlib.redirect_stdout(io.StringIO()): assert main(['--help']) == 0\n"
-        "print([m for m in ('torch', 'scipy') if m in sys.modules])"
+        "from clipwise.cli.main import COMMANDS, main\n"
+        "def loaded(*arguments):\n"
+        "    with contextlib.redirect_stdout(io.StringIO()): assert main(arguments) == 0\n"
+        "    return [m for m in ('torch', 'scipy') if m in sys.modules]\n"
+        "print(loaded('--help'))\n"
+        "print([name for name in COMMANDS if 'torch' in loaded(name, '--help')])\n"
+        "print('torch' in loaded('epsilon', '--paper', 'wine', '--accountant', 'exact'))"
     )
-    loaded = run_python(code)
-    assert loaded == "[]", f"`clipwise --help` imports {loaded}; import them where they are used"
+    by_help, by_help_of, by_accounting = run_python(code).splitlines()
+    assert by_help == "[]", f"`clipwise --help` imports {by_help}; import them where they are used"
+    assert by_help_of == "[]", f"--help of {by_help_of} imports torch"
+    assert by_accounting == "False", "`clipwise epsilon` imports torch"
 
 
-RECIPES = sorted(p for p in (ROOT / "papers").rglob("*.py") if p.parent.name not in ("papers", "epsilons"))
-"""All but `epsilons`, which looks at the parts of an accountant; what recipes share is in `papers` itself."""
+RECIPES = sorted((ROOT / "papers").glob("*/*.py"))
+"""What recipes share is in `papers` itself."""
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=relative)
@@ -260,7 +266,7 @@ def test_repository_is_small_enough_to_look_through() -> None:
     names = tracked()
     logs = [name for name in names if Path(name).name in ("metrics.jsonl", "result.json", "ledger.json")]
     assert not logs, f"{logs[0]} is a file of a run's folder; `clipwise reproduce` packs runs"
-    assert len(names) <= 730, f"{len(names)} files are tracked"
+    assert len(names) <= 680, f"{len(names)} files are tracked"
 
 
 def test_machine_path_is_recognised() -> None:

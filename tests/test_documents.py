@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import clipwise as cw
+import papers.__main__
+from benchmarks import accounting, accounting_grid, calibration, evidence, jl, kills, noise, ntk, reliability, report
+from papers.epsilons import __main__ as epsilons
+from papers.pages import BENCHMARKS, DOCS, put, shown, wrapped
+from papers.theory import monitor, search, table
 from tests.conftest import HANG
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -72,30 +79,69 @@ def test_epsilons_of_the_readme(accountant: str) -> None:
     assert float(printed[1]) == pytest.approx(computed, abs=0.001)
 
 
-def layers() -> list[set[str]]:
-    """The modules that exist, row by row, as import-linter's contract has them."""
-    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    contract = re.search(r'id = "layers".*?^layers = \[\n(.*?)^\]', text, flags=re.DOTALL | re.MULTILINE)
-    assert contract
-    rows = [set(re.findall(r"\w+", line)) for line in contract[1].splitlines()]
-    there = {path.stem for path in (ROOT / "src" / "clipwise").iterdir()} - {"__main__"}
-    return [row & there for row in rows if row & there]
+def kept(path: str) -> Any:
+    return json.loads((ROOT / path).read_text(encoding="utf-8"))
 
 
-def test_the_layers_for_contributors_are_those_that_are_enforced() -> None:
-    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    table = re.search(r"^\| layer.*?\n\n", text, flags=re.DOTALL | re.MULTILINE)
-    assert table
-    rows = [line.strip("|").split("|") for line in table[0].strip().splitlines()[2:]]
-    assert [set(re.findall(r"`(\w+)/?`", row[1])) for row in rows] == layers()
+def _tables_of_calibration(part: str) -> str:
+    return calibration.tables(kept("benchmarks/calibration.json"))[part]
+
+
+def _tables_of_jl(part: str) -> str:
+    return jl.parts(kept("benchmarks/jl.json"))[part]
+
+
+def _parts_of_the_paper(part: str) -> str:
+    return papers.__main__.parts()[part]
+
+
+PARTS: dict[tuple[Path, str], Callable[[str], str]] = {
+    (DOCS / "accounting.md", "epsilons"): lambda _: epsilons.markdown(kept("papers/epsilons/epsilons.json")),
+    (DOCS / "accounting.md", "accountants"): lambda _: accounting.markdown(kept("benchmarks/accounting.json")),
+    (DOCS / "accounting.md", "grid"): lambda _: accounting_grid.markdown(kept("benchmarks/accounting_grid.json")),
+    **{(DOCS / "calibration.md", part): _tables_of_calibration for part in ("coverage", "stream", "private")},
+    **{(DOCS / "optimizers.md", part): _tables_of_jl for part in ("jl-privacy", "jl-cost", "jl-memory")},
+    **{(DOCS / "paper.md", part): _parts_of_the_paper for part in ("experiments", "findings")},
+    (DOCS / "security.md", "failures"): lambda _: reliability.markdown(kept("benchmarks/reliability.json")),
+    (DOCS / "security.md", "kills"): lambda _: kills.markdown(kept("benchmarks/kills.json")),
+    (DOCS / "theory.md", "table"): lambda _: table.markdown(kept("papers/theory/results.json")["table"]),
+    (DOCS / "theory.md", "searched"): lambda _: search.markdown(kept("papers/theory/instances.json")),
+    (DOCS / "theory.md", "monitor"): lambda _: monitor.markdown(kept("papers/theory/monitor.json")),
+    (DOCS / "theory.md", "ntk"): lambda _: ntk.markdown(kept("benchmarks/ntk.json")),
+    (BENCHMARKS, "steps"): lambda _: report.page(kept("benchmarks/results.json")),
+    (BENCHMARKS, "evidence"): lambda _: evidence.markdown(kept("benchmarks/evidence.json")),
+    (BENCHMARKS, "noise"): lambda _: noise.tables(kept("benchmarks/noise.json")),
+}
+"""What stands between marks in a page, by page and name, and what makes it from kept numbers."""
+
+
+@pytest.mark.parametrize(("page", "part"), PARTS, ids=lambda value: getattr(value, "stem", value))
+def test_tables_of_a_page_are_those_of_the_kept_numbers(page: Path, part: str) -> None:
+    assert shown(page, part) == wrapped(PARTS[page, part](part))
+
+
+def test_all_that_stands_between_marks_is_compared() -> None:
+    pages = [*DOCS.glob("*.md"), BENCHMARKS]
+    marked = {(page, part) for page in pages for part in re.findall("<!-- begin (.+?) -->", page.read_text("utf-8"))}
+    assert marked == set(PARTS)
+
+
+def test_a_part_takes_the_place_of_the_old_one_and_a_page_without_its_marks_is_refused(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- begin table -->\nold\n<!-- end table -->\nafter\n", encoding="utf-8")
+    put(page, "table", "| new |\n")
+    assert shown(page, "table") == "| new |\n"
+    assert page.read_text("utf-8").split("<!--")[0] == "before\n" and page.read_text("utf-8").endswith("-->\nafter\n")
+    with pytest.raises(ValueError, match="must have the lines <!-- begin other -->"):
+        put(page, "other", "text")
 
 
 WIDTH = 120
 DOCUMENTS = sorted(
     path
-    for pattern in ("*.md", "docs/**/*.md", "papers/**/*.md")
+    for pattern in ("*.md", "docs/**/*.md", "papers/**/*.md", "benchmarks/*.md")
     for path in ROOT.glob(pattern)
-    if not {"_build", "runs"} & set(path.parts)
+    if not {"_build", "paper", "runs"} & set(path.relative_to(ROOT).parts)
 )
 
 

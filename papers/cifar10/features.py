@@ -1,7 +1,7 @@
 """What a frozen network says of every image, computed once and kept in the cache folder; and images to fine-tune on.
 
 `python -m papers.cifar10.features [NETWORK [SIDE]]` computes them ahead of the studies. A shard is written whole or not
-at all, so an interrupted computation goes on where it stopped. The folder's name holds a SHA-256 of what made them.
+at all, so an interrupted computation continues where it stopped. The folder's name holds a SHA-256 of what made them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import torch
 from torch.utils.data import TensorDataset
 
 from clipwise.data import DataSet, load
-from papers.cache import cache_folder, digest, fill, kept, write_text
+from clipwise.report import write_text
+from papers.cache import cache_folder, digest_of_weights, fill, kept
 from papers.cifar10.networks import Network, called, extractor
 
 SHARD, BATCH = 2_000, 4  # few at a time stay in the processor's caches
@@ -80,7 +81,7 @@ def cached(network: str, model: Network) -> Path:
     """The folder with all shards; what is missing in it is computed."""
     made_of = {
         "data": "cifar10, every record, in order",  # the loader checks the files' own hashes
-        "weights": digest(dict(model.state_dict())),
+        "weights": digest_of_weights(model),
         "inputs": f"bilinear to {model.side} pixels, (x - {model.mean!r}) / {model.std!r}",
         "form": f"float16, {SHARD} records a shard",
     }

@@ -1,6 +1,6 @@
 """The ablation over clipping norm and learning rate: many short runs, of which only the metrics are kept.
 
-`grid.json` is written anew after every cell, so an interrupted grid goes on with `--resume`.
+`grid.json` is written again after every cell, so an interrupted grid continues with `--resume`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from clipwise.data import DataSet
 from clipwise.errors import DataError
 from clipwise.experiments import Show, side_by_side
 from clipwise.plots import Point
-from papers.cache import write_text
+from clipwise.report import write_text
 from papers.verdicts import BINS, calibration_of
 
 METRICS = ("accuracy", "nll", "ece", *(f"mce{bins}" for bins in BINS))

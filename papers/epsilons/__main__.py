@@ -1,4 +1,6 @@
-"""Write the table of the paper's epsilons: `python -m papers.epsilons` makes epsilons.json and epsilons.md beside this.
+"""The five epsilons that the paper reports, by every accountant: `clipwise reproduce epsilons`.
+
+Writes epsilons.json, and its table in docs/accounting.md.
 
 The paper reports epsilon by the central limit theorem's Gaussian DP; its settings are in clipwise.cli.published,
 where `clipwise epsilon --paper` finds them too.
@@ -11,11 +13,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from clipwise import Poisson, Shuffled
 from clipwise.accounting import GaussianSteps, account, account_delta, noise_multiplier, tight_mu
-from clipwise.accounting._problem import pose
-from clipwise.accounting.accountants.edgeworth import saddle_interval
 from clipwise.cli.published import PUBLISHED, Published
-from clipwise.sampling import Poisson, Shuffled
+from papers.pages import DOCS, put
 
 
 def check(run: Published) -> dict[str, Any]:
@@ -37,7 +38,6 @@ def check(run: Published) -> dict[str, Any]:
         "noise_for_claim": noise_multiplier(run.claim, delta, run.sampling, run.steps),
         "tight_mu": tight_mu(events),
     }
-    row["berry_esseen_interval"] = saddle_interval(pose(events).upper[0], delta)
     if isinstance(run.sampling, Poisson):
         shuffled = Shuffled(run.sampling.sample_size, run.sampling.batch_size)
         guarantee = account((GaussianSteps(shuffled, run.noise_multiplier, run.steps),), delta)
@@ -66,7 +66,7 @@ def main() -> None:
     rows = [check(run) for run in PUBLISHED.values()]
     (folder / "epsilons.json").write_text(json.dumps(rows, indent=1) + "\n")
     table = markdown(rows)
-    (folder / "epsilons.md").write_text(table)
+    put(DOCS / "accounting.md", "epsilons", table)
     print(table)
 
 

@@ -2,7 +2,7 @@
 
 A cache is a folder in the data folder (`CLIPWISE_DATA`), named by the weights and by a hash of everything that made it:
 the pairs, the files of the weights and of the tokenizer, the longest length. It is written in shards, each whole or
-not there, so that a process that was stopped goes on with the next one.
+not there, so that a process that was stopped continues with the next one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.utils.data import TensorDataset
 
 from clipwise.data import DataSet, TextDataSet, Weights, load_text, load_weights
 from clipwise.errors import DataError
-from papers.cache import cache_folder, file_sha256, fill, kept
+from papers.cache import cache_folder, digests_of_files, fill, kept
 from papers.snli.bert import frozen_layers
 from papers.snli.states import states_of
 from papers.snli.synthetic import synthetic_pairs
@@ -92,9 +92,7 @@ def hidden(choice: Choice) -> Hidden:
     if choice.records is not None and choice.records < len(text.train):
         text = text.subset(choice.records, len(text.test))
     weights = load_weights(choice.weights)
-    parts = sorted(path for path in weights.folder.iterdir() if path.is_file() and path.name != "origin.json")
-    files = {path.name: file_sha256(path) for path in parts}
-    made_of = [FORMAT, SHARD, text.fingerprint, files, choice.max_length]
+    made_of = [FORMAT, SHARD, text.fingerprint, digests_of_files(weights.folder), choice.max_length]
     folder = cache_folder("snli-states", weights.name, made_of)
     tokens = tokens_of(folder, text, weights, choice.max_length)
     where = places_of(tokens)

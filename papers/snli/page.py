@@ -11,7 +11,7 @@ from clipwise import plots
 from clipwise.accounting import account
 from clipwise.calibration import CalibrationResult
 from clipwise.cli.published import PUBLISHED
-from clipwise.report import ArmResults
+from clipwise.report import ArmResults, describe
 from papers.tables import against, bins_table, epsilon, figure, findings_table, number, page
 from papers.verdicts import Claim, Finding, seeds_of, smaller
 
@@ -86,8 +86,8 @@ def _setting(arms: Sequence[ArmResults]) -> str:
     return (
         f"Trained: the last encoder layer, the pooler and a new head, {run.provenance['parameters']:,} parameters, "
         f"with {run.choices.optimizer}; expected batch {plan.batch_size} of {data['records']:,} pairs, "
-        f"{plan.steps:,} steps; noise multiplier {plan.noise_multiplier:g} in the private arms; mix-up training "
-        f"changes R after 95 % of the steps; measured on {data['held_out']:,} pairs. Data: {data['source']}. "
+        f"{plan.steps:,} steps; noise multiplier {describe(plan.noise_multiplier)} in the private arms; mix-up "
+        f"training changes R after 95 % of the steps; measured on {data['held_out']:,} pairs. Data: {data['source']}. "
         f"{data['note']}\n\n"
         "Other differences from the paper: the frozen layers are run once and without dropout, and their outputs "
         "are kept as float16; batches are drawn by Poisson sampling, as the accounting assumes; the state of AdamW is "

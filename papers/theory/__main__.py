@@ -1,6 +1,6 @@
 """Regenerate everything that docs/theory.md shows: `clipwise reproduce theory`, or `python -m papers.theory`.
 
-Instances that the search found are read from instances.json and checked again; `--search` searches anew (a quarter of
+Instances that the search found are read from instances.json and checked again; `--search` searches again (a quarter of
 an hour). The last part trains the paper's MNIST network with the monitor, for which it fetches the data; `--mnist` runs
 only that, `--no-mnist` all but that. `--quick` does all but MNIST on a small scale, in about a minute, and leaves the
 committed files alone.
@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 import clipwise as cw
+from papers.pages import DOCS, put
 from papers.tables import save
 from papers.theory import figures, monitor, optimizers, order, table
 from papers.theory.networks import Case
@@ -104,9 +105,15 @@ def reproduce(out: Path, quick: bool, instances: dict[str, Any]) -> dict[str, An
     progress("figures")
     draw(out, instances, found, flows, quick)
     (out / "results.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    (out / "table.md").write_text(table.markdown(found["table"]), encoding="utf-8")
-    (out / "searched.md").write_text(searched(instances), encoding="utf-8")
+    _show(out, "table", table.markdown(found["table"]))
+    _show(out, "searched", searched(instances))
     return found
+
+
+def _show(out: Path, name: str, text: str) -> None:
+    """The page shows what is kept in this folder."""
+    if out == HERE:
+        put(DOCS / "theory.md", name, text)
 
 
 def failures(found: dict[str, Any]) -> list[str]:
@@ -120,20 +127,20 @@ def failures(found: dict[str, Any]) -> list[str]:
 
 
 def watch(out: Path, quick: bool) -> None:
-    """The monitor in training on MNIST: monitor.json, monitor.md and its figure."""
+    """The monitor in training on MNIST: monitor.json, its table and its figure."""
     watched = monitor.run(out, *((20, 10) if quick else (468, 18)))
     (out / "monitor.json").write_text(json.dumps(watched, indent=1) + "\n", encoding="utf-8")
-    (out / "monitor.md").write_text(monitor.markdown(watched), encoding="utf-8")
+    _show(out, "monitor", monitor.markdown(watched))
     print(monitor.markdown(watched))
 
 
-def demonstrate(out: Path, quick: bool, anew: bool) -> list[str]:
+def demonstrate(out: Path, quick: bool, again: bool) -> list[str]:
     """All but MNIST; what is not as the paper says."""
     instances = load_instances()
-    if anew:
-        searched_anew = search(quick)
-        (out / "instances.json").write_text(json.dumps(searched_anew, indent=1) + "\n", encoding="utf-8")
-        instances = instances if quick else searched_anew  # a short search finds only some of them
+    if again:
+        new = search(quick)
+        (out / "instances.json").write_text(json.dumps(new, indent=1) + "\n", encoding="utf-8")
+        instances = instances if quick else new  # a short search finds only some of them
     found = reproduce(out, quick, instances)
     print(table.markdown(found["table"]))
     for row in found["orders"]:

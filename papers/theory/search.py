@@ -2,7 +2,7 @@
 
 Candidates are seeded. Those that show an effect at a single point are screened first; a flow is then followed for the
 promising ones. H must stay positive definite, as the theorems assume: its smallest eigenvalue is at least `CONDITION`
-of the largest wherever it is looked at. `python -m papers.theory --search` writes instances.json anew.
+of the largest wherever it is looked at. `python -m papers.theory --search` writes instances.json again.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ _VALUES: dict[str, type[Any]] = {cls.__name__: cls for cls in (*_SAMPLINGS, *_CL
 
 
 def keys(record: object) -> object:
-    """The keys of a record for a message; what is no record as it is."""
+    """The keys of a record for a message; what is not a record, as it is."""
     return sorted(map(str, record)) if isinstance(record, Mapping) else record
 
 

@@ -65,6 +65,8 @@ class _UpToR:
             value, name = getattr(self, f.name), type(self).__name__
             if not is_positive(value):
                 raise InvalidPlan(f"{name}({f.name}=...) must be a positive finite number, got {value!r}.")
+            if isinstance(value, int) and value >= 2**63:
+                raise InvalidPlan(f"{name}({f.name}=...) is an integer beyond 64 bits; write {float(value):g}.")
             if value < torch.finfo(torch.float32).tiny:
                 raise InvalidPlan(f"{name}({f.name}={value!r}) is smaller than float32 can hold.")
 

@@ -79,9 +79,9 @@ def private_folder(path: str | os.PathLike[str]) -> Path:
 
 
 def read_bytes(path: str | os.PathLike[str], error: type[ClipwiseError] = ClipwiseError) -> bytes:
-    """The content of a file of at most 256 MiB; what cannot be read, or is no file, is an `error`."""
+    """The content of a file of at most 256 MiB; what cannot be read, or is not a file, is an `error`."""
     try:
-        # Not blocking: a pipe that nobody writes to is refused like all that is no file.
+        # Not blocking: a pipe that nobody writes to is refused like all that is not a file.
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0))
         with open(handle, "rb") as file:
             ordinary = stat.S_ISREG(os.fstat(handle).st_mode)

@@ -196,7 +196,7 @@ class Plan:
         expected = {"version", *_NAMES}
         if not isinstance(record, Mapping) or {"mechanism", *record} != expected:
             raise InvalidPlan(f"a plan has the keys {sorted(expected)}, got {keys(record)}.")
-        if record["version"] != VERSION:
+        if not is_count(record["version"]) or record["version"] != VERSION:
             raise InvalidPlan(f"the plan has version {record['version']!r}, this clipwise reads {VERSION}.")
         return cls(**{name: decode(value) for name, value in record.items() if name != "version"})
 

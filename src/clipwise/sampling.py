@@ -11,14 +11,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from fractions import Fraction
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from clipwise._validate import is_count, is_number
-from clipwise.entropy import Entropy
 from clipwise.errors import InvalidSampling
+
+if TYPE_CHECKING:
+    from clipwise.entropy import Entropy
 
 __all__ = [
     "SAMPLINGS",
@@ -112,6 +114,15 @@ class Poisson:
             )
 
     @property
+    def description(self) -> str:
+        """How batches are drawn, in words."""
+        if self.sample_size is None:
+            coins = f"any number of records with probability {self.rate:g}, {self.batch_size} expected"
+        else:
+            coins = f"{self.sample_size:,} records with probability {self.batch_size}/{self.sample_size:,}"
+        return f"Poisson: each of {coins}" + (f", at most {self.max_batch_size} of them" if self.max_batch_size else "")
+
+    @property
     def largest_batch(self) -> int | None:
         """No batch can have more samples; None: there is no limit."""
         return self.sample_size if self.max_batch_size is None else self.max_batch_size
@@ -151,6 +162,11 @@ class FullBatch:
     def draw(self, draws: Draws, step: int, records: int | None) -> Indices:
         """The batch of a step: all records."""
         return np.arange(self.sample_size, dtype=np.int64)
+
+    @property
+    def description(self) -> str:
+        """How batches are drawn, in words."""
+        return f"all {self.sample_size:,} records in every step"
 
     @property
     def batch_size(self) -> int:
@@ -201,6 +217,11 @@ class Shuffled(_KnownSizes):
         return draws.order(epoch, self.sample_size)[start : start + self.batch_size]
 
     @property
+    def description(self) -> str:
+        """How batches are drawn, in words."""
+        return f"shuffled batches of {self.batch_size} from {self.sample_size:,} records"
+
+    @property
     def batches_per_epoch(self) -> int:
         """Batches that together hold each sample once."""
         return -(-self.sample_size // self.batch_size)
@@ -217,6 +238,11 @@ class FixedSize(_KnownSizes):
     def draw(self, draws: Draws, step: int, records: int | None) -> Indices:
         """The batch of a step: a fresh subset."""
         return draws.subset(step, lambda _: self.batch_size, self.sample_size)
+
+    @property
+    def description(self) -> str:
+        """How batches are drawn, in words."""
+        return f"batches of exactly {self.batch_size} from {self.sample_size:,} records"
 
 
 Sampling: TypeAlias = Poisson | FullBatch | Shuffled | FixedSize
@@ -268,6 +294,7 @@ class Draws:
     Guarantees: the batch of step t depends on `sampling`, the entropy and t alone, never on how many batches were
     drawn before; without a seed, a batch that is drawn again is drawn afresh.
 
+    >>> from clipwise.entropy import Entropy
     >>> Draws(FullBatch(3), Entropy()).batch(0)
     array([0, 1, 2])
     """
@@ -275,7 +302,7 @@ class Draws:
     def __init__(self, sampling: Sampling, entropy: Entropy, order_key: bytes | None = None) -> None:
         self.sampling = sampling
         self._entropy = entropy
-        # Only Shuffled needs a memory: the epoch's order. It claims no amplification, so the key is no secret.
+        # Only Shuffled needs a memory: the epoch's order. It claims no amplification, so the key is not a secret.
         self.order_key = entropy.take(16, "order") if order_key is None else order_key
         self._epoch: tuple[int, Indices] | None = None
 
@@ -296,6 +323,8 @@ class Draws:
     def order(self, epoch: int, count: int) -> Indices:
         """The random order of an epoch, the same whenever it is asked for."""
         if self._epoch is None or self._epoch[0] != epoch:
+            from clipwise.entropy import Entropy  # needs torch, which accounting and the command line do without
+
             key = Entropy(int.from_bytes(self.order_key, "little"))
             order = key.generator("epoch", epoch).permutation(count)
             self._epoch = (epoch, order.astype(np.int64, copy=False))

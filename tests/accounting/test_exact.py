@@ -14,7 +14,9 @@ from clipwise.accounting._numerics import contour
 from clipwise.accounting._numerics.contour import Attempt, exact_delta, exact_epsilon
 from clipwise.accounting._numerics.gaussian import gaussian_delta, gaussian_epsilon, gaussian_mu
 from clipwise.accounting._numerics.grid import grid_delta, grid_epsilon
+from clipwise.accounting._numerics.lattice import points_fine
 from clipwise.accounting._numerics.laws import Composition, gaussian, poisson
+from clipwise.accounting._numerics.saddle import quick_epsilon, saddle_table, tail_share
 from clipwise.accounting._numerics.single import single_delta, single_epsilon
 from clipwise.accounting.accountants.gdp import gdp_epsilon
 from clipwise.accounting.accountants.rdp import rdp_epsilon
@@ -190,6 +192,24 @@ def test_the_fallback_grid_is_an_upper_bound_and_close(sigma: float, rate: float
     assert exact * (1 - 1e-9) <= bound <= exact * 1.001
     assert grid_delta(composition, exact) == pytest.approx(delta, rel=1e-2)
     assert grid_delta(composition, exact) >= delta * (1 - 1e-6)
+
+
+@pytest.mark.parametrize("delta", [1e-3, 1e-6])
+def test_the_quick_bound_pays_for_the_tail_that_it_leaves_out(delta: float) -> None:
+    composition, faded = run(1.0, 0.01, 1_000), 1e-6 * delta
+    table = saddle_table(composition, tail_share(composition, faded))
+    quick = quick_epsilon(composition, delta)
+    assert quick >= table.renyi_epsilon(math.log(delta - faded)) > 0.0
+    assert exact_epsilon(composition, delta) <= quick <= 1.4 * exact_epsilon(composition, delta)
+
+
+def test_nothing_was_released_in_no_steps() -> None:
+    nothing = Composition.of([])
+    assert exact_delta(nothing, 0.0) == exact_epsilon(nothing, 1e-5) == 0.0
+
+
+def test_a_fine_lattice_has_the_points_that_were_asked_for() -> None:
+    assert len(points_fine(poisson(0.01, 1.0, replace=False), 1e-12, 30_000).loss) >= 30_000
 
 
 @pytest.mark.parametrize(("steps", "truth"), [(1_000_000, 0.36995), (1_000, 0.0264774)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from dataclasses import replace
 from functools import partial
@@ -14,7 +15,7 @@ import torch
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import calibration, measure, report, run, scaling  # noqa: E402
+from benchmarks import calibration, kills, measure, reliability, report, run, scaling  # noqa: E402
 from benchmarks.methods import METHODS, ClippedSum, Clipwise, Plain, VmapGrad  # noqa: E402
 from benchmarks.workloads import WORKLOADS, Goal, Workload, bert_workload, gpt2, texts  # noqa: E402
 
@@ -139,8 +140,10 @@ def test_the_report_says_which_goals_are_missed(tmp_path: Path) -> None:
         "settings": {"threads": 1},
         "workloads": {"vit_tiny": entry(1.05, 110), "vit_wide": entry(1.5, 150)},
     }
+    (tmp_path / "README.md").write_text("# Benchmarks\n<!-- begin steps -->\n<!-- end steps -->\nthe rest\n")
     report.write(results, tmp_path)
-    page = (tmp_path / "RESULTS.md").read_text()
+    page = (tmp_path / "README.md").read_text()
+    assert page.startswith("# Benchmarks\n") and page.endswith("\nthe rest\n")
     assert "1.10 met" in page
     assert "1.10 **missed**" in page
     assert "1.50 (goal 1.20: **missed**)" in page
@@ -160,13 +163,6 @@ def test_results_are_stored_and_found_again(tmp_path: Path) -> None:
     assert run.lookup(run.load(path, run.parse(["--threads", "2"])), ("workloads", "mlp", "steps")) is None
 
 
-@pytest.mark.parametrize("part", ["stream", "coverage", "private"])
-def test_the_tables_are_those_of_the_numbers(part: str) -> None:
-    report = json.loads((calibration.HERE / "calibration.json").read_text(encoding="utf-8"))
-    kept = (calibration.HERE / f"calibration_{part}.md").read_text(encoding="utf-8")
-    assert calibration._tables(report)[part] == kept
-
-
 def test_a_million_rows_of_a_thousand_classes_were_streamed_in_bounded_memory() -> None:
     report = json.loads((calibration.HERE / "calibration.json").read_text(encoding="utf-8"))
     assert {(row["samples"], row["classes"]) for row in report["stream"]} == {(1_000_000, 1_000)}
@@ -178,3 +174,30 @@ def test_the_parts_run() -> None:
     assert calibration.intervals(200, 3, 100)["seconds"] > 0
     row = calibration.private(300, noise_multiplier=5.0, fits=1)
     assert row["ece_private"] < row["ece_before"]
+
+
+def kept(name: str) -> measure.Json:
+    found: measure.Json = json.loads((kills.HERE / f"{name}.json").read_text(encoding="utf-8"))
+    return found
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.parametrize("case", reliability.SINGLE)
+def test_what_fails_does_so_as_the_page_says(case: str) -> None:
+    assert reliability.single(case) == kept("reliability")["cases"][case]
+
+
+def test_no_failure_but_an_older_copy_without_a_witness_costs_a_charge() -> None:
+    cases = kept("reliability")["cases"]
+    assert list(cases) == [*reliability.SINGLE, *reliability.DAMAGED]
+    assert all(case["refused"] + case["continued"] == case["tries"] for case in cases.values())
+    under = {name for name, case in cases.items() if case["least_margin"] is not None and case["least_margin"] < 0}
+    assert under == {"an older copy is put back, without a witness"}
+    assert min(cases[name]["tries"] for name in reliability.DAMAGED) > 100
+
+
+def test_a_thousand_kills_lost_no_charge() -> None:
+    runs = kept("kills")["runs"]
+    assert sum(each["kills"] for each in runs) >= kills.KILLS and {each["kind"] for each in runs} == set(kills.KINDS)
+    assert not any(each["under_counted"] or each["twice"] for each in runs)
+    assert all(each["equal"] and each["charged"] >= each["drawn"] for each in runs)

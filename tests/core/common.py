@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -120,3 +122,21 @@ class Recorder(torch.optim.Optimizer):
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         self.seen.append([p.grad.clone() for g in self.param_groups for p in g["params"] if p.grad is not None])
+
+
+def refused_elsewhere(work: Callable[[], object]) -> str:
+    """Do something in another process; what it was refused with."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            work()
+        except cw.ClipwiseError as error:
+            os.write(writer, str(error).encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with open(reader, encoding="utf-8") as answer:
+        refused = answer.read()
+    os.waitpid(child, 0)
+    return refused

@@ -7,6 +7,7 @@ import copy
 import json
 import math
 import os
+import shutil
 import zipfile
 import zlib
 from pathlib import Path
@@ -226,7 +227,7 @@ def test_a_step_that_cannot_be_charged_on_disk_is_not_released(tmp_path: Path) -
     private.save(path)
     assert private._release._journal is not None
     private._release._journal.close()
-    with pytest.raises(OSError, match="Bad file descriptor"):
+    with pytest.raises(cw.CheckpointError, match=r"Bad file descriptor"):
         private.step(losses_of(model, X, Y))
     assert not optimizer.seen and private.ledger.steps == 1 and all(p.grad is None for p in model.parameters())
 
@@ -282,7 +283,7 @@ def test_a_failed_save_leaves_the_old_file(where: str, tmp_path: Path, monkeypat
     private.step(losses_of(model, X, Y))
     with monkeypatch.context() as patch:
         patch.setattr(os, where, lambda *_: (_ for _ in ()).throw(OSError("disk full")))
-        with pytest.raises(OSError, match="disk full"):
+        with pytest.raises(cw.CheckpointError, match=r"cannot be written \(disk full\)"):
             private.save(path)
     assert path.read_bytes() == old
     assert sorted(os.listdir(tmp_path)) == [".run.ckpt.lock", "run.ckpt", "run.ckpt.digests"]
@@ -594,3 +595,33 @@ def test_a_schedule_style_survives(tmp_path: Path) -> None:
     private = cw.Private(p, model, sgd(model), seed=0)
     private.save(tmp_path / "run.ckpt")
     assert cw.Private.resume(tmp_path / "run.ckpt", model, sgd(model)).plan == p
+
+
+def test_a_file_that_was_written_before_the_redesign_goes_on(tmp_path: Path) -> None:
+    """By revision 8ba8f1b, whose count had no checksum: ten unseeded steps, saved after four, killed after seven."""
+    path = tmp_path / "run"
+    shutil.copy(Path(__file__).with_name("saved_by_8ba8f1b.ckpt"), path)
+    model = nn.Linear(4, 2)
+    private = cw.Private.resume(path, model, sgd(model))
+    saved = [[-0.015327883, 0.28327307, -0.39208898, -0.3991707], [-0.18351957, 0.16108063, 0.01266421, 0.41678166]]
+    torch.testing.assert_close(model.weight, torch.tensor(saved), rtol=1e-6, atol=0)
+    kind = cw.Poisson(40, 8)
+    before = (cw.GaussianSteps(kind, 1.0, 4), cw.GaussianSteps(kind, 1.0, 3, reason="interrupted"))
+    assert private.ledger.events == before
+    for x, y in private.loader(TensorDataset(torch.randn(40, 4), torch.randint(2, (40,)))):
+        private.step(nn.functional.cross_entropy(model(x), y, reduction="none"))
+    assert private.ledger.events == (*before, cw.GaussianSteps(kind, 1.0, 3))
+    assert path.read_bytes().startswith(b"clipwise checkpoint 1\nbegun 00000000000000000010 live\nPK")
+    private.save(path)
+    assert path.read_bytes().startswith(b"clipwise checkpoint 2\n" + summed(b"begun 00000000000000000010 live") + b"PK")
+
+
+def test_a_file_of_a_later_version_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    path = saved(tmp_path)
+    later = path.read_bytes().replace(b"checkpoint 2", b"checkpoint 3", 1)
+    path.write_bytes(later)
+    model = mlp()
+    for read in (lambda: cw.Private.resume(path, model, sgd(model)), lambda: checkpoint.read(path)):
+        with pytest.raises(cw.CheckpointError, match="written by another version of clipwise"):
+            read()
+    assert path.read_bytes() == later

@@ -243,3 +243,10 @@ def test_which_styles_are_private() -> None:
 def test_a_style_is_its_own_schedule() -> None:
     for style in (cw.Flat(cw.Abadi(1.0)), cw.Layerwise(cw.Abadi(1.0)), cw.Groupwise({"*": cw.Abadi(1.0)})):
         assert as_clip(style) is style and style.at(3, 10) is style
+
+
+def test_a_norm_that_torch_cannot_read_is_refused() -> None:
+    """A file can hold such an integer; a step with it would end in torch."""
+    with pytest.raises(InvalidPlan, match=r"Abadi\(R=...\) is an integer beyond 64 bits; write 1e\+299"):
+        cw.Abadi(10**299)
+    assert float(cw.Abadi(1e299)(torch.tensor([2.0]))) == 1.0

@@ -64,7 +64,7 @@ def test_an_unseeded_run_never_under_counts(tmp_path: Path) -> None:
     assert all(b'["%s", null]' % name in content for name in (b"seed", b"label", b"generator", b"loader"))
 
 
-@pytest.mark.parametrize("seed", ["none", "7"])
+@pytest.mark.parametrize("seed", ["none", pytest.param("7", marks=pytest.mark.slow)])
 def test_a_kill_around_a_switch_of_noise_charges_every_step_with_its_own(seed: str, tmp_path: Path) -> None:
     truth = [NOISE.at(step) for step in range(SWITCH_STEPS)]
     for found in program("tests.core.switch_runs", str(tmp_path), seed):

@@ -308,6 +308,22 @@ def test_the_tensors_of_an_object_are_found(kind: Callable[[Tensor], object]) ->
     assert len(records.tensors) == 1 and records.tensors[0] is x and not records.hidden
 
 
+NESTS: dict[str, Callable[[Any], object]] = {
+    "lists": lambda x: [x],
+    "mappings": lambda x: {"x": x},
+    "objects": Plain,
+}
+
+
+@pytest.mark.parametrize("nest", NESTS.values(), ids=NESTS)
+def test_tensors_are_found_six_containers_deep(nest: Callable[[Any], object]) -> None:
+    x = value = a_batch()
+    for _ in range(6):
+        value = nest(value)  # type: ignore[assignment]
+    found = Records.of(value, 6)
+    assert len(found.tensors) == 1 and found.tensors[0] is x
+
+
 def test_a_record_is_scaled_also_where_its_values_share_memory() -> None:
     record = torch.ones(1).expand(3)
     assert torch.equal(scaled(record, 4.0), torch.full((3,), 4.0)) and torch.equal(record, torch.ones(3))
@@ -359,3 +375,8 @@ def test_a_declared_schedule_may_be_written_into_the_model() -> None:
         private.step(losses)
         schedule += 0.1
     assert private.ledger.steps == 4
+
+
+def test_the_extreme_records_are_the_largest_and_the_smallest() -> None:
+    x = torch.tensor([[1.0, 2.0], [9.0, 9.0], [0.5, 0.0], [3.0, 1.0]])
+    assert Records.of((x, torch.tensor([0, 1, 0, 1])), 4).extremes() == (1, 2)

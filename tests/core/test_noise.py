@@ -8,6 +8,7 @@ import os
 import random
 import threading
 import time
+from concurrent.futures import wait
 from fractions import Fraction
 from typing import Any
 
@@ -31,6 +32,7 @@ from clipwise.noise import (
     normals,
     pieces,
     polar,
+    release,
     ziggurat,
 )
 from clipwise.noise.polar import PolarNormals
@@ -313,6 +315,32 @@ def test_noise_reaches_tensors_of_any_layout_and_precision() -> None:
     sums[2] = sums[2].to(memory_format=torch.channels_last)
     for s in adder_for(sums).release(sums, [2.0, 2.0, 2.0], 1.0, 0):
         assert (s != 0).float().mean() > 0.98 and 1.5 < float(s.std()) < 2.5
+
+
+def test_sums_on_another_device_get_the_noise_that_is_made_for_them_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted, sums = ([torch.ones(40), torch.ones(7, dtype=torch.float64)] for _ in range(2))
+    wanted = adder_for(wanted).release(wanted, [1.0, 2.0], 0.5, 3)
+    monkeypatch.setattr(Tensor, "cpu", Tensor.clone)  # as of a tensor that is elsewhere
+    found = adder_for(sums).release(sums, [1.0, 2.0], 0.5, 3)
+    assert all(map(torch.equal, found, wanted)) and float((found[0] - 0.5).abs().min()) > 0
+
+
+def test_an_interrupted_release_waits_for_its_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pieces, "PIECE_ELEMENTS", 16)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    waited = []
+
+    def interrupted_once(running: Any) -> None:
+        waited.append(running)
+        if len(waited) == 1:
+            raise KeyboardInterrupt
+        wait(running)
+
+    monkeypatch.setattr(release, "wait", interrupted_once)
+    sums = [torch.zeros(100, 3)]
+    with pytest.raises(KeyboardInterrupt):
+        adder_for(sums).release(sums, [1.0], 1.0, 0)
+    assert len(waited) == 2 and all(done.done() for done in waited[1])
 
 
 def test_the_numbers_do_not_depend_on_the_threads(piece_elements: int, monkeypatch: pytest.MonkeyPatch) -> None:

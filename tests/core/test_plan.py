@@ -118,6 +118,13 @@ def test_epsilon_is_the_ledger_of_its_events() -> None:
     assert p.epsilon(delta=1e-5) == cw.Ledger(p.events).epsilon(delta=1e-5)
 
 
+@pytest.mark.parametrize(("first", "stop"), [(-1, 2), (3, 3), (4, 2)])
+def test_there_are_no_events_of_steps_that_are_none(first: int, stop: int) -> None:
+    plan = cw.Plan(cw.FullBatch(10), 9, cw.Abadi(1.0), 1.0)
+    with pytest.raises(cw.InvalidPlan, match="there are no steps from"):
+        plan.events_of(first, stop)
+
+
 def test_calibrate_meets_the_target() -> None:
     p = plan(noise_multiplier=None).calibrate(epsilon=2.0, delta=1e-5)
     assert p.noise_multiplier is not None

@@ -26,7 +26,12 @@ from .reference import (
 )  # fmt: skip
 
 WAYS: tuple[Way | None, ...] = ("bookkeeping", "second_backward", None)
-DOUBLE = [case for case in CASES if precision(case) == torch.float64]
+LONG = ("mobilevit", "switch_transformers", "swin", "swinv2", "rwkv", "funnel", "qwen2_moe", "vilt")  # seconds each
+DOUBLE = [
+    pytest.param(case, id=case.name, marks=[pytest.mark.slow] if case.name in LONG else [])
+    for case in CASES
+    if precision(case) == torch.float64
+]
 
 
 def clip_at_the_median(norms: Tensor) -> Abadi:
@@ -77,7 +82,7 @@ def disagreements(case: Case, batch: int, seed: int, dtype: torch.dtype) -> list
     return found
 
 
-@pytest.mark.parametrize("case", DOUBLE, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", DOUBLE)
 def test_agrees_with_the_loop_in_float64(case: Case) -> None:
     """One model object and its cached plan through all batch sizes, a batch of one first, then other data."""
     found = [text for batch in case.batches for text in disagreements(case, batch, 0, torch.float64)]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from clipwise.clipping import Abadi, Flat, Layerwise, Normalize
-from clipwise.engine import check, clipped_gradients, per_sample_gradients, per_sample_norms
+from clipwise.engine import cache, check, clipped_gradients, per_sample_gradients, per_sample_norms
 from clipwise.engine.layout import Probe, colours_of, owners_by_digits
+from clipwise.engine.owners import StalePlan
 from clipwise.errors import NotSeparable, UnsupportedNode
 from tests.zoo import BY_NAME, named
 
@@ -352,3 +355,14 @@ def test_a_layout_is_seen_behind_a_closed_gate_by_a_part_of_each_sample() -> Non
     losses = (gate * layer(torch.randn(4, 3, 4))[:, 0, :2]).sum(1)
     found = check(losses, {"gate": gate, **named(layer)})
     assert "no gradient in this batch" not in {node.layout for node in found.nodes}
+
+
+def test_a_batch_that_contradicts_its_own_plan_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stale(*args: object, **options: object) -> NoReturn:
+        raise StalePlan
+
+    monkeypatch.setattr(cache, "Backward", stale)
+    model = nn.Linear(3, 2)
+    losses = model(torch.randn(4, 3)).sum(1)
+    with pytest.raises(NotSeparable, match="no layout holds for all samples"):
+        per_sample_norms(losses, model.parameters())

@@ -181,6 +181,11 @@ def frequency_scaled() -> nn.Module:
     return nn.Embedding(3, 4, scale_grad_by_freq=True)
 
 
+def bag_scaled() -> nn.Module:
+    """The same, of a bag."""
+    return nn.EmbeddingBag(3, 4, scale_grad_by_freq=True)
+
+
 def looked_up(model: nn.Module, x: Tensor) -> Tensor:
     return per_row(model((x > 0).long()))
 
@@ -230,6 +235,7 @@ REFUSED = [
     Refused("folded_towers", FoldedTowers, plain, NotSeparable, ("two different samples",)),
     Refused("fused_lstm", fused_lstm, plain, UnsupportedNode, ("MkldnnRnnLayerBackward0", "mkldnn"), (5, 6)),
     Refused("scale_grad_by_freq", frequency_scaled, looked_up, UnsupportedNode, ("scale_grad_by_freq",)),
+    Refused("bag_scale_grad_by_freq", bag_scaled, looked_up, UnsupportedNode, ("scale_grad_by_freq",)),
     Refused("solved_system", Solved, plain, UnsupportedNode, ("LinalgSolve", "weight")),
     Refused("reentrant_checkpoint", mlp, half_hidden, UnsupportedNode, ("use_reentrant=False",)),
     Refused("weight_computed_in_half", lambda: nn.Linear(6, 3, bias=False), squashed_in_half, UnsupportedNode,
@@ -437,6 +443,14 @@ def test_rows_that_meet_matrices_of_the_batch_in_a_grouped_product_are_refused()
     out = F.grouped_mm(rows, torch.randn(BATCH, 8, 8), offs=ends)
     with pytest.raises(NotSeparable, match="the rows of a grouped product"):
         per_sample_norms(per_row(out.view(BATCH, 16)), {"rows": rows})
+
+
+@pytest.mark.skipif(not hasattr(F, "grouped_mm"), reason="not in every torch")
+def test_a_grouped_product_without_offsets_is_refused() -> None:
+    stacks = nn.Parameter(torch.randn(BATCH, 8, 8))
+    out = F.grouped_mm(torch.randn(BATCH, 8, 8), stacks)
+    with pytest.raises(UnsupportedNode, match="without row offsets"):
+        per_sample_norms(per_row(out.flatten(1)), {"stacks": stacks})
 
 
 @pytest.mark.parametrize(("shape", "losses"), OF_SHAPE_OF_THE_BATCH.values(), ids=OF_SHAPE_OF_THE_BATCH)

@@ -142,6 +142,8 @@ def test_partitions_differ_by_seed_and_need_enough_records() -> None:
     labels = torch.arange(100) % 10
     assert not np.array_equal(shards(labels, 10, seed=0)[0], shards(labels, 10, seed=1)[0])
     assert np.array_equal(dirichlet(labels, 10, seed=4)[0], dirichlet(labels, 10, seed=4)[0])
+    for deal in (lambda *s: uniform(100, 10, *s), lambda *s: shards(labels, 10, 2, *s)):
+        assert np.array_equal(deal()[0], deal(0)[0])  # the seed that the documents name
     with pytest.raises(cw.InvalidConfig, match="cannot be cut"):
         shards(labels, 60)
     with pytest.raises(cw.InvalidConfig, match="positive"):

@@ -1,7 +1,8 @@
 """`python -m tests.fuzz --reader csv --count 1000 --seed 1`: damaged files, and what the reader makes of them.
 
 Without `--reader` all of them are tried. Files are numbered: `--first` says where to begin, and a file is a function of
-reader, seed and number, so `--first 17 --count 1` repeats one. A reader that takes its process down is a defect, too:
+reader, seed and number (except for the random numbers of ledgers and checkpoints without a seed), so `--first 17
+--count 1` repeats one. The file of a defect is kept, and so is the last one of a reader that takes its process down:
 readers run in a process of their own. `--results FILE` keeps the counts there and continues from them.
 """
 
@@ -42,7 +43,13 @@ def verdicts(name: str, seed: int, first: int, count: int, folder: Path) -> Iter
     if whole.kind != "accepted":
         raise AssertionError(f"{name} does not read its own corpus: {whole.detail}")
     for number in range(first, first + count):
-        yield number, judge(reader.read, damaged(reader, name, seed, number))
+        content = damaged(reader, name, seed, number)
+        kept = Path(tempfile.gettempdir(), f"fuzz-{name}-{seed}-{number}")
+        kept.write_bytes(content)
+        verdict = judge(reader.read, content)
+        if verdict.kind != "DEFECT":
+            kept.unlink()
+        yield number, verdict
 
 
 def _work(name: str, seed: int, first: int, count: int, told: Connection) -> None:

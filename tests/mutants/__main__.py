@@ -1,9 +1,9 @@
 """`python -m tests.mutants`: change the source in one place at a time, run the tests that cover it, count who noticed.
 
 A seeded sample over the modules where a silent change means a wrong epsilon, noise or sensitivity. Tests are chosen by
-coverage. First each mutant meets a few seconds of the fastest tests that run its line. The survivors then meet all the
-other tests that run their lines, many mutants at a time: only what fails is looked at for each of them. Interrupted, it
-continues with `--resume`. `known.toml` names survivors that change nothing, and why.
+coverage. First each mutant meets a few seconds of tests that run its line, those of its own subject before others. The
+survivors then meet all the other tests that run their lines, many mutants at a time: only what fails is looked at for
+each of them. Interrupted, it continues with `--resume`. `known.toml` names survivors that change nothing, and why.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ MODULES = (
     "clipping.py", "noise", "sampling.py", "mechanisms", "plan.py", "_encoding.py", "private", "engine", "accounting",
     "entropy.py", "hashing.py", "packing.py", "files.py", "federated", "calibration/private_scaling.py", "report",
 )  # fmt: skip
-_FIRST = 10.0  # seconds of the fastest tests, before the others
-_OPEN = "survived the fastest tests"
+_FIRST = 10.0  # seconds of the nearest tests, before the others
+_OPEN = "survived the nearest tests"
 _ENDLESS = "did not end"  # noticed, as a test that hangs is; on a busy machine such verdicts are worth a second look
 _NOTICED = ("killed", _ENDLESS)
 
@@ -51,7 +51,7 @@ def all_changes(modules: tuple[str, ...] = MODULES) -> list[Change]:
 
 
 def chosen_tests(change: Change, covering: Covering) -> tuple[list[str], list[str]]:
-    """The fastest tests that run the changed line, and all the others that do."""
+    """The nearest tests that run the changed line, and all the others that do."""
     tests = covering.tests_of(change.path, change.line)
     spent = list(accumulate(covering.time_of([test]) for test in tests))
     first = max(1, bisect_right(spent, _FIRST))
@@ -60,7 +60,7 @@ def chosen_tests(change: Change, covering: Covering) -> tuple[list[str], list[st
 
 def killed_together(changes: Sequence[Change], covering: Covering, pool: Pool) -> Iterator[Change]:
     """Those of the survivors that some other test notices: all are made at once, and what fails is tried on each."""
-    rest = {change: set(chosen_tests(change, covering)[1]) for change in changes}
+    rest = {change: chosen_tests(change, covering)[1] for change in changes}
     groups = [[change for change in changes if rest[change]]]
     while groups:
         group, others = apart(groups.pop())
@@ -72,7 +72,7 @@ def killed_together(changes: Sequence[Change], covering: Covering, pool: Pool) -
         if len(group) == 1:
             yield group[0]
             continue
-        noticed = pool.noticed({change: [t for t in failed or () if t in rest[change]] for change in group})
+        noticed = pool.noticed({change: [t for t in rest[change] if t in (failed or ())] for change in group})
         yield from noticed
         left = [change for change in group if change not in noticed]
         # Without any, they hang together, or do what none does alone.
@@ -150,8 +150,8 @@ def main() -> int:
             RESULTS.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
 
     with Pool.of(options.jobs, covering) as pool:
-        fastest = {change: chosen_tests(change, covering)[0] for change in chosen if change.name not in verdicts}
-        pool.noticed(fastest, lambda change, failed: note(change, _verdict(failed)))
+        nearest = {change: chosen_tests(change, covering)[0] for change in chosen if change.name not in verdicts}
+        pool.noticed(nearest, lambda change, failed: note(change, _verdict(failed)))
         survivors = [change for change in chosen if verdicts[change.name]["verdict"] == _OPEN]
         for change in killed_together(survivors, covering, pool):
             note(change, "killed")

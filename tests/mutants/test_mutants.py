@@ -77,6 +77,18 @@ def test_a_test_that_fails_anyway_notices_nothing(tmp_path: Path) -> None:
     assert covering.tests_of("m.py", 1) == [good] and covering.time_of([good]) == 4
 
 
+def test_tests_of_the_same_subject_come_before_faster_ones() -> None:
+    seconds = {
+        "tests/core/test_fast.py::t": 1.0,
+        "tests/core/test_loader.py::t": 9.0,
+        "tests/core/test_loader.py::u": 3.0,
+    }
+    covering = Covering({"clipwise/private/loader.py": {1: list(seconds)}}, seconds)
+    assert covering.tests_of("clipwise/private/loader.py", 1) == [
+        "tests/core/test_loader.py::u", "tests/core/test_loader.py::t", "tests/core/test_fast.py::t",
+    ]  # fmt: skip
+
+
 class _Suite:
     """Stands for real trials: which change makes which test fail, alone or with another."""
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+
+import clipwise as cw
 from papers.theory import order
 from papers.theory.__main__ import load_instances
 from papers.theory.networks import Architecture, Case, Clipping, random_case
 from papers.theory.search import positive_definite, rise, unsettled
 from papers.theory.table import ROWS
-
-import clipwise as cw
 
 INSTANCES = load_instances()
 NETWORK = Architecture("mlp", (2, 8, 1))

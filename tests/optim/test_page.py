@@ -1,4 +1,4 @@
-"""What docs/optimizers.md says: its tables are the kept numbers, its examples run."""
+"""What docs/optimizers.md says: its epsilons are computed, its examples run."""
 
 from __future__ import annotations
 
@@ -24,13 +24,6 @@ from benchmarks import jl  # noqa: E402
 
 PAGE = (ROOT / "docs" / "optimizers.md").read_text(encoding="utf-8")
 RESULTS = json.loads((ROOT / "benchmarks" / "jl.json").read_text(encoding="utf-8"))
-
-
-@pytest.mark.parametrize("table", [jl.privacy_table, jl.cost_table, jl.memory_table])
-def test_tables_are_the_kept_numbers(table: object) -> None:
-    text = table(RESULTS)  # type: ignore[operator]
-    assert text in PAGE
-    assert text in (ROOT / "benchmarks" / "jl.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("row", RESULTS["privacy"]["rows"][2:5], ids=lambda row: str(row["projections"]))

@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from papers.cifar10 import ablations, grid, networks
-from papers.cifar10 import features as kept
-from papers.cifar10.findings import findings
-from papers.cifar10.study import LARGE, SMALL, cells, study
 from torch import nn
 from torch.utils.data import TensorDataset
 
 from clipwise.data import DataSet
 from clipwise.errors import DataError
+from papers.cifar10 import ablations, grid, networks
+from papers.cifar10 import features as kept
+from papers.cifar10.findings import findings
+from papers.cifar10.study import LARGE, SMALL, cells, study
 from tests.conftest import HANG
 
 ROOT = Path(__file__).resolve().parents[2]

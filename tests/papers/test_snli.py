@@ -8,6 +8,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional as F
+
+import clipwise as cw
+from clipwise.errors import DataError
 from papers.snli import frozen, tokens
 from papers.snli.__main__ import STUDY, main, with_states
 from papers.snli.bert import classifier, tokenizer
@@ -15,10 +19,6 @@ from papers.snli.frozen import Choice, Hidden, hidden
 from papers.snli.network import FromCache, LastLayer
 from papers.snli.page import claims
 from papers.snli.synthetic import synthetic_pairs, write_tiny_bert
-from torch.nn import functional as F
-
-import clipwise as cw
-from clipwise.errors import DataError
 
 pytest.importorskip("transformers")
 

@@ -9,16 +9,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from papers import cache
-from papers.cache import cache_folder, fill
-from papers.study import main, placed
-from papers.tables import page
-from papers.verdicts import Claim
 
 from clipwise.calibration import Estimate
 from clipwise.errors import DataError
 from clipwise.experiments import Arm, Study, runs_of, side_by_side
 from clipwise.report import ArmResults
+from papers import cache
+from papers.cache import cache_folder, fill
+from papers.study import main, placed
+from papers.tables import page
+from papers.verdicts import Claim
 from tests.experiments.test_runs import CONFIG
 
 ARMS = (Arm("fast"), Arm("not so fast", ("optimizer.learning_rate=0.05",)))

@@ -70,7 +70,9 @@ def test_curves_hold_the_steps_that_every_seed_has() -> None:
     curve = arms_of([first, second])[0].curve("test", "ece")
     assert curve is not None and curve.step == (1.0, 2.0)
     assert curve.mean == pytest.approx((0.2, 0.4))
-    assert curve.high == pytest.approx((0.2 + np.std([0.1, 0.3], ddof=1), 0.4 + np.std([0.2, 0.6], ddof=1)))
+    spread = np.array([np.std([0.1, 0.3], ddof=1), np.std([0.2, 0.6], ddof=1)])
+    assert curve.low == pytest.approx(np.array([0.2, 0.4]) - spread)
+    assert curve.high == pytest.approx(np.array([0.2, 0.4]) + spread)
     assert arms_of([first])[0].curve("test", "nothing") is None
 
 

@@ -133,3 +133,52 @@ def test_in_print_the_controls_are_gone(opened: Opened) -> None:
     opened.page.emulate_media(media="print")
     assert opened.seen("#toolbar") == 0 and opened.seen("#figure-reliability svg") == 4
     assert len(opened.page.pdf(format="A4")) > 20_000
+
+
+def test_a_narrow_screen_scrolls_tables_under_their_first_column(browser: Any, compared: Path) -> None:
+    found = Opened(browser, compared)
+    found.page.set_viewport_size({"width": 390, "height": 844})
+    assert found.page.evaluate("document.documentElement.scrollWidth") == 390
+    hidden, left = found.page.evaluate(
+        """() => {
+          const table = document.querySelector(".scroll");
+          const hidden = table.scrollWidth - table.clientWidth;
+          table.scrollLeft = hidden;
+          const name = table.querySelector("tbody th").getBoundingClientRect();
+          return [hidden, name.left - table.getBoundingClientRect().left];
+        }"""
+    )
+    assert hidden > 100 and abs(left) <= 1
+    found.context.close()
+
+
+CONTRASTS = """() => {
+  const light = colour => {
+    const linear = v => v <= 0.04 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
+    const [r, g, b] = colour.match(/[\\d.]+/g).map(v => linear(v / 255));
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const paper = element => {
+    const own = getComputedStyle(element).backgroundColor;
+    return /, 0\\)$/.test(own) ? paper(element.parentElement) : own;
+  };
+  const contrast = (element, colour) => {
+    const [low, high] = [light(colour), light(paper(element))].sort((a, b) => a - b);
+    return (high + 0.05) / (low + 0.05);
+  };
+  const texts = [...document.querySelectorAll("main p, main th, main td, main h2, main .tag, main button")];
+  const drawn = [...document.querySelectorAll("figure:not([hidden]) svg text")];
+  const arms = drawn.filter(text => contrast(text, getComputedStyle(text).fill) < 4.5).map(text => text.textContent);
+  const words = texts.filter(text => contrast(text, getComputedStyle(text).color) < 4.5).map(text => text.textContent);
+  return [texts.length, drawn.length, light(paper(document.querySelector("main"))), arms, words];
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_word_can_be_read_on_light_and_on_dark_paper(browser: Any, compared: Path, scheme: str) -> None:
+    found = Opened(browser, compared, color_scheme=scheme)
+    texts, drawn, paper, faint_drawn, faint = found.page.evaluate(CONTRASTS)
+    assert texts > 50 and drawn > 100
+    assert paper > 0.9 if scheme == "light" else paper < 0.02
+    assert faint_drawn == [] and faint == []
+    found.context.close()

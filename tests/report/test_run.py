@@ -233,3 +233,10 @@ def test_the_rows_of_a_run_are_its_owners_alone_from_the_first_on(tmp_path: Path
     (tmp_path / "mine.txt").touch()
     folder.discard()
     assert folder.files() == (set(), {"mine.txt"})
+
+
+def test_a_folder_that_cannot_be_claimed_says_so(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    folder = RunFolder(tmp_path / "file" / "run")
+    with pytest.raises(DataError, match="cannot continue"), folder.claimed("", resume=False):
+        pass

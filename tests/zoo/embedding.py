@@ -70,8 +70,8 @@ class Bag(nn.Module):
         return self.out(self.bag(tokens[keep], offsets, **extra)).tanh()
 
 
-def bag_case(name: str, style: str, **options: Any) -> Case:
-    data: dict[str, Draw] = {"tokens": ids(VOCABULARY, 5), "lengths": mask(5), "weights": floats(5)}
+def bag_case(name: str, style: str, length: int = 5, **options: Any) -> Case:
+    data: dict[str, Draw] = {"tokens": ids(VOCABULARY, length), "lengths": mask(length), "weights": floats(length)}
 
     def loss(model: nn.Module, tokens: Tensor, lengths: Tensor, weights: Tensor) -> Tensor:
         return regress(model(tokens, lengths, weights))
@@ -197,6 +197,7 @@ CASES = [
     bag_case("embedding_bag_sum", "2d", mode="sum"),
     bag_case("embedding_bag_mean", "2d", mode="mean"),
     bag_case("embedding_bag_max", "2d", mode="max"),
+    bag_case("embedding_bag_of_one", "2d", length=1, mode="mean"),
     bag_case("embedding_bag_padding_idx", "2d", mode="mean", padding_idx=1),
     bag_case("embedding_bag_sum_padding_idx", "2d", mode="sum", padding_idx=1),
     bag_case("embedding_bag_max_padding_idx", "2d", mode="max", padding_idx=1),

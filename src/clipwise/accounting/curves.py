@@ -26,7 +26,7 @@ class PrivacyCurve:
     """delta(epsilon) by the exact accountant, with what follows from it.
 
     `mu` is the smallest mu such that the run is mu-GDP for all delta >= `min_delta` (measured; Gomez et al. 2026), and
-    `clt_mu` the central limit theorem's, which is no bound. Where `kind` is "upper bound" (batches that are cut), a
+    `clt_mu` the central limit theorem's, which is not a bound. Where `kind` is "upper bound" (batches that are cut), a
     smaller mu may be true.
     """
 

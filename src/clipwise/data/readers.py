@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from clipwise._validate import is_line
 from clipwise.errors import DataError, MissingExtra
 from clipwise.packing import read_npy
 
@@ -92,7 +93,7 @@ def _check_names(names: Iterable[str], path: Path) -> None:
     if twice:
         shown = ", ".join(map(repr, twice[:_FEW]))
         raise DataError(f"{path} has several columns of one name; give each a name of its own.", shown)
-    unclean = next((name for name in names if not name.isprintable()), None)
+    unclean = next((name for name in names if not is_line(name)), None)
     if unclean is not None:
         raise DataError(f"{path} has a column whose name has control characters; rename it.", repr(unclean[:60]))
 

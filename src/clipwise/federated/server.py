@@ -321,7 +321,7 @@ class Server:
         return self._state.capture()
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Go on from `state_dict()`, in a server that has made no round yet, with the same plan and seed.
+        """Continue from `state_dict()`, in a server that has made no round yet, with the same plan and seed.
 
         The saved ledger comes with it, so the server must not have been given one.
         Rounds made after `state_dict()` was called are not known here. `save` and `resume` count those too.
@@ -347,7 +347,7 @@ class Server:
         *,
         changed_data: bool = False,
     ) -> Any:
-        """Go on from `save`, in a server that has made no round yet; model and optimizer are filled.
+        """Continue from `save`, in a server that has made no round yet; model and optimizer are filled.
 
         A seeded run makes the rounds after the last save again, bit for bit, given the same users and examples; a
         round for which other updates come gets other noise, and is charged again. An unseeded one draws fresh noise,

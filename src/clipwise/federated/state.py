@@ -63,7 +63,7 @@ class ServerState:
             raise CheckpointError("the saved run says otherwise than its plan whether its norm adapts: it is damaged.")
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Go on from a state that was checked."""
+        """Continue from a state that was checked."""
         self.release.ledger = restored_ledger(saved)
         self.release.position.restore(saved)
         self.bound = saved["bound"]

@@ -13,13 +13,14 @@ has replaced.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import time
 import weakref
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,11 +47,31 @@ def _count_line(begun: int, live: bool) -> bytes:
     return b"%s %08x\n" % (words, zlib.crc32(words))
 
 
-def _parse_count(line: bytes, path: Path) -> tuple[int, bool]:
+def _unsummed(begun: int, live: bool) -> bytes:
+    """As version 1 has it."""
+    return _count_line(begun, live)[:-10] + b"\n"
+
+
+_FORMS: dict[bytes, Callable[[int, bool], bytes]] = {b"clipwise checkpoint 1\n": _unsummed, _MAGIC: _count_line}
+"""The second line, by the first. Files of version 1 are continued in their own form, and saved in the newer one."""
+
+
+def _form(first: bytes, path: Path) -> Callable[[int, bool], bytes]:
+    if first in _FORMS:
+        return _FORMS[first]
+    if first.startswith(_MAGIC[:-2]):
+        raise CheckpointError(
+            f"{path} was written by another version of clipwise, and this one reads up to {_MAGIC.decode().strip()!r}. "
+            "Finish the run with the clipwise that wrote it."
+        )
+    raise CheckpointError(f"{path} is not a clipwise checkpoint.")
+
+
+def _parse_count(line: bytes, form: Callable[[int, bool], bytes], path: Path) -> tuple[int, bool]:
     words = line.split()
-    if len(words) == 4 and words[1].isdigit():
+    if len(words) > 2 and words[1].isdigit():
         begun, live = int(words[1]), words[2] == b"live"
-        if line == _count_line(begun, live):
+        if line == form(begun, live):
             return begun, live
     raise CheckpointError(
         f"{path} does not say how many steps were begun: it is damaged, and the run cannot be continued. An older copy "
@@ -84,6 +105,7 @@ class Journal:
         self._process = os.getpid()
         self._sync_after = 0.0
         self._check_place()  # another process may have replaced it before it was locked
+        self._form = _form(os.read(self._handle, _COUNT_AT), self.path)
         self._last = self.begun()
 
     def begun(self) -> int:
@@ -106,21 +128,25 @@ class Journal:
 
     def charge(self, begun: int) -> None:
         """Write down that `begun` steps have been begun, unless another run has counted here meanwhile."""
-        self.check()
-        if self._count() != (self._last, True):
-            raise self._taken()
-        self._put(_count_line(begun, True))
-        self._last = begun
-        start = time.monotonic()
-        if start >= self._sync_after:
-            os.fsync(self._handle)
-            done = time.monotonic()
-            self._sync_after = done + _SYNC_SHARE * (done - start)
+        self.check_held()
+        try:
+            self._check_place()
+            if self._count() != (self._last, True):
+                raise self._taken()
+            self._put(self._form(begun, True))
+            self._last = begun
+            start = time.monotonic()
+            if start >= self._sync_after:
+                os.fsync(self._handle)
+                done = time.monotonic()
+                self._sync_after = done + _SYNC_SHARE * (done - start)
+        except OSError as error:
+            raise CheckpointError(f"the step cannot be counted in {self.path} ({error}), so it is not made.") from error
         self.check_held()  # a thread that took over meanwhile may have read the count before
 
     def retire(self, begun: int) -> None:
         """Mark the file as past: the run continues elsewhere."""
-        self._put(_count_line(begun, False))
+        self._put(self._form(begun, False))
         os.fsync(self._handle)
         self.close()
 
@@ -143,12 +169,12 @@ class Journal:
 
     def _count(self) -> tuple[int, bool]:
         os.lseek(self._handle, _COUNT_AT, os.SEEK_SET)
-        return _parse_count(os.read(self._handle, len(_count_line(0, True))), self.path)
+        return _parse_count(os.read(self._handle, len(self._form(0, True))), self._form, self.path)
 
     def _put(self, line: bytes) -> None:
         os.lseek(self._handle, _COUNT_AT, os.SEEK_SET)
         if os.write(self._handle, line) != len(line):
-            raise CheckpointError(f"the disk of {self.path} is full: the step cannot be counted, so it is not made.")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def write(path: str | os.PathLike[str], value: Mapping[str, Any], begun: int, lock: Lock | None = None) -> Journal:
@@ -172,9 +198,8 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], int, bool]:
     source = Path(path)
     try:
         with open(source, "rb") as file:
-            if file.read(len(_MAGIC)) != _MAGIC:
-                raise CheckpointError(f"{source} is not a clipwise checkpoint of version 2.")
-            begun, live = _parse_count(file.readline(len(_count_line(0, True))), source)
+            form = _form(file.read(_COUNT_AT), source)
+            begun, live = _parse_count(file.readline(len(form(0, True))), form, source)
             with zipfile.ZipFile(file) as archive:
                 manifest = parse_json(_member(archive, "manifest.json"), f"{source}, manifest.json", CheckpointError)
                 specs = manifest["tensors"]

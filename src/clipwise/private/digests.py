@@ -116,8 +116,12 @@ class Digests:
             return 0
         known = self._released.setdefault(step, set())
         if release not in known:
-            if os.write(self._handle, _entry(step, release)) != _ENTRY:
-                raise CheckpointError("the disk is full: the step cannot be counted, so it is not made.")
+            try:
+                written = os.write(self._handle, _entry(step, release))
+            except OSError as error:
+                raise CheckpointError(f"the step cannot be noted ({error}), so it is not made.") from error
+            if written != _ENTRY:
+                raise CheckpointError("the disk is full: the step cannot be noted, so it is not made.")
             known.add(release)
         return len(known) - 1
 
@@ -142,7 +146,7 @@ class Digests:
         self._released = {step: several for step, several in self._released.items() if step >= steps}
 
     def load(self, checkpoint: str | os.PathLike[str]) -> None:
-        """Go on from the file of this checkpoint. Without one nothing can be said of the data."""
+        """Continue from the file of this checkpoint. Without one nothing can be said of the data."""
         path = file_of(checkpoint)
         try:
             head, _, body = path.read_bytes().partition(b"\n")

@@ -1,4 +1,4 @@
-"""How far a run is, and what ties its coins and its noise to it: what is saved, and what a resumed run goes on from."""
+"""How far a run is, and what ties its coins and its noise to it: what is saved, and what a resume continues."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class Position:
         return {"steps": self.done, "seed": self.entropy.seed, "label": label.hex() if self.seeded else None}
 
     def capture_loader(self) -> dict[str, Any]:
-        """What besides lets the loader, and random numbers in the model, go on from here."""
+        """What besides lets the loader, and random numbers in the model, continue from here."""
         order = self.order if isinstance(self._sampling, Shuffled) else None
         return {
             "order": None if order is None else order.hex(),
@@ -140,7 +140,7 @@ class Position:
         self.done = saved["steps"]
 
     def restore_loader(self, saved: Mapping[str, Any]) -> None:
-        """Go on as when `capture_loader` was called."""
+        """Continue as when `capture_loader` was called."""
         if saved["order"] is not None:
             self.order = bytes.fromhex(saved["order"])
         self.cuts = saved["loader"]

@@ -204,7 +204,7 @@ class Release:
         return self._testimony.take_up(mark)
 
     def continue_in(self, journal: Journal, witnessed: int) -> None:
-        """Go on from this file: steps that were begun there after it was saved stay charged, with their own noise.
+        """Continue from this file: steps that were begun there after it was saved stay charged, with their own noise.
 
         So do those that a witness has charged ahead, made or not. A seeded run makes them again.
         """

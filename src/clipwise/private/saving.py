@@ -21,13 +21,15 @@ from torch.optim import Optimizer
 
 from clipwise._validate import is_count, is_finite, is_number
 from clipwise.accounting import CHANGED_DATA, Ledger
-from clipwise.errors import CheckpointError
+from clipwise.errors import CheckpointError, ClipwiseError
 from clipwise.private import checkpoint
 from clipwise.private.digests import file_of
 from clipwise.private.release import Release
 
 __all__ = ["Saved", "Stateful", "check_form", "is_hex", "read", "restored_ledger", "save"]
 
+_INCOMPARABLE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RuntimeError)
+"""What comparing with a value of any kind may raise, such as with a tensor where a number was."""
 _LARGEST = 2.0**63
 """A setting of an optimizer is smaller; torch does not read larger integers."""
 _HEX = re.compile("(?:[0-9a-f]{2})*")
@@ -51,7 +53,7 @@ class Stateful(Protocol):
         ...
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Go on from a state that was checked."""
+        """Continue from a state that was checked."""
         ...
 
 
@@ -74,9 +76,12 @@ def save(
             "extra": extra,
             "witness": mark,
         }
-        if position.seeded:  # digests first: the checkpoint must not be there without what it is compared with
-            position.digests.save(path)
-        journal = checkpoint.write(path, record, position.done, lock)
+        try:
+            if position.seeded:  # digests first: the checkpoint must not be there without what it is compared with
+                position.digests.save(path)
+            journal = checkpoint.write(path, record, position.done, lock)
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be written ({error}). What was saved there before stays.") from error
         if position.seeded:
             position.digests.saved(position.done)
         else:
@@ -105,10 +110,15 @@ class Saved:
                 "a seeded run repeats its steps, and on other data that tells the difference. Start again with another "
                 "seed."
             )
-        run.check(self.state)
-        self._check_model(model)
-        self._check_optimizer(optimizer)
-        witnessed = run.release.check_witness(self.witness)
+        try:
+            run.check(self.state)
+            self._check_model(model)
+            self._check_optimizer(optimizer)
+            witnessed = run.release.check_witness(self.witness)
+        except ClipwiseError:
+            raise
+        except _INCOMPARABLE as error:
+            raise CheckpointError(f"{self.path} does not hold the values of a run: it is damaged ({error}).") from error
         if optimizer is not None and self.optimizer is not None:
             try:
                 optimizer.load_state_dict(self.optimizer["state"])
@@ -205,7 +215,10 @@ _OF_EVERY_RUN: dict[str, Callable[[Any], bool]] = {
 def check_form(saved: Mapping[str, Any], further: Mapping[str, Callable[[Any], bool]], version: int) -> None:
     """Refuse a state of another version, with other fields than those of every run and these, or with other values."""
     if isinstance(saved, Mapping) and saved.get("version", version) != version:
-        raise CheckpointError(f"the saved run has version {saved['version']!r}, this clipwise reads {version}.")
+        raise CheckpointError(
+            f"the saved run has version {saved['version']!r}, this clipwise reads {version}: finish the run with the "
+            "clipwise that wrote it."
+        )
     fields = {**_OF_EVERY_RUN, **further}
     if not isinstance(saved, Mapping) or set(saved) != set(fields):
         found = sorted(map(str, saved)) if isinstance(saved, Mapping) else type(saved).__name__

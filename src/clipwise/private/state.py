@@ -109,7 +109,7 @@ class PrivateState:
             )
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Go on from a state that was checked."""
+        """Continue from a state that was checked."""
         self.release.ledger = restored_ledger(saved)
         self.release.position.restore(saved)
         self.release.position.restore_loader(saved)

@@ -26,7 +26,7 @@ from clipwise.private.evidence.modes import none_watching
 from clipwise.private.feeding import Feeding
 from clipwise.private.fit import Fit
 from clipwise.private.loader import Loader, check_dataset, check_options, not_declared
-from clipwise.private.norms import norms_of
+from clipwise.private.norms import Given, norms_of
 from clipwise.private.position import Position
 from clipwise.private.release import Release
 from clipwise.private.state import PrivateState
@@ -109,7 +109,7 @@ class Private:
         declared = (constants,) if isinstance(constants, (Tensor, nn.Module)) else tuple(constants)
         counted = isinstance(plan.sampling, Poisson)
         self._checks = Checks(model, declared, counted, self._position.entropy, loss_fn)
-        self._norms = norms_of(plan, model, loss_fn, noise, self._position, self._batch, self._checks)
+        self._norms = norms_of(Given(plan, model, loss_fn, noise, self._position, self._batch, self._checks))
         self._attach()
         self._state = PrivateState(plan, model, optimizer, own_batches, self._release)
         self.extra: Any = None
@@ -381,7 +381,7 @@ class Private:
         return self._state.capture()
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Go on from `state_dict()`, in a `Private` that has made no step yet; load model and optimizer as well.
+        """Continue from `state_dict()`, in a `Private` that has made no step yet; load model and optimizer as well.
 
         Steps made after `state_dict()` was called are not known here. `save` and `resume` count those too.
         """
@@ -411,7 +411,7 @@ class Private:
         witness: Witness | str | os.PathLike[str] | None = None,
         changed_data: bool = False,
     ) -> Private:
-        """Go on from `save`: model and optimizer are filled, and `private.loader(dataset)` gives the next batch.
+        """Continue from `save`: model and optimizer are filled, and `private.loader(dataset)` gives the next batch.
 
         `plan` is only needed when it holds your own clipping rule, and must equal the saved one; `own_batches` is
         as it was saved. A seeded run repeats the steps after the last save bit for bit. An unseeded one draws fresh

@@ -185,11 +185,11 @@ class Testimony:
         try:
             with replacing(self.path, CheckpointError) as file:
                 file.write(json.dumps(_body(account), indent=1).encode() + b"\n")
-            self._seen = self._look()
         except OSError as error:
             raise CheckpointError(
                 f"the witness {self.path} cannot be written ({error}), so no step is made that it does not know of."
             ) from error
+        self._seen = self._look()
         self._account = account
 
     def _unreadable(self, error: Exception) -> CheckpointError:

@@ -7,7 +7,7 @@ write and print.
 from clipwise.report.arms import ArmResults, arms_of
 from clipwise.report.card import card
 from clipwise.report.content import headline
-from clipwise.report.describe import clip_norm
+from clipwise.report.describe import clip_norm, describe
 from clipwise.report.ended import guarantees_of, not_checked, provenance_of
 from clipwise.report.folder import RunFolder, plain, runs_below, write_text
 from clipwise.report.plans import Choices, WrittenPlan, WrittenValue
@@ -27,6 +27,7 @@ __all__ = [
     "arms_of",
     "card",
     "clip_norm",
+    "describe",
     "epsilon_text",
     "guarantees_of",
     "headline",

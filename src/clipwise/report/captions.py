@@ -9,7 +9,7 @@ CAPTIONS = {
         "When it says it is sure, is it right?",
         "Each line is a group of predictions made with similar confidence; its height is the share of them that was "
         "right. On the dotted diagonal confidence and accuracy agree; with the line below it, the model is "
-        "over-confident. The narrow bars are the gap between the two, black where it is more than chance: where the "
+        "over-confident. The narrow bars are the gap between the two, strong where it is more than chance: where the "
         "confidence is outside the band, the 95 % interval of the accuracy. The small panel shows where the "
         "predictions are.",
     ),

@@ -8,16 +8,11 @@ from typing import Any
 from clipwise._validate import is_number
 from clipwise.accounting import Event, GaussianSteps, ProjectedSteps
 from clipwise.report.plans import AnyPlan, Choices, items_of, parts_of
+from clipwise.sampling import SAMPLINGS
 
 __all__ = ["clip_norm", "describe", "event_row", "plan_rows"]
 
-_SAMPLING = {
-    "Poisson": "Poisson: each of {sample_size:,} records with probability {batch_size}/{sample_size:,}",
-    "FullBatch": "all {sample_size:,} records in every step",
-    "Shuffled": "shuffled batches of {batch_size} from {sample_size:,} records",
-    "FixedSize": "batches of exactly {batch_size} from {sample_size:,} records",
-}
-_AT_A_RATE = "Poisson: each of any number of records with probability {rate:g}, {batch_size} expected"
+_SAMPLINGS = {kind.__name__: kind for kind in SAMPLINGS.values()}
 _LABELS = {
     "sampling": "batches",
     "steps": "optimizer steps",
@@ -74,9 +69,8 @@ def describe(value: Any) -> str:
 
 def _words(kind: str, values: Mapping[str, Any]) -> str | None:
     """What has words of its own."""
-    if kind in _SAMPLING:
-        cap = f", at most {values['max_batch_size']} of them" if values.get("max_batch_size") else ""
-        return (_AT_A_RATE if "rate" in values else _SAMPLING[kind]).format(**values) + cap
+    if kind in _SAMPLINGS:
+        return _SAMPLINGS[kind](**values).description
     if kind == "Flat":
         return describe(values["rule"])
     if kind == "MixUp":

@@ -10,7 +10,7 @@ from clipwise._json import Fields
 from clipwise._validate import is_count, is_number
 from clipwise.errors import ClipwiseError, DataError
 from clipwise.plan import Plan
-from clipwise.sampling import FixedSize, FullBatch, Poisson, Shuffled, arguments
+from clipwise.sampling import SAMPLINGS, arguments
 
 __all__ = ["AnyPlan", "Choices", "WrittenPlan", "WrittenValue", "items_of", "parts_of", "read_plan"]
 
@@ -92,7 +92,7 @@ class Choices:
 
 _NAMED = ("learning_rate", "optimizer", "algorithm", "federated")
 _OF_PLAN = {"version", *(f.name for f in fields(Plan)), "projections", "mechanism"}
-_SAMPLINGS = (FixedSize, FullBatch, Poisson, Shuffled)
+_SAMPLINGS = tuple(SAMPLINGS.values())
 
 
 def read_plan(record: Fields) -> tuple[AnyPlan, Choices]:

@@ -11,7 +11,6 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,7 +21,7 @@ import clipwise as cw
 from clipwise import files
 from clipwise.federated import Server
 from clipwise.files import Lock
-from tests.core.common import data, losses_of, mlp, plan, sgd
+from tests.core.common import data, losses_of, mlp, plan, refused_elsewhere, sgd
 from tests.federated.common import federated_plan
 
 X, Y = data().tensors
@@ -49,26 +48,8 @@ def go_on(private: cw.Private, steps: int) -> None:
         private.step(losses_of(private.model, X, Y))
 
 
-def elsewhere(work: Callable[[], object]) -> str:
-    """Do something in another process; what it was refused with."""
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            work()
-        except cw.CheckpointError as error:
-            os.write(writer, str(error).encode())
-        finally:
-            os._exit(0)
-    os.close(writer)
-    with open(reader, encoding="utf-8") as said:
-        text = said.read()
-    os.waitpid(child, 0)
-    return text
-
-
 def is_free(path: Path) -> bool:
-    return not elsewhere(lambda: Lock(path, cw.CheckpointError))
+    return not refused_elsewhere(lambda: Lock(path, cw.CheckpointError))
 
 
 @forks
@@ -76,12 +57,12 @@ def is_free(path: Path) -> bool:
 def test_reading_the_file_does_not_let_another_process_in(seed: int | None, tmp_path: Path) -> None:
     private = begun(tmp_path / "b", seed)
     (tmp_path / "b").read_bytes()
-    assert "another process continues" in elsewhere(lambda: resumed(tmp_path / "b"))
+    assert "another process continues" in refused_elsewhere(lambda: resumed(tmp_path / "b"))
     go_on(private, 1)
     private.save(tmp_path / "b")
     (tmp_path / "b").read_bytes()
-    assert "another process continues" in elsewhere(lambda: resumed(tmp_path / "b"))
-    assert "another process continues" in elsewhere(lambda: begun(tmp_path / "b"))  # a new run over it
+    assert "another process continues" in refused_elsewhere(lambda: resumed(tmp_path / "b"))
+    assert "another process continues" in refused_elsewhere(lambda: begun(tmp_path / "b"))  # a new run over it
     go_on(private, 1)
 
 
@@ -115,10 +96,10 @@ def test_a_forked_child_neither_holds_nor_releases_the_lock(seed: int | None, tm
         finally:
             assert all(map(torch.equal, weights, private.model.parameters()))
 
-    assert "was forked from the one that continues" in elsewhere(steps)
-    assert "was forked" in elsewhere(lambda: private.save(tmp_path / "b"))
+    assert "was forked from the one that continues" in refused_elsewhere(steps)
+    assert "was forked" in refused_elsewhere(lambda: private.save(tmp_path / "b"))
     lock = private._release._journal.lock  # type: ignore[union-attr]
-    assert elsewhere(lambda: lock.release()) == "" and not is_free(tmp_path / "b")
+    assert refused_elsewhere(lambda: lock.release()) == "" and not is_free(tmp_path / "b")
     go_on(private, 1)
 
 
@@ -164,7 +145,7 @@ def test_a_server_is_one_process_too(tmp_path: Path) -> None:
     first.save(tmp_path / "b", model)
     (tmp_path / "b").read_bytes()
     second = Server(p, model)
-    assert "another process continues" in elsewhere(lambda: second.resume(tmp_path / "b", model))
+    assert "another process continues" in refused_elsewhere(lambda: second.resume(tmp_path / "b", model))
     second.resume(tmp_path / "b", model)
     first.open(range(20))
     with pytest.raises(cw.CheckpointError, match="another run continues"):

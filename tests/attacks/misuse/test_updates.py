@@ -320,6 +320,12 @@ def test_a_new_run_does_not_hide_the_gradient_from_the_old_one() -> None:
     assert again.ledger.events == ()
 
 
+def test_a_gradient_of_one_parameter_suffices_to_stop_an_update() -> None:
+    s = Setting(cw.FullBatch(N))
+    s.losses(s.x, s.y).mean().backward(inputs=[s.model[2].bias])  # type: ignore[index, union-attr]
+    stopped(s, s.optimizer.step)
+
+
 def test_own_batches_are_guarded_too() -> None:
     s = Setting(cw.FullBatch(N), own_batches=True)
     s.losses(s.x, s.y).mean().backward()

@@ -82,7 +82,7 @@ class Checks:
         loss_fn: LossFn | None = None,
     ) -> None:
         self.watches = True
-        """Whether the loop's own forward passes are watched at all; else whoever finds the norms checks its losses."""
+        """Whether the loop's own forward passes are watched at all; else what finds the norms checks its losses."""
         self.memory = Memory(model, constants)
         self._model, self._loss_fn = model, loss_fn
         self._counted, self._entropy = counted, entropy

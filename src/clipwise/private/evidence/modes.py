@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import _push_mode as push_dispatch_mode
 
 
 class Watcher(Protocol):
-    """Who is told of kernels and calls, and runs them."""
+    """Receives kernels and calls, and runs them."""
 
     def kernel(self, func: Any, args: Any, kwargs: Any) -> Any:
         """A kernel below autograd."""
@@ -89,7 +89,7 @@ def none_watching() -> Iterator[None]:
 
 
 class _Silent:
-    """Runs what it is told of, and nothing else."""
+    """Runs what it receives, and nothing else."""
 
     def kernel(self, func: Any, args: Any, kwargs: Any) -> Any:
         return func(*args, **kwargs)

@@ -149,7 +149,7 @@ def _tolerance(losses: Tensor) -> float:
     return 2 * eps if losses.dtype in HALF else _ULPS * eps
 
 
-# What the first operation that moved a row tells of the cause, and the usual way out.
+# What the first operation that moved a row says about the cause, and the usual way out.
 _REMEDIES: Sequence[tuple[tuple[str, ...], str]] = (
     (
         ("mm", "bmm", "addmm", "baddbmm", "mv", "dot", "einsum", "_scaled_dot_product", "cdist", "_cdist"),

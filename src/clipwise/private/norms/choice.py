@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 from torch import Tensor, nn
@@ -19,10 +20,23 @@ from clipwise.private.evidence.closure import LossFn
 from clipwise.private.fit import Fit
 from clipwise.private.position import Position
 
-__all__ = ["Clip", "ExactNorms", "Norms", "norms_of"]
+__all__ = ["Clip", "ExactNorms", "Given", "Norms", "norms_of"]
 
 Clip: TypeAlias = Callable[[Tensor, Style, Evidence], Clipped[Any]]
 """Losses -> norms -> clipped sum."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a run gives to those who find its norms."""
+
+    plan: Plan
+    model: nn.Module
+    loss_fn: LossFn | None
+    source: Normals | None
+    position: Position
+    batch: Batch
+    checks: Checks
 
 
 class Norms(Protocol):
@@ -54,18 +68,10 @@ class ExactNorms:
         return self._loss_fn(self._model, batch)
 
 
-def norms_of(
-    plan: Plan,
-    model: nn.Module,
-    loss_fn: LossFn | None,
-    source: Normals | None,
-    position: Position,
-    batch: Batch,
-    checks: Checks,
-) -> Norms:
+def norms_of(given: Given) -> Norms:
     """What the plan's mechanism asks for."""
-    if not isinstance(plan.mechanism, ProjectedNorms):
-        return ExactNorms(model, loss_fn)
+    if not isinstance(given.plan.mechanism, ProjectedNorms):
+        return ExactNorms(given.model, given.loss_fn)
     from clipwise.private.norms.estimated import EstimatedNorms  # forward-mode derivatives: few need them
 
-    return EstimatedNorms(plan, model, loss_fn, source, position, batch, checks)
+    return EstimatedNorms(given)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from clipwise.accounting import refuse_vacuous
 from clipwise.clipping import Style
@@ -21,14 +21,11 @@ from clipwise.engine import Clipped, Evidence, negligible_norm
 from clipwise.entropy import Entropy
 from clipwise.errors import InvalidLosses, InvalidPlan
 from clipwise.mechanisms import ProjectedNorms
-from clipwise.noise import Normals
-from clipwise.plan import Plan
-from clipwise.private.batch import Batch
-from clipwise.private.evidence import Checks, check_model
-from clipwise.private.evidence.closure import LossFn, take
+from clipwise.private.evidence import check_model
+from clipwise.private.evidence.closure import take
 from clipwise.private.fit import Fit
+from clipwise.private.norms.choice import Given
 from clipwise.private.norms.projections import Projections, Replay, demand_same, sums_by_backward
-from clipwise.private.position import Position
 
 __all__ = ["EstimatedNorms"]
 
@@ -61,16 +58,8 @@ class EstimatedNorms:
     batches of one step share all of them.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        model: nn.Module,
-        loss_fn: LossFn | None,
-        source: Normals | None,
-        position: Position,
-        batch: Batch,
-        checks: Checks,
-    ) -> None:
+    def __init__(self, given: Given) -> None:
+        plan, loss_fn = given.plan, given.loss_fn
         assert isinstance(plan.mechanism, ProjectedNorms)
         if not callable(loss_fn):
             raise InvalidPlan(f"{plan.mechanism!r} needs loss_fn=..., a function of (model, batch) to differentiate.")
@@ -81,8 +70,8 @@ class EstimatedNorms:
                 f"{count} projections at noise multiplier {plan.noise_multiplier}",
                 "Use more projections, more noise, or exact norms.",
             )
-        self._count, self._model, self._function, self._source = count, model, loss_fn, source
-        self._position, self._batch, self._checks = position, batch, checks
+        self._count, self._model, self._function, self._source = count, given.model, loss_fn, given.source
+        self._position, self._batch, self._checks = given.position, given.batch, given.checks
         self._checks.watches = self._checked = False
         self._drawn: tuple[int, Entropy] | None = None
         self._estimate: _Estimate | None = None

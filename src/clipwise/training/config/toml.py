@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
+from clipwise._validate import is_line
 from clipwise.errors import InvalidConfig
 
 __all__ = ["TomlTable", "TomlText", "nearest", "write"]
@@ -118,8 +119,8 @@ def _override(values: dict[str, Any], text: str) -> None:
     keys = [part.strip() for part in dotted.split(".")]
     if not equals or not all(keys):
         raise InvalidConfig(f"--set needs KEY=VALUE, such as clip.R=0.5, got {text!r}.")
-    if not text.isprintable():
-        raise InvalidConfig(f"--set {text}: a value has no line breaks or other control characters.")
+    if not is_line(text):
+        raise InvalidConfig(f"--set {text!r} has a control character. Use a text that can be printed on one line.")
     try:
         value = tomllib.loads(f"value = {given}")["value"]
     except tomllib.TOMLDecodeError:
@@ -217,8 +218,8 @@ class TomlTable:
             self.fail(name, f"{value!r} is not known; {nearest(str(value), known)}")
         if name in self.values and not str(value).strip():
             self.fail(name, "is an empty string.")
-        if name in self.values and not str(value).isprintable():
-            self.fail(name, "has line breaks or other control characters; leave them out.")
+        if isinstance(value, str) and not is_line(value):
+            self.fail(name, f"has a control character: {value!r}. Use a text that can be printed on one line.")
         return value
 
     def integer(self, name: str, default: Default = _REQUIRED, least: int = 1) -> int | Default:

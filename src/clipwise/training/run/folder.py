@@ -86,7 +86,7 @@ class Folder(RunFolder):
             if not changed_data:
                 raise CheckpointError(
                     f"the data changed: they are not those of the run in {self.path}. Continue with the same data, or "
-                    "start another run with --output. A run without a seed can go on with others by --changed-data; "
+                    "start another run with --output. A run without a seed can continue with others by --changed-data; "
                     "its ledger and page then say so."
                 )
             known = known or ("",)  # nobody knows what it was begun with

@@ -1,1 +1,0 @@
-"""The five epsilons that the paper reports, checked by every accountant."""

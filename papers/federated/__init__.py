@@ -1,1 +1,0 @@
-"""Federated MNIST with unlike users: small and large clipping norms, privacy for whole users."""

@@ -1,1 +1,0 @@
-"""Programs that once broke a promise; each must stay refused."""

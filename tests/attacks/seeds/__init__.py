@@ -1,1 +1,0 @@
-"""Seeds that cancelled, and digests that told."""

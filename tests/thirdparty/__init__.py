@@ -1,1 +1,0 @@
-"""Unmodified models of other people's packages, in an environment of their own: `make third-party`."""
