@@ -16,7 +16,16 @@ from typing import BinaryIO
 
 from clipwise.errors import ClipwiseError
 
-__all__ = ["Lock", "content_sha256", "file_sha256", "locked", "private_folder", "read_bytes", "replacing"]
+__all__ = [
+    "Lock",
+    "content_sha256",
+    "file_sha256",
+    "locked",
+    "open_ordinary",
+    "private_folder",
+    "read_bytes",
+    "replacing",
+]
 
 _CHUNK = 1 << 20
 MOST_BYTES = 1 << 28
@@ -78,18 +87,22 @@ def private_folder(path: str | os.PathLike[str]) -> Path:
     return folder
 
 
+def open_ordinary(path: str | os.PathLike[str], flags: int = os.O_RDONLY) -> int:
+    """A descriptor of a file; an OSError for anything else, such as a pipe that would be waited for."""
+    handle = os.open(path, flags | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0))
+    if stat.S_ISREG(os.fstat(handle).st_mode):
+        return handle
+    os.close(handle)
+    raise OSError(errno.EINVAL, "it is not an ordinary file")
+
+
 def read_bytes(path: str | os.PathLike[str], error: type[ClipwiseError] = ClipwiseError) -> bytes:
     """The content of a file of at most 256 MiB; what cannot be read, or is not a file, is an `error`."""
     try:
-        # Not blocking: a pipe that nobody writes to is refused like all that is not a file.
-        handle = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0))
-        with open(handle, "rb") as file:
-            ordinary = stat.S_ISREG(os.fstat(handle).st_mode)
-            content = file.read(MOST_BYTES + 1) if ordinary else b""
+        with open(open_ordinary(path), "rb") as file:
+            content = file.read(MOST_BYTES + 1)
     except (OSError, ValueError) as problem:  # a null byte in a name is a ValueError
         raise error(f"{os.fspath(path)} cannot be read: {problem}.") from problem
-    if not ordinary:
-        raise error(f"{os.fspath(path)} cannot be read: it is not an ordinary file.")
     if len(content) > MOST_BYTES:
         raise error(f"{os.fspath(path)} has more than {MOST_BYTES >> 20} MiB: clipwise does not write such a file.")
     return content
@@ -143,7 +156,12 @@ class Lock:
     @property
     def is_held(self) -> bool:
         """Whether this object still has the right."""
-        return self.release.alive
+        return self.release.alive and not self.is_lost
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether others moved or removed its file, as a cleaner of old files may: then nothing is held by it."""
+        return self.release.alive and not _is_at(self._handle, self._file)
 
     def is_of(self, path: str | os.PathLike[str]) -> bool:
         """Whether it is the lock of this path."""

@@ -23,6 +23,7 @@ from clipwise.accounting._numerics.gaussian import gaussian_epsilon
 from clipwise.accounting._numerics.laws import fixed_size, poisson, truncated_poisson
 from clipwise.accounting._problem import pose
 from clipwise.accounting.accountants.edgeworth import edgeworth_delta, edgeworth_epsilon, saddle_interval
+from clipwise.accounting.accountants.gdp import clt_mu
 from clipwise.accounting.accountants.rdp import ORDERS, _by_quadrature, _step, rdp_delta, rdp_epsilon
 from clipwise.errors import AccountingError, InvalidPlan, MissingExtra
 from clipwise.sampling import FixedSize, FullBatch, Poisson, Shuffled, public_size
@@ -212,6 +213,15 @@ def test_edgeworth_says_where_it_has_no_value(scheme: Poisson, sigma: float, ste
     events = (GaussianSteps(scheme, sigma, steps),)
     with pytest.raises(AccountingError, match="leaves double precision"):
         account(events, 0.03, "edgeworth", relation="replace_one")
+
+
+def test_gdp_of_a_tiny_mu_is_not_lost_in_rounding() -> None:
+    assert clt_mu(run(1e4, 1e-3, 1)) == pytest.approx(1e-3 * math.sqrt(math.expm1(1e-8)), rel=1e-9)
+
+
+def test_pld_has_a_finer_grid_where_epsilon_is_small() -> None:
+    events = (GaussianSteps(Poisson(10_000, 100), 4.0, 100),)
+    assert 1.0 <= account(events, 1e-5, "pld").epsilon / account(events, 1e-5).epsilon <= 1 + 2e-5
 
 
 def test_gdp_of_a_huge_mu() -> None:

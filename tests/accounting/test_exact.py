@@ -14,7 +14,7 @@ from clipwise.accounting._numerics import contour
 from clipwise.accounting._numerics.contour import Attempt, exact_delta, exact_epsilon
 from clipwise.accounting._numerics.gaussian import gaussian_delta, gaussian_epsilon, gaussian_mu
 from clipwise.accounting._numerics.grid import grid_delta, grid_epsilon
-from clipwise.accounting._numerics.lattice import points_fine
+from clipwise.accounting._numerics.lattice import _posterior_moments, points_fine
 from clipwise.accounting._numerics.laws import Composition, gaussian, poisson
 from clipwise.accounting._numerics.saddle import quick_epsilon, saddle_table, tail_share
 from clipwise.accounting._numerics.single import single_delta, single_epsilon
@@ -206,6 +206,21 @@ def test_the_quick_bound_pays_for_the_tail_that_it_leaves_out(delta: float) -> N
 def test_nothing_was_released_in_no_steps() -> None:
     nothing = Composition.of([])
     assert exact_delta(nothing, 0.0) == exact_epsilon(nothing, 1e-5) == 0.0
+
+
+def test_the_fallback_grid_loses_little() -> None:
+    composition = run(1.0, 0.05, 50)
+    exact = exact_epsilon(composition, 1e-5)
+    assert exact <= grid_epsilon(composition, 1e-5) <= exact * (1 + 3e-6)
+
+
+def test_moments_of_the_means_given_an_output() -> None:
+    mixture, x = ((0.3, 0.0), (0.6, 2.0), (0.1, -1.0)), np.array([-0.5, 0.4, 3.0])
+    weights = np.array([[w * stats.norm.pdf(place, loc=mean) for w, mean in mixture] for place in x])
+    shares, means = weights / weights.sum(1, keepdims=True), np.array([mean for _, mean in mixture])
+    first = shares @ means
+    found = _posterior_moments(mixture, x)
+    assert found[0] == pytest.approx(first) and found[1] == pytest.approx(shares @ means**2 - first**2)
 
 
 def test_a_fine_lattice_has_the_points_that_were_asked_for() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy import optimize, stats
+from scipy import integrate, optimize, stats
 
 from clipwise.accounting import FederatedRounds, GaussianSteps, Ledger, PrivateCalibration, account, account_delta
 from clipwise.accounting._numerics.contour import exact_epsilon
@@ -78,6 +78,22 @@ def test_shuffled_lower_bound_reproduces_the_published_values() -> None:
     assert shuffled_delta(one_epoch, 4.0) == pytest.approx(0.226, abs=5e-4)
     assert shuffled_delta(one_epoch, 12.0) == pytest.approx(7.47e-5, rel=2e-3)
     assert shuffled_delta(one_epoch, shuffled_epsilon(one_epoch, 1e-3)) == pytest.approx(1e-3, rel=1e-6)
+
+
+@pytest.mark.parametrize(("mu", "batches", "epsilon"), [(1.0, 10, 1.0), (0.5, 4, 0.3), (2.0, 20, 2.0)])
+def test_shuffled_lower_bound_of_an_epoch_against_an_integral(mu: float, batches: int, epsilon: float) -> None:
+    """Of the largest batch sum: the record's batch has mean 2 or 1, the others 0. Bins may only lose a little of it."""
+
+    def density(x: float, mean: float) -> float:
+        own, other = stats.norm.cdf((x - mean) * mu), stats.norm.cdf(x * mu)
+        first = stats.norm.pdf((x - mean) * mu) * other ** (batches - 1)
+        return float(mu * (first + (batches - 1) * stats.norm.pdf(x * mu) * other ** (batches - 2) * own))
+
+    def excess(x: float) -> float:
+        return max(0.0, density(x, 2.0) - math.exp(epsilon) * density(x, 1.0))
+
+    true, _ = integrate.quad(excess, -6.0 / mu, 2.0 + 9.0 / mu, limit=400, epsabs=1e-14, epsrel=1e-10)
+    assert (1 - 3e-5) * true <= shuffled_delta(ShuffledRun(mu, batches, 1), epsilon) <= true
 
 
 def test_shuffled_batches_with_next_to_no_noise_have_no_lower_end() -> None:

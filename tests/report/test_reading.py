@@ -55,6 +55,8 @@ def test_mistakes_are_counted_from_accuracy_and_confidence() -> None:
     assert "expects 27 mistakes and makes 60" in line
     (_, modest), *_ = read(arms_of([replace(run, test=replace(run.test, accuracy=0.9, confidence=0.85))])).lines
     assert "under-confident by 5.0 points" in modest
+    (_, wrong), *_ = read(arms_of([replace(run, test=replace(run.test, accuracy=0.0, confidence=0.0))])).lines
+    assert "expects 1000 mistakes and makes 1000" in wrong
 
 
 def test_one_run_each_without_intervals_is_no_proof() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,6 +67,11 @@ class Bins:
         """Confidence minus accuracy of each bin: positive where the model is too sure of itself."""
         pairs = zip(self.confidence, self.accuracy, strict=True)
         return tuple(None if c is None or a is None else c - a for c, a in pairs)
+
+    def mean(self, name: Literal["confidence", "accuracy"]) -> float:
+        """The mean over all samples."""
+        weighted = zip(self.count, getattr(self, name), strict=True)
+        return math.fsum(n * share for n, share in weighted if share is not None) / sum(self.count)
 
     @property
     def ece(self) -> float:

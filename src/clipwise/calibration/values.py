@@ -77,6 +77,13 @@ class CalibrationResult(_Written):
             given.fail("true_class_histogram", f"{len(values['bins'])} counts, one for each bin")
         if len(values["fine_bins"]) != FINE_BINS:
             given.fail("fine_bins", f"{FINE_BINS} bins")
+        for bins in (values["bins"], values["fine_bins"]):
+            if sum(bins.count) != values["count"]:
+                given.fail("count", f"{sum(bins.count):,}, the samples in the bins")
+            for name in ("accuracy", "confidence"):
+                _agree(given, name, bins.mean(name))
+        for name in ("ece", "mce"):
+            _agree(given, name, getattr(values["bins"], name))
         return cls(
             **values,
             classes=given.count("classes", 2),
@@ -114,6 +121,8 @@ class RegressionResult(_Written):
     def from_dict(cls, record: Mapping[str, Any]) -> RegressionResult:
         """Read what `to_dict` wrote; unknown and missing fields are refused."""
         given, values = _read(cls, record)
+        if math.isfinite(values["mse"]) and values["mse"] >= 0.0:
+            _agree(given, "rmse", math.sqrt(values["mse"]))
         levels = given.object("coverage")
         shares = {_level(levels, name): levels.number(name, 0.0, 1.0) for name in levels.value}
         return cls(**values, coverage=shares)
@@ -134,6 +143,12 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value
+
+
+def _agree(given: Fields, name: str, value: float) -> None:
+    """Refuse a number that the others of the same result do not give."""
+    if not math.isclose(float(given.value[name]), value, rel_tol=_ROUNDING, abs_tol=_ROUNDING):
+        given.fail(name, f"{value:.6g}, as the other numbers say")
 
 
 def _read(kind: type[Any], record: Mapping[str, Any]) -> tuple[Fields, dict[str, Any]]:

@@ -26,7 +26,7 @@ from typing import Any
 
 from clipwise._json import parse_json
 from clipwise.errors import CheckpointError
-from clipwise.files import Lock, replacing
+from clipwise.files import Lock, open_ordinary, replacing
 from clipwise.packing import Packer, tensor_bytes, tensor_from, unpacked
 
 __all__ = ["Journal", "read", "write"]
@@ -93,7 +93,7 @@ class Journal:
     def __init__(self, path: Path, lock: Lock | None = None) -> None:
         self.path = Path(os.path.realpath(path))
         try:
-            self._handle = os.open(self.path, os.O_RDWR | getattr(os, "O_BINARY", 0))
+            self._handle = open_ordinary(self.path, os.O_RDWR)
         except OSError as error:
             raise CheckpointError(
                 f"{path} is missing, or cannot be written ({error}). Steps are counted in the file they are resumed "
@@ -123,6 +123,11 @@ class Journal:
             if os.getpid() != self._process:
                 raise CheckpointError(
                     f"this process was forked from the one that continues {self.path}. One run is one process."
+                )
+            if self.lock.is_lost:
+                raise CheckpointError(
+                    f"the lock beside {self.path} was moved or removed, so another process could continue the run "
+                    "unnoticed. The step is not made: end this run, and resume."
                 )
             raise self._taken()
 

@@ -23,7 +23,7 @@ from typing import Literal
 
 from clipwise._json import Fields, parse_json
 from clipwise.errors import CheckpointError
-from clipwise.files import replacing
+from clipwise.files import open_ordinary, replacing
 from clipwise.hashing import SIZE
 
 __all__ = ["UNSTEADY", "Digests", "Looked", "file_of"]
@@ -149,7 +149,8 @@ class Digests:
         """Continue from the file of this checkpoint. Without one nothing can be said of the data."""
         path = file_of(checkpoint)
         try:
-            head, _, body = path.read_bytes().partition(b"\n")
+            with open(open_ordinary(path), "rb") as file:
+                head, _, body = file.read().partition(b"\n")
             fields = Fields(parse_json(head, "its first line"), "its first line", _HEAD)
             if (fields.value["format"], fields.value["version"]) != (_FORMAT, _VERSION):
                 raise ValueError("another format or version")

@@ -86,7 +86,7 @@ class Testimony:
     """The witness of one run, while it runs."""
 
     def __init__(self, witness: Witness, planned: int) -> None:
-        self.path = Path(os.path.abspath(witness.path))
+        self.path = Path(os.path.realpath(witness.path))  # not the link to it, which would be replaced by a file here
         self._every, self._planned = witness.every, planned
         self._account: _Account | None = None
         self._lock: Lock | None = None
@@ -152,7 +152,7 @@ class Testimony:
     def _known(self) -> _Account:
         """What this run wrote last, which must be there still."""
         assert self._account is not None and self._lock is not None
-        if self._lock.is_held and self._seen == self._look():
+        if self._seen == self._look() and self._lock.is_held:
             return self._account
         if not self._lock.is_held or self._read() != self._account:
             raise CheckpointError(

@@ -246,6 +246,8 @@ def check_row(row: Any, where: str) -> Mapping[str, Any]:
     for name in ("test", "private"):
         if fields.value.get(name) is not None:
             section = fields.object(name)
+            if "epsilon" in section.value:  # it stands beside them, and a figure would show this one
+                section.fail("epsilon", f"beside {name}, not in it")
             if name == "private" and section.value.get("layers") is not None:
                 section.objects("layers")
     return fields.value

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from clipwise._json import RESTORE, Fields
 from clipwise._validate import is_count
-from clipwise.accounting import Event, Guarantee, Ledger, confirmed
+from clipwise.accounting import ACCOUNTANTS, Event, Guarantee, Ledger, confirmed
 from clipwise.calibration import CalibrationResult, RegressionResult, Result
 from clipwise.errors import DataError, InvalidPlan, LedgerError
 from clipwise.plan import Plan
@@ -96,8 +96,10 @@ def _guarantees(body: Fields, events: tuple[Event, ...], delta: float | None) ->
         return {}
     if delta is None:
         body.fail("delta", "the delta of the guarantees")
+    if "exact" not in saved:  # an approximation would be put forward
+        body.fail("guarantees", "those of all accountants, the exact one first")
     found = {name: confirmed(name, each, events, delta) for name, each in saved.items()}
-    return {name: guarantee for name, guarantee in found.items() if guarantee is not None}
+    return {name: each for name in ACCOUNTANTS if (each := found.get(name)) is not None}
 
 
 def _result(task: str, record: Fields) -> Result:

@@ -34,11 +34,19 @@ def without_noise(run: Run) -> str:
 
 
 def ended_early(run: Run) -> tuple[str, ...]:
-    """What to say of a run whose ledger has fewer steps than its plan."""
-    made = trained_steps(() if run.ledger is None else run.ledger.events)
-    if not run.is_private or run.plan.steps is None or made >= run.plan.steps:
+    """What to say of a run whose ledger has fewer steps than its plan, or than its curves."""
+    if run.ledger is None or not run.is_private:
         return ()
-    return (f"The plan has {run.plan.steps:,} steps, the ledger has {made:,}: epsilon is that of the ledger.",)
+    found, made = [], trained_steps(run.ledger.events)
+    if run.plan.steps is not None and made < run.plan.steps:
+        found.append(f"The plan has {run.plan.steps:,} steps, the ledger has {made:,}: epsilon is that of the ledger.")
+    last = max((row["step"] for row in run.curves), default=0)
+    if last > run.ledger.steps:
+        found.append(
+            f"The curves go on to step {last:,.10g}, but the ledger has {run.ledger.steps:,}: unless the curves count "
+            "otherwise, the ledger is not that of this run, and epsilon is not that of this model."
+        )
+    return tuple(found)
 
 
 @dataclass(frozen=True)

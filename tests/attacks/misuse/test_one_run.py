@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import gc
 import os
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -187,7 +188,51 @@ def test_other_names_of_a_file_are_the_same_file(tmp_path: Path) -> None:
         resumed(tmp_path / "b")
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None:
+    begun(tmp_path / "b", seed=3)
+    (tmp_path / "b.digests").unlink()
+    for name, said in (("b.digests", "damaged"), ("b", "cannot be written")):
+        (tmp_path / name).unlink(missing_ok=True)
+        os.mkfifo(tmp_path / name)
+        with pytest.raises(cw.CheckpointError, match=f"{said} .*not an ordinary file"):
+            resumed(tmp_path / "b")
+
+
+def test_a_witness_that_is_named_by_a_link_stays_on_the_other_storage(tmp_path: Path) -> None:
+    """The link was replaced by a file in the run's own folder, and put back together with it."""
+    run, other, model = tmp_path / "run", tmp_path / "other", mlp()
+    run.mkdir()
+    other.mkdir()
+    (run / "witness").symlink_to(other / "witness")
+    private = cw.Private(plan(steps=40), model, sgd(model), own_batches=True, witness=run / "witness")
+    go_on(private, 2)
+    private.save(run / "b")
+    shutil.copytree(run, tmp_path / "old", symlinks=True)
+    go_on(private, 3)
+    private.save(run / "b")
+    del private
+    assert (run / "witness").is_symlink() and (other / "witness").is_file()
+    shutil.rmtree(run)
+    (tmp_path / "old").rename(run)
+    with pytest.raises(cw.CheckpointError, match="an older copy was put back"):
+        resumed(run / "b")
+
+
 # The lock itself
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_run_whose_lock_was_removed_ends(seed: int | None, tmp_path: Path) -> None:
+    """Others can lock the name then: a cleaner of old files let a second process continue a seeded run."""
+    private = begun(tmp_path / "b", seed)
+    (tmp_path / ".b.lock").unlink()
+    before = [p.clone() for p in private.model.parameters()]
+    for refused in (lambda: go_on(private, 1), lambda: private.save(tmp_path / "b")):
+        with pytest.raises(cw.CheckpointError, match=r"the lock beside .* was moved or removed"):
+            refused()
+    assert all(map(torch.equal, before, private.model.parameters()))
+    assert resumed(tmp_path / "b").ledger.steps == 5
 
 
 def no_locks(*_: object) -> None:

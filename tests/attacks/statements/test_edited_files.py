@@ -92,6 +92,15 @@ EDITS: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     ),
     "another rate": (lambda body: body["plan"]["sampling"].update(batch_size=64), "sampling is .* but the ledger has"),
     "no noise": (lambda body: body["plan"].update(noise_multiplier=0.0), "noise_multiplier is 0.0"),
+    "an approximation alone": (
+        lambda body: body.update(guarantees={"gdp": body["guarantees"]["gdp"]}),
+        "guarantees should be those of all accountants",
+    ),
+    "a larger accuracy": (lambda body: body["test"].update(accuracy=0.99), "accuracy should be 0.735333"),
+    "less confidence": (lambda body: body["test"].update(confidence=0.7), "confidence should be 0.85"),
+    "a smaller ECE": (lambda body: body["test"].update(ece=0.01), "ece should be 0.1255"),
+    "a smaller MCE": (lambda body: body["test"].update(mce=0.2), "mce should be 0.75"),
+    "more held-out records": (lambda body: body["test"].update(count=15_000), "count should be 1,500"),
 }
 
 
@@ -119,6 +128,26 @@ def test_another_ledger_with_a_valid_checksum_is_refused_beside_the_result(tmp_p
         (tmp_path / "ledger.json").write_text(other.to_json())
         with pytest.raises(DataError, match="ledger"):
             Run.load(tmp_path)
+
+
+def test_the_exact_accountant_is_put_forward_whatever_the_order_in_the_file(tmp_path: Path) -> None:
+    made_run().save(tmp_path)
+    edited(tmp_path, lambda body: body.update(guarantees=dict(reversed(body["guarantees"].items()))))
+    run = Run.load(tmp_path)
+    assert next(iter(run.guarantees)) == "exact" and card(run) == card(made_run())
+
+
+def test_the_ledger_of_a_shorter_run_is_noticed_by_the_curves(tmp_path: Path) -> None:
+    shorter = Ledger([GaussianSteps(SAMPLING, 1.1, 150)])
+    made_run(ledger=shorter, guarantees={"exact": shorter.guarantee(DELTA)}).save(tmp_path)
+    assert "The curves go on to step 1,500, but the ledger has 150" in card(Run.load(tmp_path))
+    assert "The curves go on" not in card(made_run())
+
+
+def test_an_error_that_is_not_the_root_of_its_square_is_refused() -> None:
+    body = cw.calibration.evaluate_regression([1.0, 2.0], [1.0, 2.5]).to_dict()
+    with pytest.raises(DataError, match=r"rmse should be 0\.353553"):
+        cw.calibration.RegressionResult.from_dict({**body, "rmse": 0.1})
 
 
 def test_a_slow_accountants_number_is_kept_only_if_it_is_a_bound(tmp_path: Path) -> None:
@@ -241,6 +270,14 @@ def test_a_row_of_the_curves_that_is_no_row_is_refused_with_its_line(tmp_path: P
             continue
         with pytest.raises(DataError, match=f"line {odd}.* restore it"):
             folder.rows()
+
+
+def test_a_figure_shows_no_epsilon_of_the_curves(tmp_path: Path) -> None:
+    rows = [{"step": 1, "private": {"epsilon": 0.01}}, {"step": 2, "test": {"epsilon": 0.01}}]
+    for row in rows:
+        (tmp_path / "metrics.jsonl").write_text(json.dumps(row) + "\n" + json.dumps({"step": 3}))
+        with pytest.raises(DataError, match=r"line 1: .*epsilon should be beside"):
+            RunFolder(tmp_path).rows()
 
 
 def test_curves_are_drawn_of_numbers_at_the_edge_of_what_they_can_be(tmp_path: Path) -> None:
