@@ -6,7 +6,6 @@ import argparse
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from clipwise.cli import noise as noise_command
 from clipwise.errors import ClipwiseError
 from tests.conftest import HANG
 
-from .common import MNIST
+from .common import MNIST, within
 
 MNIST_OPTIONS = "--noise-multiplier 1.1 --sample-size 60000 --batch-size 256 --steps 14040 --delta 1e-5"
 SNLI_OPTIONS = "--noise-multiplier 0.4 --sample-size 550152 --batch-size 32 --steps {} --delta 1.8176794776716253e-06"
@@ -86,10 +85,8 @@ def test_the_papers_runs_stand_beside_what_it_reports(capsys: pytest.CaptureFixt
     ],
 )
 def test_options_that_would_be_ignored_or_absurd_are_refused_at_once(options: str, said: str) -> None:
-    start = time.process_time()
-    with pytest.raises(ClipwiseError, match=said):
+    with within(5.0), pytest.raises(ClipwiseError, match=said):
         call(epsilon_command, options)
-    assert time.process_time() - start < 5.0
 
 
 def test_noise_refuses_what_it_is_to_find() -> None:
