@@ -18,7 +18,7 @@ from clipwise.entropy import Entropy
 from clipwise.private.evidence import Checked, Checks, LossFn
 from clipwise.private.evidence.collate import check_collate
 from clipwise.private.evidence.memory import Memory
-from clipwise.private.evidence.records import Records, scaled
+from clipwise.private.evidence.records import Records, scaled, unreadable
 from clipwise.private.evidence.sizes import refuse_sizes
 from clipwise.private.evidence.traffic import BATCH
 from clipwise.private.evidence.watch import Watch
@@ -380,3 +380,82 @@ def test_a_declared_schedule_may_be_written_into_the_model() -> None:
 def test_the_extreme_records_are_the_largest_and_the_smallest() -> None:
     x = torch.tensor([[1.0, 2.0], [9.0, 9.0], [0.5, 0.0], [3.0, 1.0]])
     assert Records.of((x, torch.tensor([0, 1, 0, 1])), 4).extremes() == (1, 2)
+
+
+def test_an_array_of_the_batch_that_comes_back_as_a_tensor_is_not_checked() -> None:
+    """Nobody saw what became of it outside torch: here its rows are those of the samples in another order."""
+
+    def losses(model: nn.Module, x: Tensor) -> Tensor:
+        return per_row(model(torch.tensor(x.numpy()[::-1].copy())).flip(0))
+
+    found = checked(nn.Linear(6, 3), losses, a_batch())
+    assert "a tensor was made from values of the batch that are not tensors" in found.unclear
+
+
+def test_a_shift_that_is_computed_from_the_batch_is_refused() -> None:
+    def losses(model: nn.Module, x: Tensor) -> Tensor:
+        return per_row(model(x.roll(int(x.sum(0).argmax()), 1)))
+
+    with pytest.raises(cw.NotSeparable, match="samples mix"):
+        checked(nn.Linear(6, 3), losses, a_batch())
+
+
+def test_what_is_written_into_a_list_of_tensors_is_followed() -> None:
+    """Such a kernel returns nothing that could be followed instead."""
+
+    def losses(model: nn.Module, x: Tensor) -> Tensor:
+        count = torch.zeros((), dtype=torch.long)
+        torch._foreach_add_([count], [(x.abs() > 1).sum()])
+        return per_row(model(x)) * count
+
+    with pytest.raises(cw.NotSeparable, match="the loss of sample"):
+        checked(nn.Linear(6, 3), losses, a_batch())
+
+
+def test_a_kernel_that_cannot_take_other_records_is_named() -> None:
+    def losses(model: nn.Module, x: Tensor) -> Tensor:
+        places = x.abs().mul(3).long()
+        return per_row(model(x)) + torch.ones(int(places.max()) + 1)[places].sum(1)
+
+    assert "index does not take the other records (IndexError)" in checked(nn.Linear(6, 3), losses, a_batch()).unclear
+
+
+def test_gradients_are_compared_where_losses_do_not_move() -> None:
+    def losses(model: nn.Module, x: Tensor) -> Tensor:
+        pull = model(x).sum(1) * x.mean()
+        return per_row(model(x)) + pull - pull.detach()
+
+    with pytest.raises(cw.NotSeparable, match="the gradient of sample"):
+        checked(nn.Linear(6, 3), losses, a_batch())
+
+
+class ReadAgain:
+    """A batch whose records become zeros where they are not kept."""
+
+    def __init__(self, x: Tensor) -> None:
+        self._x = x
+
+    def scaled(self, kept: list[bool], scale: float) -> Tensor:
+        return self._x * torch.tensor(kept).unsqueeze(1)
+
+    def replaced(self, kept: list[bool], longest: bool) -> Tensor:
+        return self.scaled(kept, 1.0)
+
+
+def test_records_are_read_again_as_they_are() -> None:
+    x = a_batch()
+    assert unreadable(ReadAgain(x), Records.of(x, 6)) == ""
+    assert unreadable(ReadAgain(x + 1), Records.of(x, 6)) == "they are others the second time"
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_collate_function_may_put_the_records_into_columns_if_there_are_as_many(more: int) -> None:
+    def collate(records: list[Any]) -> Tensor:
+        return F.pad(torch.stack([record[0] for record in records], 1), (0, more))  # as many numbers as records
+
+    dataset = TensorDataset(a_batch(20))
+    if more:
+        with pytest.raises(cw.NotSeparable, match="mixes records"):
+            check_collate(collate, dataset)
+    else:
+        assert check_collate(collate, dataset) == ""

@@ -72,3 +72,13 @@ def test_a_bad_sample_is_left_out_also_when_memory_is_short(
 
 def test_free_memory_is_told_on_this_machine() -> None:
     assert 1 << 20 < cost.free_bytes(torch.device("cpu")) < 1 << 62
+
+
+def test_each_group_may_be_given_a_backward_of_its_own() -> None:
+    model, x = convnet()
+    params = dict(model.named_parameters())
+    style = Layerwise(Abadi(1.0))
+    booked = clipped_gradients(model(x).square().sum(1), params, style, way="bookkeeping")
+    chosen = clipped_gradients(model(x).square().sum(1), params, style, way="second_backward")
+    for name, gradient in chosen.gradients.items():
+        assert torch.allclose(gradient, booked.gradients[name], rtol=1e-4, atol=1e-5), name

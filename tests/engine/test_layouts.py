@@ -9,9 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from clipwise.clipping import Abadi, Flat, Layerwise, Normalize
-from clipwise.engine import cache, check, clipped_gradients, per_sample_gradients, per_sample_norms
-from clipwise.engine.layout import Probe, colours_of, owners_by_digits
+from clipwise.engine import Clipped, cache, check, clipped_gradients, passing, per_sample_gradients, per_sample_norms
+from clipwise.engine.graph import walk
+from clipwise.engine.layout import Probe, candidates, colours_of, owners_by_digits
+from clipwise.engine.node import saved_axes
+from clipwise.engine.ops import op_of
 from clipwise.engine.owners import StalePlan
+from clipwise.engine.routes import is_identity
 from clipwise.errors import NotSeparable, UnsupportedNode
 from tests.zoo import BY_NAME, named
 
@@ -366,3 +370,70 @@ def test_a_batch_that_contradicts_its_own_plan_is_refused(monkeypatch: pytest.Mo
     losses = model(torch.randn(4, 3)).sum(1)
     with pytest.raises(NotSeparable, match="no layout holds for all samples"):
         per_sample_norms(losses, model.parameters())
+
+
+def test_rows_that_data_moved_are_found_past_a_bad_sample() -> None:
+    """Its loss is finite and its gradient is not, which hides whose its row is: it is left out, and nobody else."""
+
+    def clipped(x: Tensor) -> Clipped[dict[str, Tensor]]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 5, bias=False), nn.Tanh(), nn.Linear(5, 2, bias=False))
+        order = x[:, 0].argsort()
+        out = model(x[order])[order.argsort()]
+        return clipped_gradients(out.square().sum(1).sqrt(), named(model), Abadi(0.1))
+
+    x = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
+    x[3] = 0.0
+    found = clipped(x)
+    assert found.bad.tolist() == [False, False, False, True, False, False]
+    torch.testing.assert_close(flat_sum(found.gradients), flat_sum(clipped(x[[0, 1, 2, 4, 5]]).gradients))
+
+
+def test_the_regular_layouts_of_an_axis_are_those_that_divide_it() -> None:
+    assert [layout.inner for layout in candidates((12,), 2)] == [None, 1, 2, 3]
+    assert [layout.axis for layout in candidates((2, 3, 2), 2)] == [0, 2]
+
+
+def test_a_sum_over_everything_names_no_axes() -> None:
+    x = torch.ones(2, 3, requires_grad=True)
+    assert saved_axes(x.sum().grad_fn) is None
+    assert saved_axes(x.sum(-1).grad_fn) == [-1]
+    assert saved_axes(x.cumsum(1).grad_fn) == [1]
+
+
+def test_an_index_is_the_identity_where_it_counts_the_rows() -> None:
+    x = torch.ones(3, 2, requires_grad=True)
+    for index, expected in (
+        (torch.arange(3), True), (torch.arange(3).view(3, 1), True), (torch.tensor([0, 2, 1]), False),
+        (torch.arange(2), False), (torch.tensor([True] * 3), False), (torch.tensor(0), False),
+    ):  # fmt: skip
+        picked = torch.ops.aten.index(x, [index])
+        graph = walk(picked, {id(x): 0}, [x])
+        assert is_identity(graph, graph.names.index("IndexBackward0")) is expected, index
+
+
+def test_a_probe_sees_all_that_a_saturated_softmax_brings_together() -> None:
+    """Its own gradient is zero: what arrives at one element must show at all others of the axis, and only there."""
+    x = torch.tensor([[0.0, 200.0, 0.0], [200.0, 0.0, 0.0]], requires_grad=True)
+    node = x.softmax(1).grad_fn
+    arrived = torch.tensor([[0.0, 0.0, 1.0], [0.0, 0.0, 0.0]])
+    seen = passing.softmax(node, 0, torch.zeros(2, 3), arrived)
+    assert bool(seen[0].all()) and not bool(seen[1].any())
+
+
+def test_a_probe_passes_no_number_that_is_not_finite() -> None:
+    spoilt = torch.tensor([1.0, torch.nan, torch.inf, -torch.inf])
+    node = torch.ones(4, requires_grad=True).exp().grad_fn
+    for elsewhere in (torch.ones(3), torch.zeros(4)):  # of another shape: nothing may take its place
+        assert passing.pointwise(node, 0, spoilt, elsewhere).tolist() == [1, 0, 0, 0]
+
+
+def test_a_probe_leaves_a_dead_kernel_as_it_is() -> None:
+    """Other weights show the images behind a convolution, and nothing of its kernel."""
+    x, kernel = torch.ones(2, 3, 5, 5, requires_grad=True), torch.zeros(4, 3, 3, 3, requires_grad=True)
+    node = torch.nn.functional.conv2d(x, kernel).grad_fn
+    passes, arrived = op_of("ConvolutionBackward0").passing, torch.zeros(2, 4, 3, 3)
+    arrived[1] = 1
+    images = passes(node, 0, torch.zeros_like(x), arrived)
+    assert bool(images[1].all()) and not bool(images[0].any())
+    assert not bool(passes(node, 1, torch.zeros_like(kernel), arrived).any())

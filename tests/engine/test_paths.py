@@ -7,12 +7,13 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from clipwise.clipping import Abadi, Flat, Layerwise, Normalize
 from clipwise.engine import check, clipped_gradients, per_sample_gradients, per_sample_norms
 from clipwise.engine.grams import Gram
 from clipwise.engine.rules.conv import Geometry, gram_of_patches
-from clipwise.engine.uses import Outer
+from clipwise.engine.uses import Dense, Gathered, Outer, joint_squared_norms
 from tests.zoo import BY_NAME, named
 
 from .reference import clipped_loop, flat, flat_sum, loop_gradients, norms_of, relative_errors, tolerance, untouched
@@ -220,3 +221,56 @@ def test_the_memory_that_check_tells_is_that_of_the_sums_and_of_what_is_held() -
     found = check(model(torch.randn(4, 6)).square().sum(1), named(model)).bytes
     assert found["second_backward"] == 4 * (18 + 3)
     assert found["bookkeeping"] > found["second_backward"]
+
+
+def test_parts_of_a_parameter_along_its_last_axis_count_from_either_end() -> None:
+    torch.manual_seed(0)
+    w = nn.Parameter(torch.randn(4, 6, dtype=torch.float64))
+    x = torch.randn(5, 4, dtype=torch.float64)
+
+    def losses() -> Tensor:
+        hidden = torch.tanh(x @ w[:, :3]) + torch.tanh(x @ w.narrow(-1, 3, 3))
+        return hidden.sum(1) + (x * w.select(-1, 5)).sum(1).square()
+
+    expected = norms_of(loop_gradients(losses(), {"w": w}))
+    torch.testing.assert_close(per_sample_norms(losses(), {"w": w}), expected)
+    clipped = clipped_gradients(losses(), {"w": w}, Abadi(0.1), way="bookkeeping").gradients
+    torch.testing.assert_close(
+        flat_sum(clipped), flat(clipped_loop(loop_gradients(losses(), {"w": w}), Flat(Abadi(0.1)))).sum(0)
+    )
+
+
+def test_uses_of_one_matrix_add_before_they_are_squared() -> None:
+    """Whatever the kinds of the two: a product and a table have a way of their own, a product and others have none."""
+    torch.manual_seed(0)
+    outer = Outer(torch.randn(3, 2, 4), torch.randn(3, 2, 5), (4, 5))
+    table = Gathered(torch.randint(4, (3, 6)), torch.randn(3, 6, 5), (4, 5))
+    for other in (table, Dense(torch.randn(3, 4, 5), (4, 5))):
+        expected = (outer.gradients() + other.gradients()).square().sum((1, 2))
+        torch.testing.assert_close(joint_squared_norms([outer, other]), expected)
+
+
+@pytest.mark.parametrize("small", [0, 1 << 30])
+def test_a_part_of_a_model_may_be_checkpointed(small: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("clipwise.engine.plan._SMALL", small)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 3)).double()
+    x, params = torch.randn(6, 4, dtype=torch.float64), named(model)
+
+    def losses() -> Tensor:
+        return checkpoint(model[1], model[0](x).tanh(), use_reentrant=False).square().sum(1)
+
+    torch.testing.assert_close(per_sample_norms(losses(), params), norms_of(loop_gradients(losses(), params)))
+
+
+def test_several_images_of_a_sample_add_also_under_a_large_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    PATHS["large_kernels"](monkeypatch)
+    torch.manual_seed(0)
+    layer = nn.Conv2d(2, 3, 3).double()
+    params = named(layer)
+    x = torch.randn(4, 2, 2, 5, 5, dtype=torch.float64)
+
+    def losses() -> Tensor:
+        return layer(x.flatten(0, 1)).tanh().view(4, -1).sum(1)
+
+    torch.testing.assert_close(per_sample_norms(losses(), params), norms_of(loop_gradients(losses(), params)))
