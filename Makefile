@@ -23,8 +23,8 @@ help:  ## Show the targets
 setup: $(STAMP)  ## Make .venv with the package and everything that demo, tests, checks and docs need
 
 $(STAMP): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
-	  echo "clipwise needs Python 3.10 or newer, but $(PYTHON) is $$($(PYTHON) -V 2>&1)." \
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "clipwise needs Python 3.11 or newer, but $(PYTHON) is $$($(PYTHON) -V 2>&1)." \
 	       "Choose another: make PYTHON=python3.12 setup" >&2; exit 1; }
 	@test -x $(BIN)/python || { echo "making $(VENV) with $$($(PYTHON) -V)"; $(PYTHON) -m venv $(VENV); }
 	@echo "installing clipwise and its extras into $(VENV) (the first time takes a few minutes)"

@@ -13,7 +13,7 @@ import statistics
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -151,7 +151,7 @@ def tails(draws: int) -> Json:
 
 def measured(draws: int) -> Json:
     return {
-        "date": datetime.now(timezone.utc).date().isoformat(),
+        "date": datetime.now(UTC).date().isoformat(),
         "versions": {"torch": torch.__version__, "numpy": np.__version__},
         "numbers": [per_number(size, threads) for threads in THREADS for size in SIZES],
         "shares": [share(workload) for workload in WORKLOADS.values()],

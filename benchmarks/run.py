@@ -133,7 +133,7 @@ def load(path: Path, arguments: argparse.Namespace) -> Json:
 
 def save(path: Path, results: Json) -> None:
     """Write the results whole or not at all."""
-    results["date"] = dt.datetime.now(dt.timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+    results["date"] = dt.datetime.now(dt.UTC).strftime("%Y-%m-%d %H:%M UTC")
     partial = path.with_suffix(".part")
     partial.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
     partial.replace(path)

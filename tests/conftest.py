@@ -12,6 +12,9 @@ import torch
 # One thread, so that runs are reproducible and several test processes do not fight for the cores.
 torch.set_num_threads(1)
 
+HANG = 900.0
+"""Seconds. What a test has waited for so long hangs; a busy machine takes long, and no test is about that."""
+
 NOT_OURS = [
     "ignore:TF32 acceleration on top of oneDNN:UserWarning",  # torch, on any use of torch.backends.mkldnn.flags
     "ignore:`torch.jit.script` is deprecated:DeprecationWarning",  # transformers, on importing DeBERTa

@@ -9,21 +9,20 @@ import pkgutil
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import clipwise
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from tests.conftest import HANG
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "clipwise"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 MODULES = sorted(SOURCE.rglob("*.py"))
 MODULE_NAMES = sorted(m.name for m in pkgutil.walk_packages(clipwise.__path__, "clipwise.") if "__main__" not in m.name)
 OPTIONAL = ("dp_accounting", "flwr", "matplotlib", "opacus", "peft", "ray", "sklearn", "transformers")
@@ -53,13 +52,13 @@ def documented_modules() -> set[str]:
 
 def run_python(code: str) -> str:
     return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=HANG
     ).stdout.strip()
 
 
 def test_imports_go_downwards_only() -> None:
     lint = Path(sys.executable).with_name("lint-imports")
-    done = subprocess.run([lint, "--no-logo", "--no-cache"], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([lint, "--no-logo", "--no-cache"], cwd=ROOT, capture_output=True, text=True, timeout=HANG)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -68,8 +67,7 @@ WITHOUT_DOOR = {"cli"}
 
 
 def contracts(kind: str) -> list[dict[str, Any]]:
-    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    return [each for each in settings["tool"]["importlinter"]["contracts"] if each["type"] == kind]
+    return [each for each in PROJECT["tool"]["importlinter"]["contracts"] if each["type"] == kind]
 
 
 def test_the_layers_are_drawn_in_contributing() -> None:
@@ -153,6 +151,52 @@ def test_torchs_nodes_are_named_in_one_place(home: str) -> None:
     assert not any(found.values()), {path: names for path, names in found.items() if names}
 
 
+def requirements(extra: str) -> Iterator[str]:
+    """What an extra asks of other packages, through the extras that it names."""
+    for line in PROJECT["project"]["optional-dependencies"][extra]:
+        if named := re.fullmatch(r"clipwise\[(.+)\]", line):
+            yield from chain.from_iterable(map(requirements, named[1].split(",")))
+        else:
+            yield line
+
+
+def test_nothing_holds_a_user_to_old_versions() -> None:
+    """Of the packages that are asked for, dp-accounting and Flower do; they are installed by name."""
+    asked = [*PROJECT["project"]["dependencies"], *requirements("all")]
+    assert len(asked) > 10 and not [each for each in asked if re.search("<|==|~=|!=", each)]
+    assert not {"dp-accounting", "flwr"} & {re.split(r"[^\w-]", each)[0] for each in asked}
+    everything = set(PROJECT["project"]["optional-dependencies"]) - {"all", "bench", "dev", "docs", "flower", "pld"}
+    assert set(requirements("all")) == {each for extra in everything for each in requirements(extra)}
+
+
+def short_waits(code: str) -> Iterator[str]:
+    """Where a program waits for something else, with a limit in numbers that is below `HANG`."""
+    for node in ast.walk(ast.parse(code)):
+        limits: list[ast.expr] = []
+        if isinstance(node, ast.Call):
+            limits = [each.value for each in node.keywords if each.arg == "timeout"]
+            if isinstance(node.func, ast.Attribute) and node.func.attr in ("wait", "join"):
+                limits += node.args
+        elif isinstance(node, ast.BinOp) and ast.unparse(node.left) == "time.monotonic()":
+            limits = [node.right]
+        for limit in limits:
+            if isinstance(limit, ast.Constant) and isinstance(limit.value, int | float) and limit.value < HANG:
+                yield f"line {node.lineno}: {ast.unparse(node)}"
+
+
+def test_no_test_fails_because_the_machine_is_busy() -> None:
+    """A limit of time only bounds a hang: it is `tests.conftest.HANG`."""
+    found = {relative(path): [*short_waits(path.read_text("utf-8"))] for path in sorted((ROOT / "tests").rglob("*.py"))}
+    assert not {path: waits for path, waits in found.items() if waits}
+
+
+@pytest.mark.parametrize(
+    "code", ["run([], timeout=60)", "process.wait(60)", "thread.join(5.0)", "end = time.monotonic() + 20"]
+)
+def test_a_short_wait_is_recognised(code: str) -> None:
+    assert [*short_waits(code)] and not [*short_waits(re.sub(r"[\d.]+(?=\)?$)", "HANG", code))]
+
+
 def test_import_is_light() -> None:
     loaded = run_python(f"import sys, clipwise; print([m for m in {OPTIONAL} if m in sys.modules])")
     assert loaded == "[]", f"`import clipwise` brings {loaded}, which are extras"
@@ -197,7 +241,7 @@ MACHINE_PATH = re.compile(r"(?<![\w.:/])/(?:work|root|home|Users)/[\w.]")
 
 
 def tracked() -> list[str]:
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, timeout=60)
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, timeout=HANG)
     if listed.returncode:
         pytest.skip("not a git checkout")
     return [name for name in listed.stdout.decode().split("\0") if name]

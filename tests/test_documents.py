@@ -19,6 +19,7 @@ from benchmarks import accounting, accounting_grid, calibration, evidence, jl, k
 from papers.epsilons import __main__ as epsilons
 from papers.pages import BENCHMARKS, DOCS, put, shown, wrapped
 from papers.theory import monitor, search, table
+from tests.conftest import HANG
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -30,7 +31,7 @@ def test_quickstart_runs(tmp_path: Path) -> None:
     script = tmp_path / "quickstart.py"
     script.write_text(blocks[0], encoding="utf-8")
     done = subprocess.run(
-        [sys.executable, "-W", "error", script], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, "-W", "error", script], cwd=tmp_path, capture_output=True, text=True, timeout=HANG, check=False
     )
     assert done.returncode == 0, done.stderr
     found = re.fullmatch(r"accuracy ([\d.]+)% at epsilon ([\d.]+), delta 1e-04\n", done.stdout)
@@ -45,7 +46,7 @@ def test_the_home_page_trains_and_prints_its_epsilon(tmp_path: Path) -> None:
     (block,) = re.findall(r"```python\n(.*?)```", home, flags=re.DOTALL)
     script = tmp_path / "home.py"
     script.write_text(block, encoding="utf-8")
-    done = subprocess.run([sys.executable, "-W", "error", script], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, "-W", "error", script], capture_output=True, text=True, timeout=HANG)
     promised = re.search(r"print\(.*#\s+(epsilon [\d.]+)$", block, flags=re.MULTILINE)
     assert promised
     assert done.stdout == f"{promised[1]}\n", done.stderr

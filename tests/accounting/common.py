@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,14 @@ VECTORS: list[dict[str, Any]] = json.loads(Path(__file__).with_name("vectors.jso
 
 MNIST = (GaussianSteps(Poisson(60_000, 256), 1.1, 14_040),)
 SNLI = (GaussianSteps(Poisson(550_152, 32), 0.4, 51_576),)
+
+
+@contextmanager
+def within(seconds: float) -> Iterator[None]:
+    """What is done in here takes at most so much of the processor, however busy the machine is."""
+    start = time.process_time()
+    yield
+    assert time.process_time() - start < seconds
 
 
 def run(sigma: float, rate: float, steps: int) -> Composition:

@@ -6,7 +6,6 @@ import argparse
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,9 @@ from clipwise.accounting import Ledger
 from clipwise.cli import epsilon as epsilon_command
 from clipwise.cli import noise as noise_command
 from clipwise.errors import ClipwiseError
+from tests.conftest import HANG
 
-from .common import MNIST
+from .common import MNIST, within
 
 MNIST_OPTIONS = "--noise-multiplier 1.1 --sample-size 60000 --batch-size 256 --steps 14040 --delta 1e-5"
 SNLI_OPTIONS = "--noise-multiplier 0.4 --sample-size 550152 --batch-size 32 --steps {} --delta 1.8176794776716253e-06"
@@ -85,10 +85,8 @@ def test_the_papers_runs_stand_beside_what_it_reports(capsys: pytest.CaptureFixt
     ],
 )
 def test_options_that_would_be_ignored_or_absurd_are_refused_at_once(options: str, said: str) -> None:
-    start = time.perf_counter()
-    with pytest.raises(ClipwiseError, match=said):
+    with within(5.0), pytest.raises(ClipwiseError, match=said):
         call(epsilon_command, options)
-    assert time.perf_counter() - start < 5.0
 
 
 def test_noise_refuses_what_it_is_to_find() -> None:
@@ -181,11 +179,10 @@ def test_input_that_ends_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 def test_a_reader_that_goes_away_is_no_error() -> None:
     command = f"{sys.executable} -u -m clipwise epsilon {MNIST_OPTIONS} --accountant rdp"
-    process = subprocess.Popen(command.split(), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert process.stdout is not None and process.stderr is not None
-    process.stdout.close()
-    assert (process.wait(60), process.stderr.read()) == (141, b"")
-    process.stderr.close()
+    with subprocess.Popen(command.split(), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert (process.wait(HANG), process.stderr.read()) == (141, b"")
 
 
 def test_noise(capsys: pytest.CaptureFixture[str]) -> None:

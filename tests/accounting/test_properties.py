@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from clipwise.accounting import GaussianSteps, Ledger, account, account_delta
 from clipwise.sampling import FixedSize, FullBatch, Poisson, Sampling, Shuffled
 
+from .common import within
+
 SLACK = 1 + 1e-6
 
 sizes = st.integers(10, 10**6)
@@ -95,15 +97,15 @@ CORNERS = [
 @pytest.mark.parametrize(("sigma", "batch", "size", "steps", "delta"), CORNERS)
 def test_corners(sigma: float, batch: int, size: int, steps: int, delta: float) -> None:
     events = (GaussianSteps(Poisson(size, batch), sigma, steps),)
-    guarantee = account(events, delta)
+    with within(30.0):
+        guarantee = account(events, delta)
     assert 0.0 <= guarantee.epsilon < math.inf
     assert guarantee.epsilon <= account(events, delta, "rdp").epsilon * SLACK + 1e-9
-    assert guarantee.seconds < 30.0
 
 
 @pytest.mark.slow
 def test_a_thousand_segments() -> None:
     events = tuple(GaussianSteps(Poisson(100_000, 1_000), 1.6 - 0.7 * k / 999, 10) for k in range(1_000))
-    guarantee = account(events, 1e-5)
+    with within(60.0):
+        guarantee = account(events, 1e-5)
     assert guarantee.accountant == "exact" and guarantee.epsilon == pytest.approx(4.6728, abs=1e-3)
-    assert guarantee.seconds < 60.0

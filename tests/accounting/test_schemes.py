@@ -18,7 +18,7 @@ from clipwise.accounting._problem import pose
 from clipwise.errors import AccountingError
 from clipwise.sampling import FixedSize, FullBatch, Poisson, Shuffled
 
-from .common import MNIST, run
+from .common import MNIST, run, within
 
 
 @pytest.mark.parametrize(
@@ -177,8 +177,9 @@ def test_bounds_for_noise_over_twice_the_clipping_norm_do_not_hold(
 
 
 def test_groups_of_a_thousand_take_no_time() -> None:
-    guarantee = account(MNIST, 1e-5, group=1_000)
-    assert guarantee.accountant == "exact" and guarantee.seconds < 5.0
+    with within(5.0):
+        guarantee = account(MNIST, 1e-5, group=1_000)
+    assert guarantee.accountant == "exact"
     assert guarantee.epsilon == pytest.approx(124_498.26, rel=1e-6)
     fifty = account(MNIST, 1e-5, group=50)
     assert fifty.epsilon < account(MNIST, 1e-5, "rdp", group=50).epsilon < 1.2 * fifty.epsilon

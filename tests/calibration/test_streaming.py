@@ -14,6 +14,7 @@ from clipwise.calibration.bootstrap import GROUPS
 from clipwise.calibration.inputs import _CHUNK_ELEMENTS
 from clipwise.calibration.sums import ClassSums, Kept
 from tests.calibration.reference import reference, samples
+from tests.conftest import HANG
 
 
 @pytest.mark.parametrize("sizes", [[2500], [1, 2499], [999, 1, 1, 1499], [100] * 25])
@@ -109,5 +110,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="ru_maxrss is in kilobytes on Linux only")
 def test_memory_stays_while_the_stream_goes_on() -> None:
     """40,000 x 200 probabilities are 64 MB in float64; the stream may add a small part of that."""
-    done = subprocess.run([sys.executable, "-c", STREAM, "40"], capture_output=True, text=True, check=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", STREAM, "40"], capture_output=True, text=True, check=True, timeout=HANG
+    )
     assert int(done.stdout) < 8_000, f"peak memory grew by {done.stdout.strip()} kB"

@@ -13,6 +13,7 @@ import clipwise
 from clipwise.cli import main as cli
 from clipwise.cli.table import table
 from clipwise.errors import BudgetSpent, InvalidPlan
+from tests.conftest import HANG
 
 
 def fake_command(monkeypatch: pytest.MonkeyPatch, outcome: object) -> None:
@@ -82,18 +83,10 @@ def test_interrupt_is_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
 
 
 def test_reader_that_went_away_is_no_traceback() -> None:
-    reader = subprocess.Popen(["true"], stdin=subprocess.PIPE)
-    reader.wait(timeout=60)
-    assert reader.stdin is not None
-    done = subprocess.run(
-        [sys.executable, "-m", "clipwise", "--version"],
-        stdout=reader.stdin,
-        stderr=subprocess.PIPE,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    reader.stdin.close()
+    with subprocess.Popen(["true"], stdin=subprocess.PIPE) as reader:
+        reader.wait(HANG)
+        command = [sys.executable, "-m", "clipwise", "--version"]
+        done = subprocess.run(command, stdout=reader.stdin, stderr=subprocess.PIPE, text=True, timeout=HANG)
     assert (done.returncode, done.stderr) == (141, "")
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.conftest import HANG
 from tests.core.common import same
 from tests.core.crash_runs import STEPS, live
 from tests.core.switch_runs import NOISE
@@ -28,7 +29,7 @@ def program(*arguments: str) -> Any:
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     run = subprocess.run(
-        [sys.executable, "-m", *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240
+        [sys.executable, "-m", *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=HANG
     )
     assert run.returncode == 0, run.stderr
     return json.loads(run.stdout)

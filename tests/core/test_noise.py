@@ -38,6 +38,7 @@ from clipwise.noise import (
 from clipwise.noise.polar import PolarNormals
 from clipwise.noise.stream import Stream
 from clipwise.noise.ziggurat import ZigguratNormals
+from tests.conftest import HANG
 from tests.core.common import Unlabelled
 
 LEVEL = 1e-4
@@ -452,7 +453,7 @@ def test_threads_of_a_dropped_run_end() -> None:
         del private
         gc.collect()
         for thread in drawing:
-            thread.join(timeout=60)
+            thread.join(HANG)
         assert not any(thread.is_alive() for thread in drawing)
     finally:
         torch.set_num_threads(threads)

@@ -11,7 +11,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from http.client import IncompleteRead
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +24,7 @@ from clipwise import files
 from clipwise.data import origins, store
 from clipwise.data.store import obtain
 from clipwise.errors import DataError
+from tests.conftest import HANG
 from tests.data.common import (
     AT_ADDRESS,
     BASE,
@@ -214,7 +216,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(page[: len(page) // 2])
         self.wfile.flush()
         if not self.path.endswith("first"):
-            self.server.hold.wait(30)
+            self.server.hold.wait(HANG)
         self.wfile.write(page[len(page) // 2 :])
 
     def log_message(self, *_: object) -> None: ...
@@ -233,6 +235,7 @@ def server() -> Iterator[Server]:
     server.server_close()
 
 
+Start = Callable[[], "subprocess.Popen[str]"]
 SCRIPT = """
 import sys
 from clipwise.data.entries import Entry, File, Form, Supply
@@ -246,48 +249,53 @@ assert found.read("first") == FIRST and found.read("second") == SECOND
 """
 
 
-def start(server: Server) -> subprocess.Popen[str]:
-    address = f"http://127.0.0.1:{server.server_address[1]}"
-    return subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, address],
-        cwd=ROOT,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "no_proxy": "*"},
-    )
+@pytest.fixture
+def start(server: Server) -> Iterator[Start]:
+    """Starts a process that fetches. In the end all of them are over and their pipes closed, however the test went."""
+    command = [sys.executable, "-c", SCRIPT, f"http://127.0.0.1:{server.server_address[1]}"]
+    environment = {**os.environ, "no_proxy": "*"}
+    with ExitStack() as running:
+
+        def begin() -> subprocess.Popen[str]:
+            process = subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
+            running.enter_context(process)
+            running.callback(process.kill)
+            return process
+
+        yield begin
 
 
 def until(condition: Any) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + HANG
     while not condition():
         assert time.monotonic() < deadline, "it did not come to that"
         time.sleep(0.02)
 
 
-def test_killed_half_way_and_run_again(cache: Path, server: Server) -> None:
-    process = start(server)
+def test_killed_half_way_and_run_again(cache: Path, server: Server, start: Start) -> None:
+    process = start()
     until(lambda: "/second" in server.requests)
     process.send_signal(signal.SIGKILL)
-    process.communicate(timeout=60)
+    process.communicate(timeout=HANG)
     assert [p.name for p in cache.iterdir() if not p.name.startswith(".part-")] in ([], ["first"])
     assert not (cache / "second").exists()
     server.hold.set()
-    again = start(server)
-    _, errors = again.communicate(timeout=60)
+    again = start()
+    _, errors = again.communicate(timeout=HANG)
     assert again.returncode == 0, errors
     assert left_in(cache) == {"first", "second", "origin.json"}
     assert not [*cache.glob(".part-*")], "what the killed one left is cleared away"
 
 
-def test_two_at_once_fetch_once(cache: Path, server: Server) -> None:
-    one = start(server)
+def test_two_at_once_fetch_once(cache: Path, server: Server, start: Start) -> None:
+    one = start()
     until(lambda: "/second" in server.requests)
-    other = start(server)
+    other = start()
     assert other.stderr is not None
     assert other.stderr.readline().startswith("waiting for another process")
     server.hold.set()
     for process in (one, other):
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=HANG)
         assert process.returncode == 0, errors
     assert server.requests == ["/first", "/second"]
     assert left_in(cache) == {"first", "second", "origin.json"}

@@ -18,7 +18,7 @@ import pytest
 from clipwise.errors import ClipwiseError, DataError, InvalidConfig
 from clipwise.experiments import Arm, Show, Standing, Study, Trial, Watch, run_all, runs, runs_of
 from clipwise.progress import Console
-from tests.conftest import Terminal
+from tests.conftest import HANG, Terminal
 from tests.report.samples import made_run
 
 CONFIG = """
@@ -169,7 +169,7 @@ def test_a_study_that_was_stopped_by_ctrl_c_continues_from_the_checkpoint(study:
         assert started.poll() is None
         time.sleep(0.05)
     os.killpg(started.pid, signal.SIGINT)
-    assert started.wait(timeout=30) != 0 and first.begun and not first.finished and not second.folder.exists()
+    assert started.wait(HANG) != 0 and first.begun and not first.finished and not second.folder.exists()
     short = replace(long, seeds=1)
     steps: list[float] = []
     with pytest.raises(KeyboardInterrupt):

@@ -13,6 +13,7 @@ import pytest
 
 from clipwise.errors import ClipwiseError
 from clipwise.experiments import Show, advance, side_by_side, workers
+from tests.conftest import HANG
 
 
 def half(number: int) -> float:
@@ -51,7 +52,7 @@ def test_a_worker_that_is_killed_takes_no_other_item_with_it(capfd: pytest.Captu
 
 def marked(path: Path) -> None:
     path.touch()
-    time.sleep(60)
+    time.sleep(HANG)
 
 
 @pytest.mark.slow
@@ -72,7 +73,7 @@ def test_nothing_continues_after_ctrl_c(tmp_path: Path) -> None:
         assert started.poll() is None
         time.sleep(0.05)
     os.killpg(started.pid, signal.SIGINT)
-    _, said = started.communicate(timeout=20)
+    _, said = started.communicate(timeout=HANG)
     assert started.returncode == -signal.SIGINT and said.strip().endswith("KeyboardInterrupt")
     assert sorted(tmp_path.iterdir()) == paths[:2]
 
@@ -91,7 +92,7 @@ def test_a_worker_ends_with_its_parent(tmp_path: Path) -> None:
         time.sleep(0.05)
     parent.kill()
     parent.wait()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + HANG
     while Path("/proc", first.read_text()).exists():
         assert time.monotonic() < deadline, "the worker lives on"
         time.sleep(0.1)
@@ -99,8 +100,10 @@ def test_a_worker_ends_with_its_parent(tmp_path: Path) -> None:
 
 
 def told_of(path: Path) -> None:
+    parent = os.getppid()
     path.write_text(str(os.getpid()))
-    time.sleep(2)
+    while os.getppid() == parent:
+        time.sleep(0.05)
 
 
 def test_nothing_to_do_starts_no_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,7 @@ import clipwise as cw
 from clipwise.entropy import Entropy
 from clipwise.federated import LocalTraining, Server, run, select
 from clipwise.federated.flower import DPFedAvg, answer
+from tests.conftest import HANG
 from tests.federated.common import federated_plan, flat, loss_fn, make_model, make_users
 
 NODES = 12
@@ -241,7 +242,7 @@ def test_telemetry_is_off() -> None:
     code = "import clipwise.federated.flower, flwr.supercore.telemetry as t; print(t.FLWR_TELEMETRY_ENABLED)"
     environment = {k: v for k, v in os.environ.items() if k != "FLWR_TELEMETRY_ENABLED"}
     done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120, check=True
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=HANG, check=True
     )
     assert done.stdout.strip() == "0"
 
@@ -249,7 +250,7 @@ def test_telemetry_is_off() -> None:
 @pytest.mark.slow
 def test_without_flower_the_extra_is_named() -> None:
     code = "import sys; sys.modules['flwr'] = None; import clipwise.federated; import clipwise.federated.flower"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HANG, check=False)
     assert done.returncode != 0 and "MissingExtra" in done.stderr and "clipwise[flower]" in done.stderr
 
 
@@ -310,7 +311,7 @@ def test_a_client_process_that_dies_takes_no_reply_of_others_with_it(restarted: 
     app = [str(Path(__file__).with_name("flower_app.py")), "6", "2", "dies", *(["restarted"] if restarted else [])]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, *app], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=1800, check=False
+        [sys.executable, *app], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=HANG, check=False
     )
     if not restarted:
         assert done.returncode != 0 and "has died" in done.stderr, done.stderr[-3000:]
@@ -331,14 +332,14 @@ def test_simulation_of_flower_ends_by_itself_and_leaves_nothing_behind(tmp_path:
     nodes, rounds, mark = 30, 6, secrets.token_hex(8)
     command = [sys.executable, str(Path(__file__).with_name("flower_app.py")), str(nodes), str(rounds)]
     environment = {**os.environ, "CLIPWISE_TEST_MARK": mark, "OMP_NUM_THREADS": "1"}
-    most, deadline = 0, time.monotonic() + 900
+    most, deadline = 0, time.monotonic() + HANG
     with (tmp_path / "log").open("w") as log:
         process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=log, stderr=log)
         try:
             while process.poll() is None and time.monotonic() < deadline:
                 most = max(most, len(started_with(mark)))
                 time.sleep(1)
-            patience = time.monotonic() + 60  # Ray's workers notice the end of their driver a moment later
+            patience = time.monotonic() + HANG  # Ray's workers notice the end of their driver a moment later
             while started_with(mark) and time.monotonic() < patience:
                 time.sleep(0.5)
             left = [" ".join(p.cmdline()) for p in started_with(mark)]

@@ -12,7 +12,7 @@ import io
 import json
 import re
 import struct
-import sys
+import tomllib
 import warnings
 import zipfile
 from collections.abc import Callable, Sequence
@@ -22,11 +22,6 @@ from typing import Any
 import numpy as np
 
 from clipwise.training.config.toml import write
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 __all__ = [
     "BYTES", "CSV", "NPZ", "SAFETENSORS", "TEXT", "TOML", "Mutation", "damaged_npy",

@@ -14,6 +14,7 @@ import random
 import subprocess
 import sys
 import tempfile
+import tomllib
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from datetime import date
@@ -24,11 +25,6 @@ from typing import Any
 from tests.mutants.changes import Change, changes_of
 from tests.mutants.coverage_of import ROOT, Covering, measure
 from tests.mutants.pool import Pool
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 HERE = Path(__file__).resolve().parent
 RESULTS, PAGE, KNOWN = HERE / "results.json", HERE / "RESULTS.md", HERE / "known.toml"

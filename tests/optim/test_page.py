@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 import clipwise as cw
+from tests.conftest import HANG
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
@@ -39,7 +40,7 @@ def test_the_price_in_privacy_is_what_the_package_computes(row: dict[str, float]
 def test_the_example_prints_what_the_page_shows() -> None:
     pytest.importorskip("sklearn")
     done = subprocess.run(
-        [sys.executable, ROOT / "examples" / "dp_sgld.py"], capture_output=True, text=True, timeout=300, check=True
+        [sys.executable, ROOT / "examples" / "dp_sgld.py"], capture_output=True, text=True, timeout=HANG, check=True
     )
     shown = re.search(r"```\n(epsilon .*?)```", PAGE, flags=re.DOTALL)
     assert shown

@@ -23,6 +23,7 @@ from papers.cifar10 import ablations, grid, networks
 from papers.cifar10 import features as kept
 from papers.cifar10.findings import findings
 from papers.cifar10.study import LARGE, SMALL, cells, study
+from tests.conftest import HANG
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -277,7 +278,7 @@ def test_the_quick_form_runs_without_a_network_and_says_what_it_is(tmp_path: Pat
     before = sorted((ROOT / "papers/cifar10").rglob("*"))
     done = subprocess.run(
         [sys.executable, "-m", "papers.cifar10", "--quick", "--jobs", "1"],
-        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False,
+        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=HANG, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "synthetic images" in done.stdout and "97.17 %" in done.stdout and "fine-tuned" in done.stdout

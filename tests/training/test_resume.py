@@ -18,6 +18,7 @@ from clipwise.data import DataSet
 from clipwise.errors import CheckpointError, DataError, InvalidConfig
 from clipwise.report import arms_of, warnings_of
 from clipwise.training import Progress, train
+from tests.conftest import HANG
 
 from .common import TINY, config
 from .crash_runs import FEDERATED
@@ -32,7 +33,7 @@ pytestmark = pytest.mark.usefixtures("exact_only")
 def killed_run(folder: Path, seeded: str) -> dict[str, Any]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "tests.training.crash_runs", str(folder), seeded]
-    run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=400, check=False)
+    run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=HANG, check=False)
     assert run.returncode == 0, run.stderr
     found: dict[str, Any] = json.loads(run.stdout)
     return found

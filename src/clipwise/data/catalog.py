@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import tomllib
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
@@ -12,11 +12,6 @@ from clipwise.data.convert import CONVERSIONS
 from clipwise.data.entries import Entry, File, Form, Supply
 from clipwise.data.origins import Address, Debian, Npm, Origin, PyPI
 from clipwise.errors import DataError
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 __all__ = ["CATALOG", "entry"]
 

@@ -199,7 +199,7 @@ def _bars(axes: Any, left: Any, height: Any, width: Any, bottom: Any = 0.0, **lo
 
     low, right, high = np.broadcast_to(bottom, np.shape(left)), left + width, bottom + height
     corners = np.stack([(left, low), (left, high), (right, high), (right, low)]).transpose(2, 0, 1)
-    axes.add_collection(PolyCollection(corners, **{"linewidth": 0, **look}))
+    axes.add_collection(PolyCollection(list(corners), **{"linewidth": 0, **look}))
 
 
 def _top_share(result: CalibrationResult) -> float:

@@ -18,6 +18,7 @@ import clipwise as cw
 from clipwise.federated import Server
 from clipwise.mechanisms import Rounds
 from tests.attacks.misuse.common import STEPS, N, Setting
+from tests.conftest import HANG
 
 OTHER_RANK = textwrap.dedent(
     """
@@ -52,13 +53,13 @@ def test_a_rank_among_several_is_refused_and_nothing_is_released(tmp_path: Path)
     s = Setting(cw.FullBatch(N))  # made before there were ranks
     other = subprocess.Popen([sys.executable, "-c", OTHER_RANK, store], stderr=subprocess.PIPE, text=True)
     try:
-        distributed.init_process_group("gloo", store, rank=0, world_size=2, timeout=timedelta(seconds=100))
+        distributed.init_process_group("gloo", store, rank=0, world_size=2, timeout=timedelta(seconds=HANG))
         for attempt in (lambda: Setting(seed=1), lambda: Setting(own_batches=True), lambda: train(s), serve):
             with pytest.raises(cw.InvalidPlan, match=r"has 2 ranks.*process_group=\) is not supported yet"):
                 attempt()
         assert s.private.ledger.steps == 0
         distributed.barrier()
-        assert other.wait(timeout=100) == 0, other.communicate()[1]
+        assert other.wait(HANG) == 0, other.communicate()[1]
     finally:
         other.kill()
         other.communicate()

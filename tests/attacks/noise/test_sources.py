@@ -17,6 +17,7 @@ from clipwise.errors import ClipwiseError
 from clipwise.noise import DefaultNormals, GaussianNoise, Normals
 from clipwise.noise.polar import PolarNormals
 from clipwise.noise.ziggurat import ZigguratNormals
+from tests.conftest import HANG
 
 SIZE, MULTIPLIER = 400, 5.0
 PLAN = cw.Plan(cw.FullBatch(20), steps=2, clip=cw.Abadi(1.0), noise_multiplier=MULTIPLIER)
@@ -85,14 +86,14 @@ def test_two_releases_at_once_share_no_noise() -> None:
             super().fill_(buffer, entropy, step, piece)
             if step == 0:
                 drawn.set()
-                go_on.wait(10)
+                go_on.wait(HANG)
 
     noise = GaussianNoise([torch.zeros(SIZE)], Entropy(), Slow())
     first: list[Tensor] = []
     thread = threading.Thread(target=lambda: first.extend(noise.release([torch.zeros(SIZE)], [1.0], 1.0, 0)))
     thread.start()
     try:
-        assert drawn.wait(10)
+        assert drawn.wait(HANG)
         with pytest.raises(ClipwiseError, match="another thread"):
             noise.release([torch.full((SIZE,), 1e6)], [1.0], 1.0, 1)
     finally:

@@ -54,7 +54,10 @@ def _distributions(problem: Problem, interval: float) -> list[Any]:
     try:
         from dp_accounting.pld import privacy_loss_distribution as pld
     except ImportError as error:
-        raise MissingExtra("The pld accountant needs dp-accounting: pip install 'clipwise[pld]'.") from error
+        raise MissingExtra(
+            "The pld accountant needs dp-accounting, which is not installed. Ask the exact accountant, which is "
+            "tighter and needs nothing else, or: pip install 'clipwise[pld]'."
+        ) from error
     if problem.group > 1 and any(c.terms for c in problem.upper):
         raise AccountingError("The pld accountant has no group privacy with sampling; use the exact accountant.")
     if len(problem.events) > _MOST_EVENTS:

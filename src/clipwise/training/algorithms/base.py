@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from torch import nn
 
@@ -12,8 +12,6 @@ from clipwise.training.config import OptimizerChoice, TomlTable
 from clipwise.training.run import Folder, Job, Trained, Watch
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
-
     from clipwise.training.config import Config
 
 __all__ = ["Algorithm"]

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -21,8 +21,6 @@ from clipwise.training.config import OptimizerChoice, TensorRecords, TomlTable, 
 from clipwise.training.run import Folder, Job, Trained, Watch
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
-
     from clipwise.training.config import Config
 
 __all__ = ["FedAvg", "FedSGD", "FederatedAlgorithm"]

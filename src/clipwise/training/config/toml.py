@@ -6,7 +6,7 @@ import difflib
 import json
 import math
 import re
-import sys
+import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,11 +14,6 @@ from typing import Any, NoReturn, TypeVar
 
 from clipwise._validate import is_line
 from clipwise.errors import InvalidConfig
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 __all__ = ["TomlTable", "TomlText", "nearest", "write"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,7 @@ def train(
     folder = Folder(Path(config.output if output is None else output))
     folder.check(config.text, resume=resume, force=force)
     _check_extras()
-    started = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    started = datetime.now(UTC).isoformat(timespec="seconds")
     job = prepare(config, data)
     with folder.trained_in(config.text, job.data.fingerprint, resume=resume, changed_data=changed_data):
         trained = config.algorithm.train(job, folder, watch, resume)
