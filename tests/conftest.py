@@ -8,12 +8,17 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 # One thread, so that runs are reproducible and several test processes do not fight for the cores.
 torch.set_num_threads(1)
 
 HANG = 900.0
 """Seconds. What a test has waited for so long hangs; a busy machine takes long, and no test is about that."""
+
+# Properties are tried with the same examples every time, and none is too slow.
+settings.register_profile("seeded", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("seeded")
 
 NOT_OURS = [
     "ignore:TF32 acceleration on top of oneDNN:UserWarning",  # torch, on any use of torch.backends.mkldnn.flags

@@ -26,9 +26,9 @@ from .oracles import Outputs, fixed_batches, outputs_of, poisson_batches, told_a
 SLACK, LEAST = 1 + 1e-6, 1e-12  # of a value, and of an epsilon or a delta near zero
 NO_COMPARISON = 3e-18  # deltas below are given as 1e-18
 
-some = settings(max_examples=12, deadline=None, derandomize=True)
-few = settings(max_examples=5, deadline=None, derandomize=True)
-many = settings(max_examples=40, deadline=None, derandomize=True)
+some = settings(max_examples=12)
+few = settings(max_examples=5)
+many = settings(max_examples=40)
 
 
 def powers(low: float, high: float) -> st.SearchStrategy[float]:
@@ -137,21 +137,21 @@ def test_exact_without_amplification(sampling: Sampling, sigma: float, count: in
     obeys(GaussianSteps(sampling, sigma, count), delta, relation, "exact")
 
 
-@settings(max_examples=4, deadline=None, derandomize=True)
+@settings(max_examples=4)
 @given(PLAIN, powers(-0.4, 3.0), steps, deltas, relations)
 def test_exact(sampling: Sampling, sigma: float, count: int, delta: float, relation: Any) -> None:
     obeys(GaussianSteps(sampling, sigma, count), delta, relation, "exact")
 
 
 @pytest.mark.slow
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=30)
 @given(EVERY, sigmas, steps, deltas, relations)
 def test_rdp_everywhere(sampling: Sampling, sigma: float, count: int, delta: float, relation: Any) -> None:
     obeys(GaussianSteps(sampling, sigma, count), delta, relation, "rdp")
 
 
 @pytest.mark.slow
-@settings(max_examples=8, deadline=None, derandomize=True)
+@settings(max_examples=8)
 @given(EVERY, sigmas, steps, deltas, relations)
 def test_exact_everywhere(sampling: Sampling, sigma: float, count: int, delta: float, relation: Any) -> None:
     obeys(GaussianSteps(sampling, sigma, count), delta, relation, "exact")
@@ -196,7 +196,7 @@ def test_pld(sampling: Sampling, sigma: float, count: int, delta: float, relatio
 
 
 @pytest.mark.slow
-@settings(max_examples=4, deadline=None, derandomize=True)
+@settings(max_examples=4)
 @given(st.one_of(PLAIN, EASY), powers(-0.5, 2.0), powers(1.0, 6.0).map(int), steps, deltas, relations)
 def test_rdp_of_estimated_norms(
     sampling: Sampling, sigma: float, projections: int, count: int, delta: float, relation: Any
@@ -213,7 +213,7 @@ def test_rdp_of_estimated_norms(
 phases = st.lists(st.tuples(EVERY, sigmas, steps), min_size=2, max_size=3)
 
 
-@settings(max_examples=3, deadline=None, derandomize=True)
+@settings(max_examples=3)
 @given(phases, deltas, relations, powers(0.0, 3.0))
 def test_phases_together_cost_at_least_each_of_them(parts: Any, delta: float, relation: Any, noise: float) -> None:
     events = [GaussianSteps(*part) for part in parts]
@@ -225,7 +225,7 @@ def test_phases_together_cost_at_least_each_of_them(parts: Any, delta: float, re
         assert account((event,), delta, "rdp", relation=relation).epsilon <= whole * SLACK + LEAST
 
 
-@settings(max_examples=3, deadline=None, derandomize=True)
+@settings(max_examples=3)
 @given(st.lists(st.tuples(PLAIN, powers(0.0, 2.0), steps), min_size=2, max_size=2), deltas, relations)
 def test_exact_phases_together_cost_at_least_each_of_them(parts: Any, delta: float, relation: Any) -> None:
     """With full batches among them; together at most the sum, each at its part of delta."""

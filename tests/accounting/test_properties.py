@@ -30,7 +30,7 @@ def spent(sampling: Sampling, sigma: float, steps: int, delta: float) -> float:
     return account((GaussianSteps(sampling, sigma, steps),), delta).epsilon
 
 
-@settings(max_examples=8, deadline=None, derandomize=True)
+@settings(max_examples=8)
 @given(sizes, shares, noises, counts, deltas)
 def test_monotone_in_everything(size: int, share: float, sigma: float, steps: int, delta: float) -> None:
     base = spent(poisson(size, share), sigma, steps, delta)
@@ -41,7 +41,7 @@ def test_monotone_in_everything(size: int, share: float, sigma: float, steps: in
     assert base <= spent(poisson(size, share), sigma, steps, delta / 10) * SLACK
 
 
-@settings(max_examples=10, deadline=None, derandomize=True)
+@settings(max_examples=10)
 @given(sizes, shares, noises, counts, deltas)
 def test_at_most_rdp_and_inverted_by_delta(size: int, share: float, sigma: float, steps: int, delta: float) -> None:
     events = (GaussianSteps(poisson(size, share), sigma, steps),)
@@ -51,7 +51,7 @@ def test_at_most_rdp_and_inverted_by_delta(size: int, share: float, sigma: float
     assert account_delta(events, exact.epsilon).delta == pytest.approx(delta, rel=1e-4)
 
 
-@settings(max_examples=6, deadline=None, derandomize=True)
+@settings(max_examples=6)
 @given(st.lists(st.tuples(st.integers(1, 30), noises, st.integers(1, 300)), min_size=2, max_size=4), deltas)
 def test_splitting_and_reordering_change_nothing(parts: list[tuple[int, float, int]], delta: float) -> None:
     events = [GaussianSteps(Poisson(1_000, batch), sigma, steps) for batch, sigma, steps in parts]
@@ -61,7 +61,7 @@ def test_splitting_and_reordering_change_nothing(parts: list[tuple[int, float, i
     assert Ledger(split).epsilon(delta) == whole
 
 
-@settings(max_examples=6, deadline=None, derandomize=True)
+@settings(max_examples=6)
 @given(sizes, shares, noises, st.integers(200, 5_000))
 def test_relations_are_ordered(size: int, share: float, sigma: float, steps: int) -> None:
     events = (GaussianSteps(poisson(size, share), sigma, steps),)
@@ -69,7 +69,7 @@ def test_relations_are_ordered(size: int, share: float, sigma: float, steps: int
     assert one <= other * SLACK
 
 
-@settings(max_examples=6, deadline=None, derandomize=True)
+@settings(max_examples=6)
 @given(st.integers(2, 200), st.integers(2, 50), noises, st.integers(50, 2_000))
 def test_intervals_are_intervals(batches: int, batch: int, sigma: float, steps: int) -> None:
     n = batches * batch
@@ -78,7 +78,7 @@ def test_intervals_are_intervals(batches: int, batch: int, sigma: float, steps: 
         assert guarantee.lower is not None and 0.0 <= guarantee.lower <= guarantee.epsilon < math.inf
 
 
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(max_examples=20)
 @given(st.floats(-1.0, 2.0), st.integers(1, 10**6), st.floats(-15.0, -1.0))
 def test_full_batch_has_no_trouble_anywhere(log_sigma: float, steps: int, log_delta: float) -> None:
     value = spent(FullBatch(1_000), 10.0**log_sigma, steps, 10.0**log_delta)

@@ -127,7 +127,7 @@ def test_smooth_ece_agrees_with_relplot(seed: int) -> None:
     assert evaluate(probabilities, labels).smooth_ece == pytest.approx(expected, abs=1.5e-3)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.lists(st.integers(0, 6), min_size=3, max_size=3).filter(any), min_size=1, max_size=12),
     st.integers(1, 12),

@@ -48,7 +48,7 @@ class Watched:
         self.steps.append(step)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     arrays.arrays(np.float64, st.tuples(st.integers(1, 6), st.integers(1, 5)), elements=ANY_LOGIT),
     TEMPERATURES,
@@ -69,7 +69,7 @@ def test_the_bound_on_the_sensitivity_is_reached() -> None:
     assert float(statistic(torch.tensor([[1e6, 0.0]]), torch.tensor([False]), 1.0)) == 1.0
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(arrays.arrays(np.float64, (5, 3), elements=st.floats(-20, 20)), TEMPERATURES, TEMPERATURES)
 def test_the_statistic_falls_with_the_temperature(logits: Any, one: float, other: float) -> None:
     z, hits = torch.from_numpy(logits), torch.tensor([True, False, True, True, False])

@@ -43,7 +43,7 @@ def test_every_private_rule_of_the_module_is_in_the_table() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("rule_name", PRIVATE_RULES)
 @given(data=st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_a_contribution_never_exceeds_the_sensitivity(rule_name: str, dtype: torch.dtype, data: st.DataObject) -> None:
     rule = data.draw(PRIVATE_RULES[rule_name])
     norms = torch.tensor(data.draw(st.lists(norm_values, min_size=1, max_size=8)), dtype=dtype)

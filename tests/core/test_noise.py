@@ -410,7 +410,7 @@ asked = st.tuples(
 )  # fmt: skip
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200)
 @given(asked, asked)
 def test_only_equal_questions_get_equal_bytes(one: Any, other: Any) -> None:
     def taken(seed: int | None, label: tuple[bytes, ...], purpose: str, counters: tuple[int, ...]) -> bytes:

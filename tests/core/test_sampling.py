@@ -103,7 +103,7 @@ def test_a_seed_repeats_any_step_alone_and_no_seed_repeats_none(sampling: Sampli
         assert not np.array_equal(free.batch(0), free.batch(0))
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=40)
 @given(
     st.integers(1, 300),
     st.floats(0.0, 1.0),

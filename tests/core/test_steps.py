@@ -156,7 +156,7 @@ def test_it_is_the_composition_of_its_stretches(mechanism: Any) -> None:
     assert low < p.epsilon(1e-3) < high
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(a=NOISES, b=NOISES, switch=st.integers(1, 29), sampling=st.sampled_from([cw.Poisson(200, 10), cw.FullBatch(99)]))
 def test_epsilon_lies_between_that_of_its_extremes(a: float, b: float, switch: int, sampling: Any) -> None:
     p = plan(sampling=sampling, steps=30, noise_multiplier=cw.Steps({0: a, switch: b}))

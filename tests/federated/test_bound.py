@@ -115,7 +115,7 @@ def joint_norm(update: dict[str, Tensor]) -> float:
 
 
 @pytest.mark.parametrize("style", STYLES, ids=repr)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_clipped_and_shortened_updates_are_bounded(style: Style, data: st.DataObject) -> None:
     update = data.draw(updates(data.draw(st.sampled_from([torch.float32, torch.float64]))))
@@ -135,7 +135,7 @@ def test_norms_hold_at_the_ends_of_the_range(style: Style, size: float) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("style", STYLES, ids=repr)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_any_reply_moves_the_sum_by_at_most_the_sensitivity(
     style: Style, dtype: torch.dtype, data: st.DataObject
@@ -158,7 +158,7 @@ def test_any_reply_moves_the_sum_by_at_most_the_sensitivity(
 
 @pytest.mark.parametrize("clip_every", ["round", "batch"])
 @pytest.mark.parametrize("style", STYLES[:6], ids=repr)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(scale=st.sampled_from([0.0, 1e-8, 1.0, 1e4, 1e30, math.nan]), lr=st.sampled_from([1e-6, 1.0, 1e6]))
 def test_honest_clients_are_bounded_whatever_their_data(style: Style, clip_every: Any, scale: float, lr: float) -> None:
     model = make_model()
@@ -173,7 +173,7 @@ def test_honest_clients_are_bounded_whatever_their_data(style: Style, clip_every
         assert joint_norm(shorten(sent, style)) <= sensitivity(style) * ROUNDING
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(data=st.data())
 def test_any_answer_moves_the_count_by_at_most_a_half(data: st.DataObject) -> None:
     """The adaptive norm moves by exp(-rate * change of the share), and one user changes the sum by 1/2 at most."""

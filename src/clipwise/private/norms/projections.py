@@ -132,9 +132,10 @@ def demand_same(again: Tensor, losses: Tensor) -> None:
 
 @lru_cache(maxsize=1)
 def _load_forward_mode() -> None:
-    """Torch loads its forward-mode rules on first use, with a deprecation warning about itself."""
+    """Torch loads its forward-mode rules on first use, with a warning about itself; its kind depends on Python's."""
     with warnings.catch_warnings(), forward_ad.dual_level():
-        warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.filterwarnings("ignore", "`torch.jit", DeprecationWarning)
+        warnings.filterwarnings("ignore", "`torch.jit", FutureWarning)
         forward_ad.make_dual(torch.zeros(1), torch.zeros(1))
 
 
