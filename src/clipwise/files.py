@@ -90,10 +90,11 @@ def private_folder(path: str | os.PathLike[str]) -> Path:
 def open_ordinary(path: str | os.PathLike[str], flags: int = os.O_RDONLY) -> int:
     """A descriptor of a file; an OSError for anything else, such as a pipe that would be waited for."""
     handle = os.open(path, flags | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0))
-    if stat.S_ISREG(os.fstat(handle).st_mode):
+    mode = os.fstat(handle).st_mode
+    if stat.S_ISREG(mode):
         return handle
     os.close(handle)
-    raise OSError(errno.EINVAL, "it is not an ordinary file")
+    raise OSError(errno.EINVAL, "it is a directory" if stat.S_ISDIR(mode) else "it is not an ordinary file")
 
 
 def read_bytes(path: str | os.PathLike[str], error: type[ClipwiseError] = ClipwiseError) -> bytes:
