@@ -40,8 +40,8 @@ GROUPED = (
     "of it: this is an upper bound."
 )
 
-_MOST_NOISES = 100
-"""Of one kind of step: an exact answer takes about 15 ms for each."""
+_MOST_NOISES = 1_000
+"""Of one kind of step: an exact answer takes 2 to 15 ms for each."""
 
 OTHER_RECORDS = (
     "Records were changed while the run was interrupted, and it continued on them as it was asked to. Epsilon is that "
@@ -161,7 +161,7 @@ def _merged(events: Iterable[Event]) -> tuple[Event, ...]:
 
 
 def _grouped(events: tuple[Event, ...]) -> tuple[Event, ...]:
-    """The same events, or where one kind of step has more than 100 different noises, groups of them.
+    """The same events, or where one kind of step has more than 1,000 different noises, groups of them.
 
     Less noise reveals more: adding the rest gives what was released. So a group counts with its smallest noise. Nothing
     is grouped where a step is not independent of those before (shuffled batches).
