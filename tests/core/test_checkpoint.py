@@ -299,6 +299,17 @@ def saved(tmp_path: Path, seed: int | None = 0, steps: int = 2) -> Path:
     return tmp_path / "run.ckpt"
 
 
+def test_a_member_that_claims_more_than_the_file_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    checkpoint.write(path, {"x": torch.ones(3)}, 0)
+    content = bytearray(path.read_bytes())
+    entry = content.index(b"PK\x01\x02")  # of manifest.json in the directory: the sizes are 20 and 24 bytes further
+    content[entry + 20 : entry + 28] = (3 << 30).to_bytes(4, "little") * 2
+    path.write_bytes(content)
+    with pytest.raises(cw.CheckpointError, match=r"manifest\.json claims more than the file has"):
+        checkpoint.read(path)
+
+
 def test_damaged_files_are_refused(tmp_path: Path) -> None:
     path = saved(tmp_path)
     good = path.read_bytes()

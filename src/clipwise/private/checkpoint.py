@@ -224,4 +224,7 @@ def _member(archive: zipfile.ZipFile, name: str) -> bytes:
     info = archive.getinfo(name)
     if info.compress_type != zipfile.ZIP_STORED:
         raise ValueError(f"{name} is compressed")
+    assert archive.fp is not None
+    if max(info.file_size, info.compress_size) > os.fstat(archive.fp.fileno()).st_size:
+        raise ValueError(f"{name} claims more than the file has")
     return archive.read(info)
