@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
 import tempfile
 from collections.abc import Callable, Iterator
@@ -24,7 +23,7 @@ from benchmarks.measure import Json
 from benchmarks.report import header, row
 from papers.pages import DOCS, put
 from tests.core import crash_runs as library
-from tests.core.common import same
+from tests.core.common import elsewhere, same
 from tests.training import crash_runs as configured
 from tests.training.common import TINY
 
@@ -87,22 +86,12 @@ KINDS: dict[str, Callable[[Path, int], Json]] = {
 
 def forked(kind: str, moments: int) -> Json:
     """One run in a process of its own, so that what a run changes in the classes it watches stays there."""
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            with tempfile.TemporaryDirectory() as folder:
-                os.write(writer, json.dumps(KINDS[kind](Path(folder), moments)).encode())
-            code = 0
-        finally:
-            os._exit(code)
-    os.close(writer)
-    with open(reader, encoding="utf-8") as answer:
-        text = answer.read()
-    if os.waitpid(child, 0)[1]:
-        raise SystemExit(f"{kind}: a life ended with an error")
-    found: Json = json.loads(text)
+
+    def killed() -> str:
+        with tempfile.TemporaryDirectory() as folder:
+            return json.dumps(KINDS[kind](Path(folder), moments))
+
+    found: Json = json.loads(elsewhere(killed))
     return found
 
 

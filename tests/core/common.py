@@ -124,19 +124,33 @@ class Recorder(torch.optim.Optimizer):
         self.seen.append([p.grad.clone() for g in self.param_groups for p in g["params"] if p.grad is not None])
 
 
-def refused_elsewhere(work: Callable[[], object]) -> str:
-    """Do something in another process; what it was refused with."""
+def elsewhere(work: Callable[[], str]) -> str:
+    """What a function answers in a forked process; an error if it fails there."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
+        code = 1
+        try:
+            os.write(writer, work().encode())
+            code = 0
+        finally:
+            os._exit(code)
+    os.close(writer)
+    with open(reader, encoding="utf-8") as answer:
+        text = answer.read()
+    if os.waitpid(child, 0)[1]:
+        raise RuntimeError("a forked process ended with an error")
+    return text
+
+
+def refused_elsewhere(work: Callable[[], object]) -> str:
+    """Do something in another process; what it was refused with."""
+
+    def refusal() -> str:
         try:
             work()
         except cw.ClipwiseError as error:
-            os.write(writer, str(error).encode())
-        finally:
-            os._exit(0)
-    os.close(writer)
-    with open(reader, encoding="utf-8") as answer:
-        refused = answer.read()
-    os.waitpid(child, 0)
-    return refused
+            return str(error)
+        return ""
+
+    return elsewhere(refusal)

@@ -1,9 +1,9 @@
 """`python -m tests.fuzz --reader csv --count 1000 --seed 1`: damaged files, and what the reader makes of them.
 
 Without `--reader` all of them are tried. Files are numbered: `--first` says where to begin, and a file is a function of
-reader, seed and number (except for the random numbers of ledgers and checkpoints without a seed), so `--first 17
---count 1` repeats one. The file of a defect is kept, and so is the last one of a reader that takes its process down:
-readers run in a process of their own. `--results FILE` keeps the counts there and continues from them.
+reader, seed and number (except for the dates inside checkpoints), so `--first 17 --count 1` repeats one. The file of a
+defect is kept, and so is the last one of a reader that takes its process down: readers run in a process of their own.
+`--results FILE` keeps the counts there and continues from them.
 """
 
 from __future__ import annotations

@@ -18,15 +18,10 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from clipwise.data.dataset import DataSet, Task, split
-from clipwise.data.readers import Column, Table, read_table
+from clipwise.data.readers import FEW, LONG, Column, Table, read_table
 from clipwise.errors import DataError
 
 __all__ = ["from_file"]
-
-_FEW = 20
-"""Names shown in an error."""
-_LONG = 60
-"""Characters of a value, where it is asked for."""
 
 
 def from_file(
@@ -121,7 +116,7 @@ def _check_columns(tables: Sequence[tuple[str, Table]], target: str, features: S
     for file, table in tables:
         for name in (target, *(features or ())):
             if name not in table:
-                shown = ", ".join(list(table)[:_FEW]) + (", ..." if len(table) > _FEW else "")
+                shown = ", ".join(list(table)[:FEW]) + (", ..." if len(table) > FEW else "")
                 if any(_all_numbers([each]) for each in table):  # a record, which is no message's business
                     raise DataError(f"{file} has no column {name!r}: its first line has numbers, no names.", shown)
                 raise DataError(f"{file} has no column {name!r}; it has {shown}.")
@@ -207,11 +202,11 @@ def _targets(file: str, name: str, column: Column, classes: tuple[str, ...]) -> 
     labels = _labels(file, name, column)
     for row, label in enumerate(labels, 1):
         if label not in number:
-            shown = ", ".join(classes[:_FEW])
+            shown = ", ".join(classes[:FEW])
             raise DataError(
                 f"{file}, column {name!r}, row {row}: the value is none of the {len(classes)} classes. Name all of "
                 "them with classes=[...].",
-                f"{label[:_LONG]!r}, none of {shown}",
+                f"{label[:LONG]!r}, none of {shown}",
             )
     return torch.tensor([number[label] for label in labels])
 
@@ -240,7 +235,7 @@ def _numbers(file: str, name: str, column: Column) -> NDArray[np.float32]:
         raise DataError(
             f"{file}, column {name!r}, row {row}: the value {what}. Leave the column out with features=[...], or put "
             "numbers in.",
-            repr(str(value)[:_LONG]),
+            repr(str(value)[:LONG]),
         ) from None
     with np.errstate(over="ignore", invalid="ignore"):
         numbers = wide.astype(np.float32)

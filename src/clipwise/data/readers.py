@@ -28,8 +28,8 @@ Table = dict[str, Column]
 
 _FREELY, _PER_BYTE = 1 << 23, 500
 """A file may unpack to this many bytes (Parquet: values) whatever its size, and to more only so many-fold."""
-_FEW = 20
-"""Names shown in an error."""
+FEW, LONG = 20, 60
+"""Names, and characters of a value, that an error shows."""
 
 
 def read_table(path: Path, delimiter: str) -> Table:
@@ -83,7 +83,7 @@ def _check_header(header: list[str], path: Path, delimiter: str) -> None:
     other = next((mark for mark in (";", "\t", ",", "|") if mark in header[0]), None) if len(header) == 1 else None
     if other and other != delimiter:
         raise DataError(
-            f"{path} has a single column; should it be read with delimiter={other!r}?", repr(header[0][:60])
+            f"{path} has a single column; should it be read with delimiter={other!r}?", repr(header[0][:LONG])
         )
 
 
@@ -91,11 +91,11 @@ def _check_names(names: Iterable[str], path: Path) -> None:
     """Refuse names that stand for several columns, or that a terminal would not show as they are."""
     twice = sorted(name for name, count in Counter(names).items() if count > 1)
     if twice:
-        shown = ", ".join(map(repr, twice[:_FEW]))
+        shown = ", ".join(map(repr, twice[:FEW]))
         raise DataError(f"{path} has several columns of one name; give each a name of its own.", shown)
     unclean = next((name for name in names if not is_line(name)), None)
     if unclean is not None:
-        raise DataError(f"{path} has a column whose name has control characters; rename it.", repr(unclean[:60]))
+        raise DataError(f"{path} has a column whose name has control characters; rename it.", repr(unclean[:LONG]))
 
 
 def _check_claim(path: Path, claimed: int, what: str) -> None:

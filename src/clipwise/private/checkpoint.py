@@ -36,9 +36,9 @@ _COUNT_AT = len(_MAGIC)
 _SYNC_SHARE = 20
 """Wait this many times a sync's own duration before the next one: syncing then costs at most 5 % of the time."""
 _DAMAGED = (
-    *(OSError, EOFError, zipfile.BadZipFile, LookupError, ArithmeticError, TypeError, ValueError, RuntimeError),
-    AttributeError,
-)
+    OSError, EOFError, zipfile.BadZipFile, ArithmeticError, AttributeError, LookupError, TypeError, ValueError,
+    RuntimeError,
+)  # fmt: skip
 """What zipfile, json and torch raise about bytes that are not as they were written."""
 
 

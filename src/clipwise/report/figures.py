@@ -209,7 +209,7 @@ def _privacy(arms: Sequence[ArmResults]) -> list[Drawing]:
         if arm.dearest.ledger is not None and arm.first.is_private:
             ledgers.setdefault(arm.dearest.ledger.events, []).append(arm)
     if len(ledgers) > _CURVES:
-        by_cost = sorted(ledgers, key=lambda events: ledgers[events][0].epsilon or math.inf)
+        by_cost = sorted(ledgers, key=lambda events: math.inf if (cost := ledgers[events][0].epsilon) is None else cost)
         ledgers = {events: ledgers[events] for events in (by_cost[0], by_cost[-1])}
     found = []
     for k, (events, sharing) in enumerate(ledgers.items()):

@@ -27,7 +27,7 @@ from typing import Any
 from clipwise._json import RESTORE, Fields, parse_json, read_json
 from clipwise.accounting import Ledger
 from clipwise.errors import DataError, LedgerError
-from clipwise.files import locked, private_folder, read_bytes, replacing
+from clipwise.files import locked, open_ordinary, private_folder, read_bytes, replacing
 
 __all__ = [
     "CARD",
@@ -157,10 +157,8 @@ class RunFolder:
         path = self.path / METRICS
         if not path.exists():
             return
-        if not path.is_file():
-            raise DataError(f"{path} cannot be read: it is not an ordinary file.")
         try:
-            with open(path, "rb") as file:
+            with open(open_ordinary(path), "rb") as file:
                 line, number = file.readline(_MOST_LINE), 0
                 while line:
                     if len(line) == _MOST_LINE:
