@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
-__all__ = ["Guarantee", "Kind", "Relation", "neighbours", "round_up"]
+__all__ = ["Guarantee", "Kind", "Relation", "default_delta", "neighbours", "round_up"]
 
 Kind = Literal["numerically exact", "upper bound", "approximation"]
 Relation = Literal["add_remove", "replace_one", "zero_out"]
@@ -21,6 +21,15 @@ _RELATIONS: dict[str, str] = {
 def neighbours(relation: str, unit: str) -> str:
     """How neighbouring data sets differ, in words."""
     return _RELATIONS[relation].format(unit=unit)
+
+
+def default_delta(records: int) -> float:
+    """The largest power of ten below 1/n.
+
+    >>> default_delta(60_000), default_delta(1_297), default_delta(1_000)
+    (1e-05, 0.0001, 0.0001)
+    """
+    return float(f"1e-{len(str(records))}")
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from clipwise.data.catalog import CATALOG, entry
-    from clipwise.data.dataset import DataSet
+    from clipwise.data.dataset import DataSet, TensorRecords
     from clipwise.data.entries import Entry
     from clipwise.data.loaders import load, load_text
     from clipwise.data.own import from_file
@@ -25,6 +25,7 @@ __all__ = [
     "DataSet",
     "Entry",
     "Pairs",
+    "TensorRecords",
     "TextDataSet",
     "Weights",
     "efficientnet_lite0",
@@ -43,7 +44,7 @@ __all__ = [
 
 _HOME = {
     "catalog": ("CATALOG", "entry"),
-    "dataset": ("DataSet",),
+    "dataset": ("DataSet", "TensorRecords"),
     "entries": ("Entry",),
     "loaders": ("load", "load_text"),
     "own": ("from_file",),

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from clipwise.training.config.config import Config, default_delta
-from clipwise.training.config.datasets import TensorRecords
+from clipwise.training.config.config import Config
 from clipwise.training.config.functions import guarded, imported, split_target
 from clipwise.training.config.models import freeze
 from clipwise.training.config.optimizers import LearningRate, OptimizerChoice, read_optimizer
@@ -13,10 +12,8 @@ __all__ = [
     "Config",
     "LearningRate",
     "OptimizerChoice",
-    "TensorRecords",
     "TomlTable",
     "TomlText",
-    "default_delta",
     "freeze",
     "guarded",
     "imported",
