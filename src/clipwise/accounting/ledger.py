@@ -211,17 +211,17 @@ class Ledger:
         >>> from clipwise import FullBatch, GaussianSteps
         >>> path = Path(tempfile.mkdtemp(), "budget.ledger")
         >>> Ledger().save(path)
-        >>> Ledger.charge(path, [GaussianSteps(FullBatch(100), 5.0, reason="fit a")], delta=1e-5, epsilon=1.5).steps
+        >>> Ledger.charge(path, [GaussianSteps(FullBatch(100), 5.0, reason="fit a")], delta=1e-5, epsilon=1.0).steps
         1
-        >>> Ledger.charge(path, [GaussianSteps(FullBatch(100), 5.0, reason="fit b")], delta=1e-5, epsilon=1.5).steps
+        >>> Ledger.charge(path, [GaussianSteps(FullBatch(100), 5.0, reason="fit b")], delta=1e-5, epsilon=1.0).steps
         Traceback (most recent call last):
         clipwise.errors.BudgetSpent: .../budget.ledger: with these events epsilon would be ... at delta 1e-05, ...
         """
         place = os.path.realpath(path)  # through a link as well: writing would put a file in the place of the link
         if not os.path.exists(place):
             raise LedgerError(
-                f"There is no ledger at {os.fspath(path)}. Begin one, once, with clipwise.Ledger().save(path). If there "
-                "was one, restore it: a new one would not know what has been released."
+                f"There is no ledger at {os.fspath(path)}. Begin one, once, with clipwise.Ledger().save(path). If "
+                "there was one, restore it: a new one would not know what has been released."
             )
         with in_turn(place, LedgerError) as lock:
             ledger, added = cls.load(place), cls(events)
