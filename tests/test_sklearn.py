@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,12 +14,9 @@ import numpy as np
 import pytest
 import torch
 from sklearn.base import clone
-from sklearn.compose import ColumnTransformer
 from sklearn.datasets import make_blobs, make_regression
 from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import GridSearchCV, cross_val_score
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import OneHotEncoder
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import clipwise as cw
@@ -61,21 +59,6 @@ def test_scikit_learn_checks(estimator: Any, check: Callable[[Any], None]) -> No
 
 
 # What an estimator does
-
-
-def test_six_lines_of_scikit_learn_on_a_table_with_text() -> None:
-    pandas = pytest.importorskip("pandas")
-    rng = np.random.default_rng(0)
-    work = rng.choice(["Private", "State", "?"], 400)
-    hours = rng.integers(1, 99, 400)
-    table = pandas.DataFrame({"hours": hours, "work": work})
-    income = np.where(hours + 20 * (work == "State") > 55, ">50K", "<=50K")
-    one_hot = OneHotEncoder(categories=[["?", "Private", "State"]])
-    columns = ColumnTransformer([("work", one_hot, ["work"])], remainder="passthrough")
-    model = classifier(epsilon=8.0, classes=["<=50K", ">50K"], bounds=([0, 0, 0, 1], [1, 1, 1, 99]), steps=50)
-    pipeline = make_pipeline(columns, model.set_params(strict=True)).fit(table, income)
-    assert pipeline.score(table, income) > 0.7 and set(pipeline.predict(table)) == {"<=50K", ">50K"}
-    assert pipeline.predict_proba(table).shape == (400, 2)
 
 
 @pytest.mark.parametrize("package", ["pandas", "polars"])
@@ -156,6 +139,44 @@ def test_without_scikit_learn_the_import_says_what_is_missing() -> None:
     code = "import sys; sys.modules['sklearn'] = None; import clipwise.sklearn"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HANG)
     assert "MissingExtra" in done.stderr and "pip install 'clipwise[sklearn]'" in done.stderr
+
+
+# The examples of docs/sklearn.md
+
+
+def example(number: int) -> str:
+    text = (Path(__file__).parent.parent / "docs" / "sklearn.md").read_text(encoding="utf-8")
+    return re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)[number]
+
+
+def test_the_example_of_a_table_with_text_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pandas = pytest.importorskip("pandas")
+    random = np.random.default_rng(0)
+    pandas.DataFrame(
+        {
+            "age": random.integers(17, 91, 400),
+            "education-num": (learnt := random.integers(1, 17, 400)),
+            "capital-gain": random.integers(0, 99_999, 400),
+            "hours-per-week": random.integers(1, 100, 400),
+            "marital-status": random.choice(["Divorced", "Widowed"], 400),
+            "occupation": random.choice(["?", "Sales"], 400),
+            "sex": random.choice(["Female", "Male"], 400),
+            "income-per-year": np.where(learnt > 8, ">50K", "<=50K"),
+        }
+    ).to_csv(tmp_path / "adult.csv", index=False)
+    monkeypatch.chdir(tmp_path)
+    exec(example(0), {})
+    assert re.match(r"accuracy 0\.\d+, ECE 0\.\d+, epsilon 1\.000\n\(1\.000, 0\.0001\)-diff", capsys.readouterr().out)
+
+
+def test_the_example_of_many_fits_prints_their_epsilon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    exec(example(1), {})
+    assert f"# {capsys.readouterr().out.strip()}" in example(1)
 
 
 # What it says of privacy

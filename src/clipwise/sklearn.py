@@ -68,9 +68,6 @@ class NotCoveredWarning(UserWarning):
     """Something was read off the private records for a fit, and no epsilon covers it. `strict=True` refuses."""
 
 
-# Choices
-
-
 @dataclass(frozen=True)
 class Defaults:
     """What an estimator uses where nothing is said."""
@@ -110,21 +107,19 @@ class _PrivateEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
 
     # Fitting
 
-    def _records(self, X: Any, y: Any = None, *, fitting: bool = False, **checks: Any) -> Any:
-        """X as float64 numbers, and y if there is one, as scikit-learn checks them."""
-        options = {"accept_sparse": "csr", "dtype": np.float64, "reset": fitting, **checks}
-        y = "no_validation" if y is None and not fitting else y
-        found = validate_data(self, X, y, ensure_min_samples=1 + fitting, **options)
-        table, *labels = found if isinstance(found, tuple) else (found,)
-        dense = table.toarray() if issparse(table) else table
-        return (dense, *labels) if labels else dense
+    def _records(self, X: Any, y: Any = "no_validation", *, fitting: bool = False, **checks: Any) -> tuple[Any, Any]:
+        """X as dense float64 numbers, and y if it is given, as scikit-learn checks them."""
+        checks |= {"accept_sparse": "csr", "dtype": np.float64, "ensure_min_samples": 1 + fitting}
+        found = validate_data(self, X, y, reset=fitting, **checks)
+        table, labels = found if isinstance(found, tuple) else (found, None)
+        return table.toarray() if issparse(table) else table, labels
 
     def _fit(self, X_NF: Floats, target_N: Tensor, outputs: int, read_off: Sequence[str], recalibrate: bool) -> None:
         """Plan, charge, train. What is refused is refused before the charge; from then on the fit is spent."""
         bounds, found = _bounds("bounds", self.bounds, X_NF, "each feature")
         delta, fit_id, ledger = self._delta(len(X_NF)), secrets.token_hex(8), None
         self._refuse_or_warn([*read_off, *found])
-        chosen = self._chosen(*X_NF.shape, outputs)
+        chosen = self._chosen(len(X_NF), X_NF.shape[1], outputs)
         plan = Plan(Poisson(len(X_NF), chosen.batch_size), chosen.steps, chosen.clip)
         scaling: list[PrivateTemperatureScaling] = []
         if recalibrate:
@@ -213,7 +208,7 @@ class _PrivateEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
     def _outputs(self, X: Any) -> Floats:
         """What the last layer gives, in double precision: a row does not depend on the rows beside it."""
         check_is_fitted(self)
-        hidden = _to_unit(self._records(X), *self.bounds_)
+        hidden = _to_unit(self._records(X)[0], *self.bounds_)
         for coef, intercept in zip(self.coefs_[:-1], self.intercepts_[:-1], strict=True):
             hidden = np.tanh(hidden @ coef + intercept)
         outputs: Floats = hidden @ self.coefs_[-1] + self.intercepts_[-1]
