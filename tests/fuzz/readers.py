@@ -18,7 +18,7 @@ from torch.utils.data import TensorDataset
 
 import clipwise as cw
 from clipwise.accounting import FederatedRounds, GaussianSteps, Ledger, PrivateCalibration, ProjectedSteps
-from clipwise.accounting.ledger import _checksum
+from clipwise._json import checksum
 from clipwise.data import DataSet, from_file
 from clipwise.errors import DataError
 from clipwise.federated import Server
@@ -261,7 +261,7 @@ def _ledger(folder: Path) -> Reader:
         repr(Ledger.load(path))
 
     def seal(body: Any) -> Any:
-        return {**body, "checksum": _checksum({k: v for k, v in body.items() if k != "checksum"})}
+        return {**body, "checksum": checksum(body)}
 
     return Reader(tuple(Ledger(events).to_json().encode() for events in several), json_mutations(seal), read)
 
