@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from clipwise._json import checksum
 from clipwise.accounting import FederatedRounds, GaussianSteps, Ledger, PrivateCalibration
 from clipwise.accounting.events import decode, encode
-from clipwise._json import checksum
 from clipwise.errors import AccountingError, LedgerError
 from clipwise.sampling import FixedSize, FullBatch, Poisson, Shuffled
 

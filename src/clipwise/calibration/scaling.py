@@ -1,6 +1,6 @@
 """Recalibration on public data: a map from logits to better probabilities, fitted on samples that were not trained on.
 
-`fit` of a method returns the fitted map, a value with `predict(logits)`; `to_dict` writes it down and `map_of` reads it.
+`fit` of a method returns the fitted map, a value with `predict(logits)`; `to_dict` writes it, and `map_of` reads it.
 On private data use `PrivateTemperatureScaling`: whatever these here return has seen every calibration record without
 noise.
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from clipwise.accounting import Guarantee
 from clipwise.calibration import Task
-from clipwise.data import inputs_of
+from clipwise.data import Table, inputs_of
 from clipwise.errors import DataError
 from clipwise.report import Run, RunFolder
 from clipwise.training.config import guarded
@@ -72,10 +72,12 @@ def _check_room(saved: SavedModel, folder: RunFolder) -> None:
         model = saved.architecture.build(saved)
     numbers = sum(parameter.numel() for parameter in model.parameters())
     if numbers > os.path.getsize(folder.model):
-        raise DataError(f"{folder.description} describes a network with {numbers:.3g} parameters, {folder.model} fewer.")
+        raise DataError(
+            f"{folder.description} describes a network with {numbers:.3g} parameters, {folder.model} fewer."
+        )
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Predictor:
     """A trained model: `predict_proba` and `predict` for rows, and what they mean.
 
@@ -87,9 +89,9 @@ class Predictor:
     epsilon of the training records.
     """
 
-    saved: SavedModel = field(repr=False)
-    model: nn.Module = field(repr=False)
-    folder: RunFolder = field(repr=False)
+    saved: SavedModel
+    model: nn.Module
+    folder: RunFolder
     device: str = "cpu"
     recalibration: bool = True
     """Whether `method` is applied."""
@@ -129,26 +131,28 @@ class Predictor:
             )
         return Run.load(self.folder.path).guarantees["exact"]
 
-    def predict_proba(self, rows: Rows) -> Any:
-        """Probabilities (n, classes), recalibrated if a method is in force."""
+    def __repr__(self) -> str:
+        what = f"{len(self.classes)} classes" if self.classes else "regression"
+        return f"Predictor({self.saved.name}: {what}, {self.saved.shape} inputs, recalibration: {self.method})"
+
+    def predict_proba(self, rows: Rows, where: str = "the rows") -> Any:
+        """Probabilities (n, classes), recalibrated if a method is in force; `where` names the rows in an error."""
         if self.task == "regression":
             raise DataError("a regression has no probabilities; use predict.")
-        return self._like(rows, self._probabilities(self.inputs(rows)))
+        return self._like(rows, self._probabilities(self._inputs(rows, where)))
 
-    def predict(self, rows: Rows) -> Any:
+    def predict(self, rows: Rows, where: str = "the rows") -> Any:
         """The name of the likeliest class for each row, in an array; for a regression the predicted numbers."""
-        inputs = self.inputs(rows)
+        inputs = self._inputs(rows, where)
         if self.task == "regression":
             return self._like(rows, self._outputs(inputs).squeeze(1))
         return np.array(self.classes)[self._probabilities(inputs).argmax(dim=1).numpy()]
 
-    def inputs(self, rows: Rows, where: str = "the rows") -> tuple[Tensor, ...]:
+    def _inputs(self, rows: Rows, where: str) -> tuple[Tensor, ...]:
         """What the network gets for rows; those that do not fit are a `DataError` that begins with `where`."""
         saved = self.saved
-        if hasattr(rows, "columns"):  # a data frame of pandas or polars
-            rows = {str(name): np.asarray(rows[name]) for name in rows.columns}
-        if isinstance(rows, Mapping):
-            rows = inputs_of(where, rows, saved.features)
+        if isinstance(rows, Mapping) or hasattr(rows, "columns"):
+            rows = inputs_of(where, _table(rows), saved.features, saved.schema)
         given = rows if isinstance(rows, tuple) else (rows,)
         if len(given) != len(saved.shapes):
             raise DataError(f"{where}: the model takes {len(saved.shapes)} tensors, got {len(given)}.")
@@ -188,6 +192,18 @@ class Predictor:
     def _like(rows: Rows, values: Tensor) -> Any:
         first = rows[0] if isinstance(rows, tuple) and rows else rows
         return values if isinstance(first, Tensor) else values.numpy()
+
+
+def _table(rows: Any) -> Table:
+    """Columns by name, of a mapping or of a data frame of pandas or polars; None and NaN of text are empty."""
+    return {str(name): _column(rows[name]) for name in getattr(rows, "columns", rows)}
+
+
+def _column(given: Any) -> list[str] | NDArray[Any]:
+    if isinstance(given, list):
+        return ["" if cell is None or cell != cell else str(cell) for cell in given]
+    column = np.asarray(given)
+    return column if column.dtype.kind in "biufUS" else _column(column.tolist())
 
 
 def _tensor(where: str, rows: Any, kind: torch.dtype) -> Tensor:

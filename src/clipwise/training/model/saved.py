@@ -3,7 +3,8 @@
 ```
 format, version, clipwise     "clipwise model", 1, and the version that wrote it
 name, task, classes           of the data; classes are empty for a regression
-features, shapes, kinds       names of a table's columns; shape and type of each tensor that an input consists of
+features, schema              names of a table's columns, and how they were encoded (null: as they are)
+shapes, kinds                 shape and type of each tensor that an input consists of
 inputs                        what is done to an input first: means and deviations that were subtracted and divided by
 architecture                  a built-in network with its sizes, a configuration of transformers, or module:function
 recalibration                 the method in force and its fitted numbers, or null
@@ -31,7 +32,7 @@ from clipwise._json import RESTORE, Fields, checksum, parse_json, read_json
 from clipwise._validate import is_count, is_finite
 from clipwise.accounting import Ledger
 from clipwise.calibration import RecalibrationMap, Task, map_of
-from clipwise.data import DataSet
+from clipwise.data import DataSet, Schema
 from clipwise.errors import DataError
 from clipwise.files import content_sha256, open_ordinary
 from clipwise.report import RunFolder, plain, write_text
@@ -47,8 +48,8 @@ _KINDS = {
 }
 """The types of tensors that an input may consist of."""
 _FIELDS = (
-    *("format", "version", "clipwise", "name", "task", "classes", "features", "shapes", "kinds", "inputs"),
-    *("architecture", "recalibration", "note", "weights", "ledger", "checksum"),
+    *("format", "version", "clipwise", "name", "task", "classes", "features", "schema", "shapes", "kinds"),
+    *("inputs", "architecture", "recalibration", "note", "weights", "ledger", "checksum"),
 )
 _SHA256 = 64
 
@@ -70,6 +71,7 @@ class SavedModel:
     kinds: tuple[torch.dtype, ...]
     classes: tuple[str, ...] = ()
     features: tuple[str, ...] = ()
+    schema: Schema | None = None
     inputs: tuple[Inputs, ...] = ()
     """What is done to the first tensor, one after the other."""
     recalibration: tuple[str, RecalibrationMap] | None = None
@@ -103,6 +105,7 @@ class SavedModel:
             kinds=tuple(tensor.dtype for tensor in tensors),
             classes=data.classes,
             features=data.features,
+            schema=data.schema,
             inputs=tuple(each for each in done if each != Inputs()),
             note=data.note,
         )
@@ -117,6 +120,7 @@ class SavedModel:
             "task": self.task,
             "classes": self.classes,
             "features": self.features,
+            "schema": None if self.schema is None else list(self.schema.as_dict().items()),
             "shapes": self.shapes,
             "kinds": [str(kind).removeprefix("torch.") for kind in self.kinds],
             "inputs": [{"pool": each.pool, "mean": each.mean, "std": each.std} for each in self.inputs],
@@ -183,6 +187,7 @@ class SavedModel:
             kinds=tuple(_KINDS[kind] for kind in kinds),
             classes=classes,
             features=features,
+            schema=None if fields.is_null("schema") else _schema(fields),
             inputs=tuple(_inputs(each, where) for each in fields.many("inputs", lambda _: True, "objects")),
             recalibration=None if fields.is_null("recalibration") else _recalibration(fields.object("recalibration")),
             note=fields.text("note"),
@@ -201,6 +206,18 @@ def _opened(record: Mapping[str, Any], where: str) -> Fields:
     if record["checksum"] != checksum(record):
         raise DataError(f"{where} does not fit its checksum. {RESTORE}")
     return fields
+
+
+def _schema(fields: Fields) -> Schema:
+    """A list of columns, since their order counts."""
+    pairs = fields.many("schema", lambda each: isinstance(each, list) and len(each) == 2, "pairs of name and column")
+    try:
+        schema = Schema.of(dict(pairs))
+    except (DataError, TypeError) as error:
+        fields.fail("schema", f"columns as `Schema.as_dict` gives them ({error})")
+    if schema.features != fields.texts("features"):
+        fields.fail("features", "those of the schema")
+    return schema
 
 
 def _is_shape(value: Any) -> bool:
