@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import pickle
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -21,9 +21,8 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import clipwise as cw
 from clipwise.accounting import GaussianSteps, PrivateCalibration
-from clipwise.errors import BudgetSpent, DataError, InvalidPlan, LedgerError
+from clipwise.errors import BudgetSpent, DataError, InvalidPlan, LedgerError, MissingExtra
 from clipwise.sklearn import NotCoveredWarning, PrivateClassifier, PrivateRegressor, defaults
-from tests.conftest import HANG
 
 X, NUMBERS = make_blobs(60, centers=[[-2.0, 0.0], [2.0, 1.0]], random_state=0)
 Y = np.array(["no", "yes"])[NUMBERS]
@@ -135,10 +134,11 @@ def test_a_seed_repeats_a_fit_and_its_absence_does_not() -> None:
     assert (classifier().fit(X, Y).coefs_[0] != first).all()
 
 
-def test_without_scikit_learn_the_import_says_what_is_missing() -> None:
-    code = "import sys; sys.modules['sklearn'] = None; import clipwise.sklearn"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HANG)
-    assert "MissingExtra" in done.stderr and "pip install 'clipwise[sklearn]'" in done.stderr
+def test_without_scikit_learn_the_import_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn.base", None)
+    monkeypatch.delitem(sys.modules, "clipwise.sklearn")
+    with pytest.raises(MissingExtra, match=r"pip install 'clipwise\[sklearn\]'"):
+        importlib.import_module("clipwise.sklearn")
 
 
 # The examples of docs/sklearn.md
@@ -168,7 +168,7 @@ def test_the_example_of_a_table_with_text_runs(
     ).to_csv(tmp_path / "adult.csv", index=False)
     monkeypatch.chdir(tmp_path)
     exec(example(0), {})
-    assert re.match(r"accuracy 0\.\d+, ECE 0\.\d+, epsilon 1\.000\n\(1\.000, 0\.0001\)-diff", capsys.readouterr().out)
+    assert re.match(r"accuracy 0\.\d+, ECE 0\.\d+, epsilon 1\.000\n\(1\.000, 0\.001\)-diff", capsys.readouterr().out)
 
 
 def test_the_example_of_many_fits_prints_their_epsilon(
