@@ -35,8 +35,6 @@ exit code: 0 success, 2 bad usage or input, 130 interrupted (--resume continues)
 """
 
 _GLANCE = ("accuracy", "ece", "rmse")
-LINES = 4
-"""Of a run that nobody watches."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     from clipwise.training import Config, train
 
     config = Config.load(args.config, args.set)
-    bar = Bar(config.name, "steps", lines=LINES)
+    bar = Bar(config.name, "steps")
     try:
         made, folder = train(
             config,

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from clipwise._show import percent
 from clipwise.calibration import Difference, Estimate, difference
 from clipwise.report.arms import ArmResults
 from clipwise.report.likeness import differing
-from clipwise.report.wording import epsilon_text, percent, points
+from clipwise.report.wording import epsilon_text, points
 
 __all__ = ["Reading", "read"]
 

@@ -29,7 +29,7 @@ from clipwise.training.config.toml import TomlTable, TomlText, nearest
 if TYPE_CHECKING:
     from clipwise.training.algorithms import Algorithm
 
-__all__ = ["Batches", "Config", "Evaluation", "Privacy", "Recalibration", "default_delta"]
+__all__ = ["Batches", "Config", "Evaluation", "Privacy", "Recalibration"]
 
 SAMPLINGS = ("fixed-size", "full-batch", "poisson", "shuffled")
 PUBLIC_METHODS = ("isotonic", "temperature", "vector")
@@ -45,7 +45,7 @@ class Privacy:
     noise_multiplier: float | Steps | None
     """With an epsilon only a schedule, whose shape is kept."""
     delta: float | None
-    """None: `default_delta` of the number of records."""
+    """None: `clipwise.accounting.default_delta` of the number of records."""
 
     @property
     def is_private(self) -> bool:
@@ -360,12 +360,3 @@ def _device(root: TomlTable) -> str:
     except (AssertionError, RuntimeError, NotImplementedError) as error:
         root.fail("device", f"{name!r} cannot be used: {str(error).splitlines()[0]}")
     return name
-
-
-def default_delta(sample_size: int) -> float:
-    """The largest power of ten below 1/n.
-
-    >>> default_delta(60_000), default_delta(1_297), default_delta(1_000)
-    (1e-05, 0.0001, 0.0001)
-    """
-    return float(f"1e-{len(str(sample_size))}")
