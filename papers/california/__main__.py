@@ -5,17 +5,14 @@ so the learning rate stays the same for every R.
 """
 
 from functools import partial
-from pathlib import Path
 
 from clipwise.cli.published import PUBLISHED
 from clipwise.experiments import Arm, Study
 from papers import regression
 from papers.study import main
 
-HERE = Path(__file__).parent
-STUDY = Study(
-    config=HERE / "config.toml",
-    folder=HERE,
+STUDY = Study.beside(
+    __file__,
     arms=(
         Arm("R = 1"),
         Arm("R = 10", ("clip.R=10.0",)),

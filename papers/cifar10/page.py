@@ -24,15 +24,7 @@ from papers.cifar10.study import (
     TUNED_SMALL,
     arm,
 )
-from papers.tables import (
-    bins_table,
-    claims_table,
-    figure,
-    findings_table,
-    results_table,
-    times,
-    write_page,
-)
+from papers.tables import bins_table, claims_table, figure, findings_table, results_table, times, write_page
 from papers.verdicts import Claim, calibration_of
 
 _TABLE = (

@@ -51,10 +51,8 @@ update was left out; Z = 0.75 was chosen after that, and so were the arm with tw
 """,
 )
 
-HERE = Path(__file__).parent
-STUDY = Study(
-    config=HERE / "config.toml",
-    folder=HERE,
+STUDY = Study.beside(
+    __file__,
     arms=(
         Arm("R = 0.1"),
         Arm("R = 1", ("clip.R=1.0",)),

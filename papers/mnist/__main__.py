@@ -21,10 +21,8 @@ from papers.verdicts import Claim, Finding, seeds_of, smaller, smaller_mce
 
 MIX_UP = "R = 1, then 200"
 LADDER = (10.0, 50.0)
-HERE = Path(__file__).parent
-STUDY = Study(
-    config=HERE / "config.toml",
-    folder=HERE,
+STUDY = Study.beside(
+    __file__,
     arms=(
         Arm("R = 1", ("clip.R=1.0",)),
         Arm("R = 200", ("clip.R=200.0",)),

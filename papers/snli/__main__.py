@@ -25,8 +25,8 @@ from papers.study import complete, parser_of, placed, told
 
 HERE = Path(__file__).parent
 EVERYWHERE = Choice("minilm", records=99_890)
-STUDY = Study(
-    folder=HERE,
+STUDY = Study.beside(
+    __file__,
     arms=(
         Arm(SMALL),
         Arm(
@@ -37,7 +37,6 @@ STUDY = Study(
         Arm(NOT_PRIVATE, ("privacy={private=false}", "clip={rule='NoClip'}")),
     ),
     seeds=2,
-    config=HERE / "config.toml",
 )
 QUICK = ("epochs=4.0", "evaluation.every=5", "evaluation.resamples=0")
 

@@ -4,7 +4,6 @@ The paper's claim: training with a large R is as good as with a small one, and i
 """
 
 from functools import partial
-from pathlib import Path
 
 from clipwise.cli.published import PUBLISHED
 from clipwise.experiments import Arm, Study
@@ -12,10 +11,8 @@ from papers import regression
 from papers.regression import WITHOUT_NOISE
 from papers.study import main
 
-HERE = Path(__file__).parent
-STUDY = Study(
-    config=HERE / "config.toml",
-    folder=HERE,
+STUDY = Study.beside(
+    __file__,
     arms=(
         Arm("R = 2"),
         Arm("R = 20", ("clip.R=20.0",)),

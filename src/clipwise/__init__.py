@@ -9,15 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from clipwise.accounting import (
-        GaussianSteps,
-        Guarantee,
-        Ledger,
-        delta,
-        epsilon,
-        noise_multiplier,
-        privacy_panel,
-    )
+    from clipwise.accounting import GaussianSteps, Guarantee, Ledger, delta, epsilon, noise_multiplier, privacy_panel
     from clipwise.clipping import (
         Abadi,
         Automatic,
@@ -31,13 +23,7 @@ if TYPE_CHECKING:
         NoClip,
         Normalize,
     )
-    from clipwise.engine import (
-        Clipped,
-        check,
-        clipped_gradients,
-        per_sample_gradients,
-        per_sample_norms,
-    )
+    from clipwise.engine import Clipped, check, clipped_gradients, per_sample_gradients, per_sample_norms
     from clipwise.errors import (
         AccountingError,
         BudgetSpent,

@@ -10,14 +10,7 @@ import numpy as np
 import pytest
 
 from clipwise import Abadi, Plan, Steps
-from clipwise.accounting import (
-    GaussianSteps,
-    Ledger,
-    ProjectedSteps,
-    account,
-    account_delta,
-    privacy_panel,
-)
+from clipwise.accounting import GaussianSteps, Ledger, ProjectedSteps, account, account_delta, privacy_panel
 from clipwise.accounting._numerics.contour import exact_epsilon
 from clipwise.accounting._numerics.gaussian import gaussian_epsilon
 from clipwise.accounting._numerics.laws import fixed_size, poisson, truncated_poisson

@@ -11,14 +11,7 @@ import torch
 from sklearn.isotonic import IsotonicRegression
 from torch.nn import functional as F
 
-from clipwise.calibration import (
-    IsotonicScaling,
-    Temperature,
-    TemperatureScaling,
-    Vector,
-    VectorScaling,
-    evaluate,
-)
+from clipwise.calibration import IsotonicScaling, Temperature, TemperatureScaling, Vector, VectorScaling, evaluate
 from clipwise.errors import DataError
 from tests.calibration.reference import draw_labels, softmax
 

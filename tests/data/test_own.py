@@ -92,7 +92,7 @@ def test_what_numbers_mean_is_not_guessed(tmp_path: Path) -> None:
         ("x,y\n1,0.5\ntwo,1\n", "column 'x', row 2: the value is not a number"),
         ("x,y\n1,0.5\n2,\n", "column 'y', row 2: the value is missing"),
         ("x,y\n,0.5\n2,1\n", "column 'x', row 1: the value is missing"),
-        ("x,y\n1,0.5\n2,1\nnan,1\n", "column 'x', row 3: the value is not a finite"),
+        ("x,y\n1,0.5\n2,1\nnan,1\n", "column 'x', row 3: the value is missing"),
         ("x,y\n1,inf\n2,1\n", "column 'y', row 1: the value is not a finite"),
         ("x,y\n1e39,1\n2,1\n", "column 'x', row 1: the value is not a finite float32"),
         ("x,y\n1,2\n1,2,3\n", "line 3: 3 cells, but the header has 2"),
@@ -133,7 +133,7 @@ def test_a_feature_may_be_called_x(tmp_path: Path) -> None:
 
 def test_other_columns_may_be_text_when_they_are_left_out(tmp_path: Path) -> None:
     path = csv(tmp_path, "name,x,y\nann,1,0.5\nbob,2,1\n")
-    assert "row 1: the value is not a number. Leave the column out" in refused(path, task="regression")
+    assert "rows 1 and 2: the value is not a number. Leave the column out" in refused(path, task="regression")
     data = from_file(path, task="regression", features=["x"], test=1)
     assert data.features == ("x",) and data.shape == (1,)
     assert "has no column 'z'" in refused(path, task="regression", features=["z"])
@@ -185,10 +185,10 @@ def test_npz_with_parts_of_its_own(tmp_path: Path) -> None:
     ("arrays", "expected"),
     [
         (dict(x=np.ones((3, 2)), z=np.ones(3)), "has no column 'y'"),
-        (dict(x=np.array([[1.0, 2.0], [3.0, np.nan]]), y=np.ones(2)), "column 'x', row 2: the value is not"),
+        (dict(x=np.array([[1.0, 2.0], [3.0, np.nan]]), y=np.ones(2)), "column 'x', row 2: the value is missing"),
         (dict(x=np.ones((2, 2)), y=np.ones((2, 3))), "one number a record"),
         (dict(x=np.ones((2, 2)), y=np.array([{}, {}])), "objects could run code"),
-        (dict(x=np.array(["a", "b"]), y=np.ones(2)), "row 1: the value is not a number"),
+        (dict(x=np.array(["a", "b"]), y=np.ones(2)), "rows 1 and 2: the value is not a number"),
         (dict(x=np.ones((3, 2)), y=np.ones(2)), "different lengths"),
         (dict(x=np.ones((0, 2)), y=np.ones(0)), "one entry for each record"),
         (dict(x=np.ones((2, 2)) * 1j, y=np.ones(2)), "type complex128; numbers are needed"),
@@ -303,7 +303,7 @@ def test_parquet_is_refused_by_column_and_row(tmp_path: Path) -> None:
         parquet(tmp_path, x=[1.0, 2.0, 3.0], kind=["a", None, "b"]), target="kind"
     )
     path = parquet(tmp_path, when=[dt.date(2020, 1, 1)] * 2, x=[1.0, 2.0], y=[1.0, 2.0])
-    assert "column 'when', row 1: the value is not a number" in refused(path, task="regression")
+    assert "column 'when', rows 1 and 2: the value is not a number" in refused(path, task="regression")
     assert from_file(path, task="regression", features=["x"], test=1).features == ("x",)
 
 

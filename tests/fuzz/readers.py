@@ -17,9 +17,10 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import clipwise as cw
+from clipwise._json import parse_json
 from clipwise.accounting import FederatedRounds, GaussianSteps, Ledger, PrivateCalibration, ProjectedSteps
 from clipwise.accounting.ledger import _checksum
-from clipwise.data import DataSet, from_file
+from clipwise.data import Category, DataSet, Number, Schema, from_file
 from clipwise.errors import DataError
 from clipwise.federated import Server
 from clipwise.private import digests_file
@@ -105,7 +106,9 @@ algorithm = "dp-sgld"
 epochs = 2.5
 batch_size = 4
 sampling = "shuffled"
-data.source = "digits"
+data.source = "a.csv"
+data.columns.n = { kind = "number", low = -1, high = 9.5 }
+data.columns.c = { kind = "category", categories = ["a", 3], missing = true }
 model.source = "cnn"
 [clip]
 schedule = "MixUp"
@@ -165,12 +168,22 @@ def _set(folder: Path) -> Reader:
 # Data
 
 
+_SCHEMA = Schema((Number("x", 0, 9, missing=True), Category("kind", ("cat", "dog"), missing=True)))
+
+
+def _schema(folder: Path) -> Reader:
+    other = Schema((Category("job", ("cook", "ünder")), Number("age", -1.5, 1e6)))
+    corpus = tuple(json.dumps(each.as_dict()).encode() for each in (_SCHEMA, other))
+    return Reader(corpus, json_mutations(), lambda content: Schema.of(parse_json(content, "schema")).features)
+
+
 def _table(folder: Path, name: str, corpus: tuple[bytes, ...], mutations: tuple[Mutation, ...]) -> Reader:
     path = folder / name
     ways: tuple[dict[str, Any], ...] = (
         {"target": "y", "task": "regression", "features": ["x"]},
         {"target": "y", "task": "classification", "test": 1},
         {"target": "kind", "features": ["x"]},
+        {"target": "y", "task": "regression", "schema": _SCHEMA},
     )
 
     def read(content: bytes) -> None:
@@ -445,6 +458,7 @@ def _reply(folder: Path) -> Reader:
 READERS: dict[str, Callable[[Path], Reader]] = {
     "toml": _toml,
     "set": _set,
+    "schema": _schema,
     "csv": _csv,
     "npz": _npz,
     "parquet": _parquet,

@@ -208,8 +208,30 @@ def test_a_file_takes_every_option_of_from_file() -> None:
     options = {"target": "a", "task": "regression", "features": ["b"], "classes": ["c"], "test": 0.5, "seed": 1}
     table = {"source": "a.csv", **options, "test_file": "b.csv", "delimiter": "\t"}
     read = config(text=write({**TomlText.parse(TINY).values, "data": table})).data.options
-    assert set(read) == set(inspect.signature(from_file).parameters) - {"path"}
-    assert read["features"] == ("b",) and read["delimiter"] == "\t"
+    columns = {"columns": {"b": {"kind": "number", "low": 0, "high": 1}}}
+    described = config(text=write({**TomlText.parse(TINY).values, "data": {"source": "a.csv", **columns}})).data.options
+    assert {*read, *described} == set(inspect.signature(from_file).parameters) - {"path"}
+    assert read["features"] == ("b",) and read["delimiter"] == "\t" and described["schema"].features == ("b",)
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (
+            'columns.b = {kind = "number", low = 1, high = 1}',
+            "data.columns: column 'b' needs finite numbers low < high",
+        ),
+        ('columns.b = {kind = "numbr"}', "kind should be one of number, category, got 'numbr'"),
+        ('columns.b = {kind = "category", categories = ["x"], low = 3}', "missing or unknown is low"),
+        ('features = ["b"]\ncolumns.b = {kind = "number", low = 0, high = 1}', "goes with no"),
+        ('standardise = true\ncolumns.b = {kind = "number", low = 0, high = 1}', "scales the inputs itself"),
+        ("columns = {}", "a schema needs one column"),
+    ],
+)
+def test_columns_are_read_strictly(lines: str, message: str) -> None:
+    start = write({k: v for k, v in TomlText.parse(TINY).values.items() if k != "data"})
+    with pytest.raises(InvalidConfig, match=message):
+        config(text=f'{start}\n[data]\nsource = "a.csv"\n{lines}\n')
 
 
 @pytest.mark.parametrize(

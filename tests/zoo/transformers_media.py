@@ -8,19 +8,7 @@ import pytest
 from torch import Tensor, nn
 
 from .case import Case, class_loss, floats, ids, mask, regress, token_loss
-from .transformers_text import (
-    CLASSIFY,
-    GPT,
-    PREDICT,
-    SMALL,
-    T,
-    V,
-    build,
-    classify,
-    hf,
-    jitter,
-    predict_uncached,
-)
+from .transformers_text import CLASSIFY, GPT, PREDICT, SMALL, T, V, build, classify, hf, jitter, predict_uncached
 
 VIT: dict[str, Any] = dict(
     image_size=8, patch_size=4, num_channels=3, hidden_size=8, num_hidden_layers=1, num_attention_heads=2,

@@ -16,15 +16,19 @@ if TYPE_CHECKING:
     from clipwise.data.loaders import load, load_text
     from clipwise.data.own import from_file
     from clipwise.data.readers import read_table
+    from clipwise.data.schema import Category, Number, Schema
     from clipwise.data.store import find, folders, obtain, problems
     from clipwise.data.text import Pairs, TextDataSet, trim
     from clipwise.data.weights import Weights, efficientnet_lite0, load_weights
 
 __all__ = [
     "CATALOG",
+    "Category",
     "DataSet",
     "Entry",
+    "Number",
     "Pairs",
+    "Schema",
     "TextDataSet",
     "Weights",
     "efficientnet_lite0",
@@ -48,6 +52,7 @@ _HOME = {
     "loaders": ("load", "load_text"),
     "own": ("from_file",),
     "readers": ("read_table",),
+    "schema": ("Category", "Number", "Schema"),
     "store": ("find", "folders", "obtain", "problems"),
     "text": ("Pairs", "TextDataSet", "trim"),
     "weights": ("Weights", "efficientnet_lite0", "load_weights"),

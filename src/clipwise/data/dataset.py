@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
+from clipwise.data.schema import Schema
 from clipwise.errors import DataError
 from clipwise.hashing import digest
 
@@ -43,6 +44,8 @@ class DataSet:
     licence: str = ""
     note: str = ""
     """What anyone who shows a result has to know: a subset, rows left out, statistics that were not private."""
+    schema: Schema | None = None
+    """How the columns of a table were encoded; None where the inputs are as they were read."""
 
     def __post_init__(self) -> None:
         for part in (self.train, self.test):

@@ -1,7 +1,7 @@
-"""The user's own data: CSV, NPZ and Parquet files into tensors, with errors that name the column and the row.
+"""The user's own data: CSV, NPZ and Parquet files into tensors, with one error that names every column and row.
 
 Nothing is guessed: text in the target column means classes, but whether numbers are classes or quantities has to be
-said, and a column that is not a number is refused rather than left out.
+said, and a column that is not a number is refused rather than left out, unless a schema describes it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,11 +16,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
+from clipwise.data.cells import Problems, all_numbers, numbers, texts
 from clipwise.data.dataset import DataSet, Task, split
 from clipwise.data.readers import FEW, LONG, Column, Table, read_table
+from clipwise.data.schema import Schema
 from clipwise.errors import DataError
 
 __all__ = ["from_file"]
+
+_REMEDY = (
+    "Leave the column out with features=[...], or put numbers in; or describe the table with a schema, which takes "
+    "text and empty cells (`clipwise data schema` proposes one)."
+)
 
 
 def from_file(
@@ -30,6 +36,7 @@ def from_file(
     *,
     task: Task | None = None,
     features: Sequence[str] | None = None,
+    schema: Schema | None = None,
     classes: Sequence[str] | None = None,
     test: float | int = 0.2,
     test_file: str | os.PathLike[str] | None = None,
@@ -42,6 +49,7 @@ def from_file(
     - `target`: the column to predict; in an NPZ file the array.
     - `task`: "classification" or "regression"; may be left out when the target is text.
     - `features`: the columns to predict from; all others by default. An NPZ file has one array `x`.
+    - `schema`: which columns to predict from, with public bounds or categories, by which they are encoded and scaled.
     - `classes`: the names of the classes in their order. Left out, they are the values that occur in training, sorted,
       which epsilon does not cover: name them when a class may be so rare that its existence is a secret.
     - `test`: the share (below 1) or number of records that is held out, unless there is a `test_file`. An NPZ file with
@@ -50,7 +58,8 @@ def from_file(
     - `seed`: of the random choice of held-out records.
     - `delimiter`: between the columns of a CSV file.
 
-    Numbers become float32 as they are; nothing is scaled (`DataSet.standardised` does that).
+    Without a schema numbers become float32 as they are; nothing is scaled (`DataSet.standardised` does that), and
+    empty cells are refused.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp(), "pets.csv")
@@ -64,21 +73,15 @@ def from_file(
         raise DataError("give either test_file= or test=, not both.")
     if not isinstance(test, int) and not (isinstance(test, float) and 0 < test < 1):
         raise DataError(f"test is a share between 0 and 1 or a whole number of records, not {test!r}.")
+    if schema is not None and features is not None:
+        raise DataError("give either schema= or features=, not both: a schema names the columns that are used.")
     tables = _tables(source, test_file, target, delimiter)
-    _check_columns(tables, target, features)
-    chosen = tuple(features) if features is not None else tuple(name for name in tables[0][1] if name != target)
-    if not chosen:
-        raise DataError(f"{source} has no column beside the target {target!r}.")
-    if features is None and "" in chosen:
-        raise DataError(
-            f"{source} has a column without a name, perhaps row numbers that another program wrote. Name it in the "
-            "file if it is a feature, or choose the columns with features=[...]."
-        )
+    chosen = features if schema is None else [column.name for column in schema.columns]
+    _check_columns(tables, target, chosen, absent_allowed=schema is not None)
+    if chosen is None:
+        chosen = _all_but(target, source, tables[0][1])
     names = _classes(tables[0], target, task, classes)
-    parts = [(_inputs(file, table, chosen), _targets(file, target, table[target], names)) for file, table in tables]
-    for (file, _), (x, y) in zip(tables, parts, strict=True):
-        if len(x) != len(y):
-            raise DataError(f"{file} has arrays of different lengths: {len(x)} inputs, but {len(y)} targets.")
+    parts = _parts(tables, target, names, tuple(chosen), schema)
     if len(parts) == 1:
         count = test if isinstance(test, int) else round(test * len(parts[0][0]))
         train, held_out = split(*parts[0], test=count, seed=seed)
@@ -92,10 +95,52 @@ def from_file(
         train=train,
         test=held_out,
         classes=names,
-        features=chosen if train[0][0].shape == (len(chosen),) else (),
+        features=_feature_names(schema, tuple(chosen), train),
         source=source.name,
         note="" if classes or not names else "The classes are those in the records, which epsilon does not cover.",
+        schema=schema,
     )
+
+
+def _all_but(target: str, source: Path, table: Table) -> list[str]:
+    """The columns that are features unless others are named."""
+    chosen = [name for name in table if name != target]
+    if not chosen:
+        raise DataError(f"{source} has no column beside the target {target!r}.")
+    if "" in chosen:
+        raise DataError(
+            f"{source} has a column without a name, perhaps row numbers that another program wrote. Name it in the "
+            "file if it is a feature, or choose the columns with features=[...]."
+        )
+    return chosen
+
+
+def _feature_names(schema: Schema | None, chosen: tuple[str, ...], train: TensorDataset) -> tuple[str, ...]:
+    if schema is not None:
+        return schema.features
+    return chosen if train[0][0].shape == (len(chosen),) else ()
+
+
+def _parts(
+    tables: Sequence[tuple[str, Table]],
+    target: str,
+    classes: tuple[str, ...],
+    chosen: tuple[str, ...],
+    schema: Schema | None,
+) -> list[tuple[Tensor, Tensor]]:
+    """Inputs and targets of each file; one error reports everything that is wrong with them."""
+    problems = Problems()
+    parts = []
+    for file, table in tables:
+        x = _inputs(file, table, chosen, problems) if schema is None else schema.gather(table, file, problems)
+        y = _targets(file, target, table[target], classes, problems)
+        parts.append((x, y))
+    problems.check()
+    made = [(x, y) for x, y in parts if x is not None and y is not None]
+    for (file, _), (x, y) in zip(tables, made, strict=True):
+        if len(x) != len(y):
+            raise DataError(f"{file} has arrays of different lengths: {len(x)} inputs, but {len(y)} targets.")
+    return made
 
 
 def _tables(
@@ -112,12 +157,15 @@ def _tables(
     return tables if test_file is None else [*tables, (str(test_file), read_table(Path(test_file), delimiter))]
 
 
-def _check_columns(tables: Sequence[tuple[str, Table]], target: str, features: Sequence[str] | None) -> None:
+def _check_columns(
+    tables: Sequence[tuple[str, Table]], target: str, features: Sequence[str] | None, absent_allowed: bool
+) -> None:
+    """Refuse files without the target or a feature (unless a schema reports those), or with different features."""
     for file, table in tables:
-        for name in (target, *(features or ())):
+        for name in (target, *(() if absent_allowed else features or ())):
             if name not in table:
                 shown = ", ".join(list(table)[:FEW]) + (", ..." if len(table) > FEW else "")
-                if any(_all_numbers([each]) for each in table):  # a record, which is no message's business
+                if any(all_numbers([each]) for each in table):  # a record, which is no message's business
                     raise DataError(f"{file} has no column {name!r}: its first line has numbers, no names.", shown)
                 raise DataError(f"{file} has no column {name!r}; it has {shown}.")
     if features is not None and target in features:
@@ -134,7 +182,7 @@ def _classes(
     """The names of the classes; none for regression."""
     file, table = named
     column = table[target]
-    text = not _all_numbers(column) if isinstance(column, list) else column.dtype.kind in "US"
+    text = not all_numbers(column) if isinstance(column, list) else column.dtype.kind in "US"
     if task not in (None, "classification", "regression"):
         raise DataError(f"task is 'classification' or 'regression', not {task!r}.")
     if task is None and not text and classes is None:
@@ -152,15 +200,12 @@ def _classes(
         raise DataError(
             f"column {target!r} of {file} has a single value; there is nothing to learn.", repr(min(values))
         )
-    return tuple(sorted(values, key=_in_order))
+    return tuple(sorted((value for value in values if not _no_class(value)), key=_in_order))
 
 
-def _all_numbers(column: Any) -> bool:
-    try:
-        np.array(column, dtype=np.float64)
-    except ValueError:
-        return False
-    return True
+def _no_class(label: str) -> bool:
+    """Whether a label is missing; "none" and "?" may be classes."""
+    return label.lower() in ("", "nan")
 
 
 def _in_order(label: str) -> tuple[float, str]:
@@ -173,46 +218,44 @@ def _in_order(label: str) -> tuple[float, str]:
 
 def _labels(file: str, name: str, column: Column) -> list[str]:
     """The value of each record's class as text; 3.0 is "3"."""
-    if isinstance(column, list):
-        values: list[Any] = [float(v) for v in column] if _all_numbers(column) else column
-    else:
-        if column.ndim != 1 or column.dtype.kind not in "biufUS":
-            raise DataError(
-                f"{file}: the target {name!r} is an array of shape {column.shape} and type {column.dtype}; one class a "
-                "record is needed, as number or text."
-            )
-        try:
-            values = (np.char.decode(column, "utf-8") if column.dtype.kind == "S" else column).tolist()
-        except UnicodeDecodeError as error:
-            raise DataError(f"{file}: the target {name!r} is not text in UTF-8.", str(error)) from None
-    labels = [str(int(v)) if isinstance(v, float) and v.is_integer() else str(v) for v in values]
-    for row, label in enumerate(labels, 1):
-        if label.lower() in ("", "nan"):
-            raise DataError(f"{file}, column {name!r}, row {row}: the class is missing.")
-    return labels
+    try:
+        return texts(np.array(column, dtype=np.float64) if isinstance(column, list) and all_numbers(column) else column)
+    except UnicodeDecodeError as error:
+        raise DataError(f"{file}: the target {name!r} is not text in UTF-8.", str(error)) from None
+    except ValueError as error:
+        raise DataError(
+            f"{file}: the target {name!r} is {error}; one class a record is needed, as number or text."
+        ) from None
 
 
-def _targets(file: str, name: str, column: Column, classes: tuple[str, ...]) -> Tensor:
+def _targets(file: str, name: str, column: Column, classes: tuple[str, ...], problems: Problems) -> Tensor | None:
     if not classes:
-        numbers = _numbers(file, name, column)
-        if numbers.ndim != 1:
-            raise DataError(f"{file}: the target {name!r} has shape {numbers.shape}; one number a record is needed.")
-        return torch.from_numpy(numbers)
+        found = _numbers(file, name, column, problems)
+        if found is not None and found.ndim != 1:
+            raise DataError(f"{file}: the target {name!r} has shape {found.shape}; one number a record is needed.")
+        return None if found is None else torch.from_numpy(found)
     number = {label: k for k, label in enumerate(classes)}
     labels = _labels(file, name, column)
-    for row, label in enumerate(labels, 1):
-        if label not in number:
-            shown = ", ".join(classes[:FEW])
-            raise DataError(
-                f"{file}, column {name!r}, row {row}: the value is none of the {len(classes)} classes. Name all of "
-                "them with classes=[...].",
-                f"{label[:LONG]!r}, none of {shown}",
-            )
-    return torch.tensor([number[label] for label in labels])
+    unknown = [(row, label) for row, label in enumerate(labels, 1) if label not in number]
+    empty = [row for row, label in unknown if _no_class(label)]
+    others = [(row, label) for row, label in unknown if not _no_class(label)]
+    if empty:
+        problems.add(file, f"column {name!r}", "the class is missing", rows=empty)
+    if others:
+        problems.add(
+            *(file, f"column {name!r}", f"the value is none of the {len(classes)} classes"),
+            rows=[row for row, _ in others],
+            remedy="Name all of the classes with classes=[...].",
+            found=others[0][1],
+        )
+    return None if unknown else torch.tensor([number[label] for label in labels])
 
 
-def _inputs(file: str, table: Table, features: tuple[str, ...]) -> Tensor:
-    columns = [_numbers(file, name, table[name]) for name in features]
+def _inputs(file: str, table: Table, features: tuple[str, ...], problems: Problems) -> Tensor | None:
+    found = [_numbers(file, name, table[name], problems) for name in features]
+    columns = [column for column in found if column is not None]
+    if len(columns) < len(found):
+        return None
     if len(columns) == 1 and columns[0].ndim > 1:
         return torch.from_numpy(columns[0])
     if any(column.ndim != 1 for column in columns):
@@ -223,27 +266,22 @@ def _inputs(file: str, table: Table, features: tuple[str, ...]) -> Tensor:
     return torch.from_numpy(np.stack(columns, axis=1))
 
 
-def _numbers(file: str, name: str, column: Column) -> NDArray[np.float32]:
-    """A column as float32, all of it finite."""
+def _numbers(file: str, name: str, column: Column, problems: Problems) -> NDArray[np.float32] | None:
+    """A column as float32; None, and a problem for each kind, unless all of it is finite."""
     if not isinstance(column, list) and column.dtype.kind not in "biufUS":
         raise DataError(f"{file}: {name!r} is an array of type {column.dtype}; numbers are needed.")
-    try:
-        wide = np.array(column, dtype=np.float64)
-    except ValueError:
-        row, value = next((row, entry) for row, entry in enumerate(column, 1) if not _all_numbers(entry))
-        what = "is missing" if "" in np.ravel(value) else "is not a number"
-        raise DataError(
-            f"{file}, column {name!r}, row {row}: the value {what}. Leave the column out with features=[...], or put "
-            "numbers in.",
-            repr(str(value)[:LONG]),
-        ) from None
+    found = numbers(column)
     with np.errstate(over="ignore", invalid="ignore"):
-        numbers = wide.astype(np.float32)
-    wrong = np.argwhere(~np.isfinite(numbers))
-    if len(wrong):
-        row = int(wrong[0][0])
-        value = wide[tuple(wrong[0])]
-        raise DataError(
-            f"{file}, column {name!r}, row {row + 1}: the value is not a finite float32 number.", str(value)
-        )
-    return numbers
+        made = found.values.astype(np.float32)
+    large = ~np.isfinite(made) & ~found.missing & ~found.wrong
+    kinds = {"missing": found.missing, "not a number": found.wrong, "not a finite float32 number": large}
+    for what, where in kinds.items():
+        rows = np.unique(np.argwhere(where)[:, 0])
+        if len(rows):
+            problems.add(
+                *(file, f"column {name[:LONG]!r}", f"the value is {what}"),
+                rows=[int(row) + 1 for row in rows],
+                remedy=_REMEDY,
+                found=np.ravel(np.asarray(column)[rows[0]])[0],
+            )
+    return made if np.isfinite(made).all() else None

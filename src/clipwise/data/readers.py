@@ -12,7 +12,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,21 +52,31 @@ def _csv(path: Path, delimiter: str) -> Table:
             rows = csv.reader(_lines(file, path), delimiter=delimiter, strict=True)
             header = [name.strip() for name in next(rows, [])]
             _check_header(header, path, delimiter)
-            records = []
+            records, ragged = [], []
             for row in rows:
-                if len(row) != len(header) and row:
-                    raise DataError(
-                        f"{path}, line {rows.line_num}: {len(row)} cells, but the header has {len(header)} columns."
-                    )
-                if row:
+                if len(row) == len(header):
                     records.append(row)
+                elif row:
+                    ragged.append((rows.line_num, len(row)))
     except csv.Error as error:
         raise DataError(f"{path}, line {rows.line_num}, is not CSV: {error}.") from error
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not text in UTF-8, after its line {rows.line_num}.", str(error)) from None
+    if ragged:
+        _refuse_ragged(path, ragged, len(header))
     if not records:
         raise DataError(f"{path} has a header but no records.")
     return {name: [row[k].strip() for row in records] for k, name in enumerate(header)}
+
+
+def _refuse_ragged(path: Path, lines: list[tuple[int, int]], columns: int) -> NoReturn:
+    (line, cells), *others = lines
+    more = ""
+    if others:
+        shown = [str(number) for number, _ in others[:FEW]] + (["..."] if len(others) > FEW else [])
+        listed = f"{', '.join(shown[:-1])} and {shown[-1]}" if len(shown) > 1 else shown[0]
+        more = f"; {len(others)} other lines ({listed}) do not fit it either"
+    raise DataError(f"{path}, line {line}: {cells} cells, but the header has {columns} columns{more}.")
 
 
 def _lines(file: Iterable[str], path: Path) -> Iterator[str]:

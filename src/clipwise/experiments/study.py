@@ -55,6 +55,16 @@ class Study:
     note: str = ""
     """A warning that every run has, and so every page on them."""
 
+    @classmethod
+    def beside(cls, script: str | Path, arms: tuple[Arm, ...], seeds: int) -> Study:
+        """The study of a script with `config.toml` in its folder, where the results go too.
+
+        >>> Study.beside("study/__main__.py", (Arm("R = 1"),), seeds=1).config.as_posix()
+        'study/config.toml'
+        """
+        folder = Path(script).parent
+        return cls(folder / "config.toml", arms, seeds, folder)
+
     def __post_init__(self) -> None:
         if not is_count(self.seeds):
             raise InvalidConfig(f"a study has at least one seed, as a whole number; got {self.seeds!r}.")

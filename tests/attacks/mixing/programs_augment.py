@@ -10,20 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
-from .programs import (
-    Formula,
-    Listed,
-    convnet,
-    cross_entropy,
-    honest,
-    images,
-    memory,
-    mixing,
-    mlp,
-    parts,
-    plain,
-    series,
-)
+from .programs import Formula, Listed, convnet, cross_entropy, honest, images, memory, mixing, mlp, parts, plain, series
 
 Batch = Any
 

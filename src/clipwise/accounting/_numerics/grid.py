@@ -19,14 +19,7 @@ from scipy import fft, optimize
 
 from clipwise.accounting._numerics.lattice import Floats, points_cut, points_fine
 from clipwise.accounting._numerics.laws import Composition, Law
-from clipwise.accounting._numerics.saddle import (
-    abscissa,
-    first_guess,
-    period,
-    quick_delta,
-    saddle_table,
-    tail_share,
-)
+from clipwise.accounting._numerics.saddle import abscissa, first_guess, period, quick_delta, saddle_table, tail_share
 from clipwise.errors import NotConverged
 
 __all__ = ["grid_delta", "grid_epsilon", "rough_delta", "rough_epsilon"]

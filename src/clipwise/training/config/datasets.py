@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset, default_collate
 
 from clipwise import data
-from clipwise.data import DataSet, entry, read_table
+from clipwise.data import DataSet, Schema, entry, read_table
 from clipwise.errors import DataError, InvalidConfig, MissingExtra
 from clipwise.training.config.functions import guarded, imported, split_target
 from clipwise.training.config.toml import TomlTable
@@ -177,6 +177,8 @@ def read_data(table: TomlTable) -> DataChoice:
         options = table.table("options").rest()
     elif Path(source).suffix.lower() in FILES:
         options = _of_a_file(table)
+        if "schema" in options and (standardise or inputs != Inputs()):
+            table.fail("columns", "scales the inputs itself: it goes with neither standardise, mean and std nor pool.")
     else:
         options = _built_in(table, source)
     table.close()
@@ -189,6 +191,7 @@ def _of_a_file(table: TomlTable) -> dict[str, Any]:
         "target": table.text("target", None),
         "task": table.text("task", None, ("classification", "regression")),
         "features": table.texts("features", None),
+        "schema": _schema(table),
         "classes": table.labels("classes"),
         "test": table.raw("test"),
         "test_file": table.text("test_file", None),
@@ -201,6 +204,19 @@ def _of_a_file(table: TomlTable) -> dict[str, Any]:
     if delimiter is not None and not (isinstance(delimiter, str) and len(delimiter) == 1 and delimiter not in '"\r\n'):
         table.fail("delimiter", f"expected a single character, got {delimiter!r}.")
     return {name: value for name, value in options.items() if value is not None}
+
+
+def _schema(table: TomlTable) -> Schema | None:
+    """`[data.columns]`, a table for each column; None without it."""
+    if "columns" not in table:
+        return None
+    if "features" in table:
+        table.fail("features", "goes with no [data.columns], which names the columns that are used.")
+    columns = table.table("columns")
+    try:
+        return Schema.of(columns.rest())
+    except DataError as error:
+        columns.fail(None, str(error))
 
 
 def _built_in(table: TomlTable, source: str) -> dict[str, Any]:
