@@ -182,7 +182,13 @@ def test_the_card_is_short_and_tells_nothing_private() -> None:
         assert secret not in card
     for text in ("1.563", "numerically exact", "approximation", "| ECE |", "Abadi, R = 1", "Poisson", "held-out"):
         assert text in card
+    for asked in (
+        *("Protected unit", "Neighbouring data", "Setting", "Mechanism", "Released", "Accounting", "Tuning", "Model"),
+        *("All that touched the data", "Not covered", "Tools"),
+    ):
+        assert f"- **{asked}:** " in card
     assert "Not private" in report.card(made_run(clip_norm=None))
+    assert "**Unknown.**" in report.card(Run.judged("theirs", made_run().test))
 
 
 def test_a_card_of_several_seeds_says_so() -> None:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from clipwise.data.entries import Entry
     from clipwise.data.loaders import load, load_text
     from clipwise.data.own import from_file
+    from clipwise.data.predictions import Predictions, read_predictions
     from clipwise.data.readers import read_table
     from clipwise.data.schema import Category, Number, Schema
     from clipwise.data.store import find, folders, obtain, problems
@@ -28,6 +29,7 @@ __all__ = [
     "Entry",
     "Number",
     "Pairs",
+    "Predictions",
     "Schema",
     "TextDataSet",
     "Weights",
@@ -41,6 +43,7 @@ __all__ = [
     "load_weights",
     "obtain",
     "problems",
+    "read_predictions",
     "read_table",
     "trim",
 ]
@@ -51,6 +54,7 @@ _HOME = {
     "entries": ("Entry",),
     "loaders": ("load", "load_text"),
     "own": ("from_file",),
+    "predictions": ("Predictions", "read_predictions"),
     "readers": ("read_table",),
     "schema": ("Category", "Number", "Schema"),
     "store": ("find", "folders", "obtain", "problems"),

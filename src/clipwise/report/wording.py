@@ -12,14 +12,14 @@ from clipwise.calibration import Estimate, metric_named
 __all__ = ["best_of", "deviation_text", "epsilon_text", "interval_text", "points", "value_text"]
 
 
-def points(share: float) -> str:
+def points(share: float, digits: int = 1) -> str:
     """A difference of shares in percentage points, with its sign.
 
     >>> points(-0.0241)
     '−2.4'
     """
-    text = f"{100 * share:+.1f}"
-    return "0.0" if text in ("+0.0", "-0.0") else text.replace("-", "−")
+    text = f"{100 * share:+.{digits}f}"
+    return text.replace("-", "−") if float(text) else text[1:]
 
 
 def value_text(metric: str, estimate: Estimate) -> str:
