@@ -51,6 +51,7 @@ def test_the_numbers_are_those_of_evaluate_and_a_page_goes_beside_the_file(
         ("p,y\n0.9,yes\n0.2,no\n", {"label": "y", "positive": "yes"}, ("no", "yes")),
         ("yes,y\n0.9,yes\n0.2,no\n", {"label": "y"}, ("no", "yes")),
         ("p,label\n0.9,1\n0.2,0\n", {}, ("0", "1")),
+        ("'=no,yes,label\n0.1,0.9,yes\n0.8,0.2,=no\n", {}, ("=no", "yes")),
         ("id,no,yes,label\n7,0.1,0.9,yes\n8,0.8,0.2,no\n", {"classes": ["no", "yes"]}, ("no", "yes")),
     ],
 )

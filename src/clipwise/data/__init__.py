@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from clipwise.data.dataset import DataSet
     from clipwise.data.entries import Entry
     from clipwise.data.loaders import load, load_text
-    from clipwise.data.own import from_file
+    from clipwise.data.own import from_file, inputs_of
     from clipwise.data.predictions import Predictions, read_predictions
-    from clipwise.data.readers import read_table
+    from clipwise.data.readers import Table, read_parts, read_table
     from clipwise.data.schema import Category, Number, Schema
     from clipwise.data.store import find, folders, obtain, problems
     from clipwise.data.text import Pairs, TextDataSet, trim
@@ -31,6 +31,7 @@ __all__ = [
     "Pairs",
     "Predictions",
     "Schema",
+    "Table",
     "TextDataSet",
     "Weights",
     "efficientnet_lite0",
@@ -38,11 +39,13 @@ __all__ = [
     "find",
     "folders",
     "from_file",
+    "inputs_of",
     "load",
     "load_text",
     "load_weights",
     "obtain",
     "problems",
+    "read_parts",
     "read_predictions",
     "read_table",
     "trim",
@@ -53,9 +56,9 @@ _HOME = {
     "dataset": ("DataSet",),
     "entries": ("Entry",),
     "loaders": ("load", "load_text"),
-    "own": ("from_file",),
+    "own": ("from_file", "inputs_of"),
     "predictions": ("Predictions", "read_predictions"),
-    "readers": ("read_table",),
+    "readers": ("Table", "read_parts", "read_table"),
     "schema": ("Category", "Number", "Schema"),
     "store": ("find", "folders", "obtain", "problems"),
     "text": ("Pairs", "TextDataSet", "trim"),

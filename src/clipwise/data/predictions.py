@@ -72,6 +72,7 @@ def read_predictions(
         columns = np.stack([1 - columns[:, 0], columns[:, 0]], axis=1)
     elif positive is not None:
         raise DataError(f"positive= goes with a single column of probabilities; {file} has {len(chosen)}.")
+    chosen = _unquoted(chosen, true)
     known = set(chosen)
     missing = [row for row, each in enumerate(true, 1) if is_missing(each) and each not in known]
     other = [row for row, each in enumerate(true, 1) if each not in known and not is_missing(each)]
@@ -99,6 +100,12 @@ def read_predictions(
         )
     problems.check()
     return Predictions(columns / sums[:, None], true, chosen)
+
+
+def _unquoted(classes: tuple[str, ...], true: Sequence[str]) -> tuple[str, ...]:
+    """The classes without the apostrophe that `clipwise predict` puts before a name that looks like a formula."""
+    occur = set(true)
+    return tuple(name[1:] if name[:1] == "'" and name not in occur and name[1:] in occur else name for name in classes)
 
 
 def _labels(file: str, table: Table, label: str) -> tuple[str, ...]:
