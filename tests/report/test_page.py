@@ -224,7 +224,7 @@ def test_a_full_disk_is_told_and_leaves_the_old_page(tmp_path: Path, monkeypatch
 def test_a_run_with_little_in_it_still_makes_a_page(tmp_path: Path) -> None:
     bare = Run(name="bare", test=judged(0, 1.0), plan=WrittenPlan({}))
     page = report.write(bare, tmp_path).read_text(encoding="utf-8")
-    assert "Nothing on this page is private." in page and "bare: accuracy" in page
+    assert "is not known here: nothing is said about privacy." in page and "bare: accuracy and calibration" in page
 
 
 @pytest.mark.usefixtures("figures_in_words")
