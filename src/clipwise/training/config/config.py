@@ -46,6 +46,8 @@ class Privacy:
     """With an epsilon only a schedule, whose shape is kept."""
     delta: float | None
     """None: `clipwise.accounting.default_delta` of the number of records."""
+    allow_large_delta: bool = False
+    """Whether a delta over 1/n is accepted, which promises next to nothing."""
 
     @property
     def is_private(self) -> bool:
@@ -57,7 +59,7 @@ class Privacy:
         """Read the table: exactly one of epsilon, noise_multiplier and private = false; epsilon scales a schedule."""
         private = table.flag("private", True)
         epsilon, noise = table.number("epsilon", None), _read_noise(table)
-        delta = table.number("delta", None, below=1.0)
+        delta, allowed = table.number("delta", None, below=1.0), table.flag("allow_large_delta", False)
         table.close()
         chosen = [name for name in ("epsilon", "noise_multiplier") if name in table]
         if not private and (chosen or delta is not None):
@@ -68,7 +70,7 @@ class Privacy:
                 "give exactly one of epsilon, noise_multiplier and private = false; only a schedule of noise goes with "
                 "an epsilon.",
             )
-        return cls(epsilon, noise if private else 0.0, delta)
+        return cls(epsilon, noise if private else 0.0, delta, allowed)
 
 
 def _read_noise(table: TomlTable) -> float | Steps | None:
