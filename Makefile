@@ -15,7 +15,7 @@ PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 PARALLEL := -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo examples recipes-quick test attacks fuzz test-slow check format bench bench-quick third-party mutants docs clean
+.PHONY: help setup demo examples tutorials recipes-quick test attacks fuzz test-slow check format bench bench-quick third-party mutants docs clean
 
 help:  ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -44,6 +44,9 @@ examples: $(STAMP)  ## Train every configuration in examples/ for 20 steps; writ
 	@for file in examples/*.toml; do \
 	  $(BIN)/clipwise train $$file --set steps=20 --output runs/examples/$$(basename $$file .toml) --force || exit 1; \
 	done
+
+tutorials: $(STAMP)  ## Try the tutorials out in small, without a network; writes nothing
+	@$(BIN)/python -m docs.tutorials --small
 
 recipes-quick: $(STAMP)  ## Run every recipe of papers/ in its scaled-down form; writes nothing
 	@for file in papers/*/__main__.py; do \

