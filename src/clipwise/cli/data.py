@@ -1,9 +1,10 @@
-"""`clipwise data`: what data sets and weights there are, where they come from, and whether the files are whole."""
+"""`clipwise data`: what data sets and weights there are, and whether the files are whole; a schema for one's own."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 from typing import TYPE_CHECKING, Any
 
 from clipwise.cli.table import table
@@ -13,17 +14,28 @@ if TYPE_CHECKING:
     from clipwise.data import Entry
 
 NAME = "data"
-HELP = "list, fetch and verify data sets and public weights; 1 when verify finds a file missing or damaged"
+HELP = (
+    "list, fetch and verify data sets and public weights (1 when verify finds a file missing or damaged); "
+    "propose a configuration for a table of your own"
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument(
         "action",
-        choices=("list", "get", "verify"),
-        help="list: what there is, where, its licence and size; get: fetch; verify: check the SHA-256 of every file",
+        choices=("list", "get", "verify", "schema"),
+        help="list: what there is, where, its licence and size; get: fetch; verify: check the SHA-256 of every file; "
+        "schema: propose a configuration for a table, with its columns described",
     )
-    parser.add_argument("names", nargs="*", metavar="NAME", help="of data sets or weights (list, verify: all of them)")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help="of data sets or weights (list, verify: all of them); schema: a file"
+    )
+    parser.add_argument("--target", default="y", help="schema: the column to predict (default y)")
+    parser.add_argument("--delimiter", default=",", help="schema: between the columns of a CSV file (default a comma)")
+    parser.add_argument(
+        "--output", metavar="FILE", help="schema: write the configuration there; an existing one is kept"
+    )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
@@ -107,9 +119,35 @@ def _verify(entries: list[Entry], named: bool, as_json: bool) -> int:
     return 1 if findings else 0
 
 
+def _schema(names: list[str], target: str, delimiter: str, output: str | None) -> int:
+    """Propose a configuration; whatever is shown comes from the records, which is said beside it."""
+    from clipwise.training import proposal
+
+    if len(names) != 1:
+        raise DataError(f"schema takes one file, got {len(names)} names.")
+    text = proposal(names[0], target, delimiter)
+    if output is None:
+        print(text, end="")
+        return 0
+    try:
+        with open(output, "x", encoding="utf-8", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
+            file.write(text)
+    except FileExistsError:
+        raise DataError(f"{output} exists and is kept; name another file with --output.") from None
+    except OSError as error:
+        raise DataError(f"{output} cannot be written: {error.strerror or error}.") from error
+    print(f"{output}: a configuration to start from; `clipwise train {output}` trains it.")
+    print("note: its bounds and categories were read off the records, which epsilon does not cover. Replace them by")
+    print("      what is publicly known, then remove `columns_public = false`.")
+    return 0
+
+
 def run(args: argparse.Namespace) -> int:
-    """List, get or verify."""
+    """List, get, verify, or propose a schema."""
     from clipwise.data import CATALOG, entry
+
+    if args.action == "schema":
+        return _schema(args.names, args.target, args.delimiter, args.output)
 
     if args.action == "get" and not args.names:
         raise DataError(f"say what to get: {', '.join(CATALOG)}.")

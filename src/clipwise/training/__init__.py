@@ -6,8 +6,19 @@ values as a user's own loop does.
 
 from __future__ import annotations
 
-from clipwise.training.config import Config, guarded, imported, split_target
+from clipwise.training.config import Config, guarded, imported, proposal, split_target
 from clipwise.training.run import Progress, Watch, prepare
 from clipwise.training.run.train import read_weights, train
 
-__all__ = ["Config", "Progress", "Watch", "guarded", "imported", "prepare", "read_weights", "split_target", "train"]
+__all__ = [
+    "Config",
+    "Progress",
+    "Watch",
+    "guarded",
+    "imported",
+    "prepare",
+    "proposal",
+    "read_weights",
+    "split_target",
+    "train",
+]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from clipwise.training.config.config import Config, default_delta
-from clipwise.training.config.datasets import TensorRecords
+from clipwise.training.config.datasets import TensorRecords, proposal
 from clipwise.training.config.functions import guarded, imported, split_target
 from clipwise.training.config.models import freeze
 from clipwise.training.config.optimizers import LearningRate, OptimizerChoice, read_optimizer
@@ -20,6 +20,7 @@ __all__ = [
     "freeze",
     "guarded",
     "imported",
+    "proposal",
     "read_optimizer",
     "split_target",
 ]

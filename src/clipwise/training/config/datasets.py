@@ -16,12 +16,48 @@ from clipwise import data
 from clipwise.data import DataSet, Schema, entry, read_table
 from clipwise.errors import DataError, InvalidConfig, MissingExtra
 from clipwise.training.config.functions import guarded, imported, split_target
-from clipwise.training.config.toml import TomlTable
+from clipwise.training.config.toml import TomlTable, inline
 
-__all__ = ["DataChoice", "Inputs", "TensorRecords", "read_data"]
+__all__ = ["DataChoice", "Inputs", "TensorRecords", "proposal", "read_data"]
 
 FILES = (".csv", ".npz", ".parquet")
 TEXT = ("snli",)
+
+UNSCALED = (
+    "Features are not scaled and of very different or large size, as the held-out records show; such a model learns "
+    "little and is badly calibrated. Describe the columns ({source}: clipwise data schema), or give data.mean and "
+    "data.std; std = 1 says that they are meant to be so."
+)
+READ_OFF = "Bounds and categories of [data.columns] were read off the records, which epsilon does not cover."
+_PROPOSAL = """\
+# A starting point, read off the records of {name}: epsilon does not cover what stands in [data.columns]. Replace bounds
+# and categories by what is publicly known, then remove `columns_public = false`; until then the report says so.
+epochs = 20
+batch_size = {batch_size}
+
+[data]
+{data}
+
+[data.columns]
+{columns}
+
+[model]
+source = "mlp"
+hidden = [32]
+
+[clip]
+rule = "Abadi"
+R = 1.0
+
+[optimizer]
+name = "Adam"
+learning_rate = 0.005
+
+[privacy]
+epsilon = 3.0
+"""
+_FEWEST_QUANTITIES = 20
+"""A target with as many different numbers is proposed as a quantity."""
 
 
 class TensorRecords(TensorDataset):
@@ -84,6 +120,10 @@ class DataChoice:
     inputs: Inputs = Inputs()
     standardise: bool = False
     """Scale a table with the mean and deviation of its training records, which epsilon does not cover."""
+    columns_public: bool = True
+    """Whether the numbers of `[data.columns]` are publicly known; if not, the report says so."""
+    is_scaled: bool = False
+    """Whether the configuration says how inputs are scaled, or with std = 1 that they are."""
 
     @property
     def is_cut_from_one_file(self) -> bool:
@@ -96,7 +136,22 @@ class DataChoice:
     def load(self) -> DataSet:
         """The data set, made ready."""
         found = self._find().standardised() if self.standardise else self._find()
+        notes = [found.note, "" if self.columns_public else READ_OFF, self._unscaled(found)]
+        found = replace(found, note=" ".join(filter(None, notes)))
         return replace(found, train=self.inputs(found.train), test=self.inputs(found.test))
+
+    def _unscaled(self, found: DataSet) -> str:
+        """What to say of a table with features far from the order of 1.
+
+        It is judged by the held-out records alone, whose metrics are shown without noise as well.
+        """
+        if self.is_scaled or found.schema is not None or not found.features:
+            return ""
+        spread, mean = torch.std_mean(found.test.tensors[0].double(), dim=0, correction=0)
+        varied = spread[spread > 0]
+        if not len(varied) or (bool((mean.abs() + spread).max() <= 10) and bool(varied.max() <= 100 * varied.min())):
+            return ""
+        return UNSCALED.format(source=self.source)
 
     def _find(self) -> DataSet:
         target = split_target(self.source)
@@ -173,16 +228,55 @@ def read_data(table: TomlTable) -> DataChoice:
     if standardise and inputs != Inputs():
         table.fail("standardise", "goes with neither mean and std nor pool.")
     options: dict[str, Any] = {}
+    columns_public = True
     if split_target(source) is not None:
         options = table.table("options").rest()
     elif Path(source).suffix.lower() in FILES:
         options = _of_a_file(table)
+        columns_public = table.flag("columns_public", True)
+        if not columns_public and "schema" not in options:
+            table.fail("columns_public", "goes with [data.columns].")
         if "schema" in options and (standardise or inputs != Inputs()):
             table.fail("columns", "scales the inputs itself: it goes with neither standardise, mean and std nor pool.")
     else:
         options = _built_in(table, source)
     table.close()
-    return DataChoice(source, options, inputs, standardise)
+    is_scaled = standardise or "mean" in table or "std" in table
+    return DataChoice(source, options, inputs, standardise, columns_public, is_scaled)
+
+
+def proposal(path: str, target: str, delimiter: str = ",") -> str:
+    r"""A configuration to start from for a table in a file, as TOML; what it reads, epsilon does not cover.
+
+    >>> import tempfile
+    >>> file = Path(tempfile.mkdtemp(), "pets.csv")
+    >>> _ = file.write_text("weight,kind\n4.1,cat\n0.03,bird\n5.0,cat\n")
+    >>> [line for line in proposal(str(file), "kind").splitlines() if line.startswith("weight")]
+    ['weight = { kind = "number", low = 0.03, high = 5.0 }']
+    """
+    table = read_table(Path(path), delimiter)
+    if target not in table:
+        raise DataError(f"{path} has no column {target!r} to predict: name it with --target.")
+    columns = Schema.propose(table, target).as_dict()
+    chosen: dict[str, Any] = {"source": path, "target": target}
+    try:
+        values = {float(value) for value in table[target]}
+        chosen["task"] = "classification" if len(values) < _FEWEST_QUANTITIES else "regression"
+    except ValueError:
+        pass  # text: classes
+    if delimiter != ",":
+        chosen["delimiter"] = delimiter
+    return _PROPOSAL.format(
+        name=Path(path).name,
+        batch_size=max(1, min(512, len(table[target]) // 20)),
+        data=inline({**chosen, "columns_public": False}),
+        columns=inline({name: _short(column) for name, column in columns.items()}),
+    )
+
+
+def _short(column: Mapping[str, Any]) -> dict[str, Any]:
+    """Whole numbers without the point."""
+    return {k: int(v) if isinstance(v, float) and v.is_integer() and abs(v) < 2**53 else v for k, v in column.items()}
 
 
 def _of_a_file(table: TomlTable) -> dict[str, Any]:
