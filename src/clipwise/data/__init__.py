@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from clipwise.data.entries import Entry
     from clipwise.data.loaders import load, load_text
     from clipwise.data.own import from_file
+    from clipwise.data.private_statistics import PrivateMoments, PrivateSchema
     from clipwise.data.readers import read_table
     from clipwise.data.schema import Category, Number, Schema
     from clipwise.data.store import find, folders, obtain, problems
@@ -28,6 +29,8 @@ __all__ = [
     "Entry",
     "Number",
     "Pairs",
+    "PrivateMoments",
+    "PrivateSchema",
     "Schema",
     "TextDataSet",
     "Weights",
@@ -51,6 +54,7 @@ _HOME = {
     "entries": ("Entry",),
     "loaders": ("load", "load_text"),
     "own": ("from_file",),
+    "private_statistics": ("PrivateMoments", "PrivateSchema"),
     "readers": ("read_table",),
     "schema": ("Category", "Number", "Schema"),
     "store": ("find", "folders", "obtain", "problems"),

@@ -184,7 +184,8 @@ def _plan(config: Config, sample_size: int, delta: float | None) -> Plan:
     if config.privacy.epsilon is None or delta is None:
         return plan
     scaling = private_scaling(config)
-    return plan.calibrate(config.privacy.epsilon, delta, fixed=() if scaling is None else (scaling.event,))
+    fixed = (*config.data.charged(), *(() if scaling is None else (scaling.event,)))
+    return plan.calibrate(config.privacy.epsilon, delta, fixed=fixed)
 
 
 def _warnings(data: DataSet, units: int | None, delta: float | None) -> list[str]:
