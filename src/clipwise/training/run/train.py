@@ -81,7 +81,7 @@ def _run(job: Job, folder: Folder, trained: Trained, origin: Mapping[str, Any]) 
     """Everything that is to be kept of a run that has been trained."""
     test = evaluate(job, job.config.evaluation.resamples)
     ledger = trained.ledger
-    for event in job.config.data.charged():
+    for event in job.charged:
         ledger.record(event)
     recalibrated, problems = recalibrate(job, ledger)
     private = job.delta is not None
