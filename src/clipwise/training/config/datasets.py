@@ -296,7 +296,7 @@ def proposal(
         schema, head = spend.propose(table, target, charged, ledger), _PAID_HEAD
         chosen["columns_ledger"] = ledger
     return _PROPOSAL.format(
-        head=head.format(name=Path(path).name),
+        head=head.format(name=ascii(Path(path).name)),
         batch_size=max(1, min(512, len(table[target]) // 20)),
         data=inline(chosen),
         columns=inline({name: _short(column) for name, column in schema.as_dict().items()}),
