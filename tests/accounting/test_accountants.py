@@ -26,7 +26,7 @@ from .common import MNIST, SNLI, run, scheme
 SETTINGS = [(1.3, 0.02, 750, 1e-5), (0.6, 1e-3, 2_000, 1e-6), (1.0, 0.01, 1_000, 1e-8), (20.0, 0.5, 1_000, 1e-6)]
 
 
-@pytest.mark.parametrize(("rate", "mu"), [(0.01, 1.0), (0.3, 2.5), (1e-5, 0.7)])
+@pytest.mark.parametrize(("rate", "mu"), [(0.01, 1.0), (0.3, 2.5), (1e-5, 0.7), (0.3, 20.0)])
 def test_renyi_closed_form_equals_quadrature(rate: float, mu: float) -> None:
     law = poisson(rate, mu, replace=False)
     whole = (np.floor(ORDERS) == ORDERS) & (ORDERS <= 64)
@@ -208,11 +208,19 @@ def test_edgeworth_says_where_it_has_no_value(scheme: Poisson, sigma: float, ste
         account(events, 0.03, "edgeworth", relation="replace_one")
 
 
+@pytest.mark.parametrize(("order", "form"), [(5, "classic"), (0, "classic"), (3, "clasic"), (0, "")])
+def test_an_edgeworth_expansion_that_does_not_exist_is_refused(order: int, form: Any) -> None:
+    for question in (edgeworth_epsilon, edgeworth_delta):
+        with pytest.raises(AccountingError, match=r"order must be|form must be"):
+            question(run(1.0, 0.01, 100), 1e-5, order, form)
+
+
 def test_gdp_of_a_tiny_mu_is_not_lost_in_rounding() -> None:
     assert clt_mu(run(1e4, 1e-3, 1)) == pytest.approx(1e-3 * math.sqrt(math.expm1(1e-8)), rel=1e-9)
 
 
 def test_pld_has_a_finer_grid_where_epsilon_is_small() -> None:
+    pytest.importorskip("dp_accounting")
     events = (GaussianSteps(Poisson(10_000, 100), 4.0, 100),)
     assert 1.0 <= account(events, 1e-5, "pld").epsilon / account(events, 1e-5).epsilon <= 1 + 2e-5
 

@@ -16,7 +16,7 @@ from clipwise.accounting._numerics.gaussian import gaussian_delta, gaussian_epsi
 from clipwise.accounting._numerics.grid import grid_delta, grid_epsilon
 from clipwise.accounting._numerics.lattice import _posterior_moments, points_fine
 from clipwise.accounting._numerics.laws import Composition, gaussian, poisson
-from clipwise.accounting._numerics.saddle import quick_epsilon, saddle_table, tail_share
+from clipwise.accounting._numerics.saddle import quick_delta, quick_epsilon, saddle_table, tail_share
 from clipwise.accounting._numerics.single import single_delta, single_epsilon
 from clipwise.accounting.accountants.gdp import gdp_epsilon
 from clipwise.accounting.accountants.rdp import rdp_epsilon
@@ -201,11 +201,20 @@ def test_the_quick_bound_pays_for_the_tail_that_it_leaves_out(delta: float) -> N
     quick = quick_epsilon(composition, delta)
     assert quick >= table.renyi_epsilon(math.log(delta - faded)) > 0.0
     assert exact_epsilon(composition, delta) <= quick <= 1.4 * exact_epsilon(composition, delta)
+    assert delta <= quick_delta(composition, exact_epsilon(composition, delta)) <= 20 * delta
 
 
 def test_nothing_was_released_in_no_steps() -> None:
     nothing = Composition.of([])
     assert exact_delta(nothing, 0.0) == exact_epsilon(nothing, 1e-5) == 0.0
+
+
+def test_the_fallback_grid_does_not_leave_plain_steps_out() -> None:
+    both = Composition.of([(poisson(0.05, 1.0, replace=False), 50), (gaussian(1.0), 1)])
+    assert both.gaussian == 1.0 and len(both.terms) == 1
+    for question, at in ((grid_epsilon, 1e-5), (grid_delta, 1.0)):
+        with pytest.raises(NotConverged, match="no plain Gaussian steps"):
+            question(both, at)
 
 
 def test_the_fallback_grid_loses_little() -> None:

@@ -191,10 +191,12 @@ def test_fixed_size_of_everything_is_a_full_batch() -> None:
     assert account((fixed,), 1e-3, relation="replace_one").epsilon == pytest.approx(expected, rel=1e-12)
 
 
-def test_approximations_have_no_formula_for_fixed_size() -> None:
-    for name in ("gdp", "edgeworth", "pld"):
-        with pytest.raises(AccountingError):
-            account((GaussianSteps(FixedSize(1_000, 10), 1.0, 10),), 1e-5, name)
+@pytest.mark.parametrize("name", ["gdp", "edgeworth", "pld"])
+def test_approximations_have_no_formula_for_fixed_size(name: str) -> None:
+    if name == "pld":
+        pytest.importorskip("dp_accounting")
+    with pytest.raises(AccountingError):
+        account((GaussianSteps(FixedSize(1_000, 10), 1.0, 10),), 1e-5, name)
 
 
 def test_groups_of_records() -> None:

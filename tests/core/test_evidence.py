@@ -46,6 +46,17 @@ def losses_of(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(model(x), y, reduction="none")
 
 
+def test_a_batch_of_three_is_checked_with_the_loss_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr("clipwise.private.evidence.checks.check_losses", lambda *given: asked.append(given[3]) or "")
+    for size in (2, 3):
+        model = mlp()
+        private = private_of(model, cw.FullBatch(size), loss_fn=lambda model, batch: losses_of(model, *batch))
+        for xb, yb in private.loader(TensorDataset(*(column[:size] for column in points().tensors))):
+            private.step(losses_of(model, xb, yb))
+    assert asked == [3]
+
+
 def test_a_watched_run_equals_an_unwatched_one_bit_for_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     weights = []
     for watched in (True, False):

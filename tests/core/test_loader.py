@@ -468,3 +468,12 @@ def test_a_capped_batch_is_divided_by_the_expected_size() -> None:
         for got, want in zip(optimizer.seen[-1], loop_sum(model, x, y, cw.Abadi(1.0)), strict=True):
             torch.testing.assert_close(got, want / 10)
     assert private.ledger.events[0].sampling == sampling  # type: ignore[union-attr]
+
+
+def test_workers_of_different_seeds_draw_different_numbers() -> None:
+    seeds = []
+    for seed in (1, 2):
+        model = mlp()
+        private = cw.Private(plan(), model, sgd(model), seed=seed)
+        seeds.append(private.loader(data())._dataloader.generator.initial_seed())
+    assert seeds[0] != seeds[1]

@@ -9,6 +9,7 @@ from dataclasses import FrozenInstanceError, dataclass, replace
 import pytest
 
 import clipwise as cw
+from clipwise._encoding import encode
 from clipwise.clipping import Style
 from tests.core.common import Own
 
@@ -182,3 +183,9 @@ def test_a_rule_of_ones_own_is_described_but_never_imported() -> None:
 def test_a_schedule_of_ones_own() -> None:
     p = plan(clip=Growing())
     assert [p.style(t).rule.R for t in (0, 49, 50, 99)] == [1.0, 1.0, 2.0, 2.0]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("value", [[1.0], {1, 2}, object()])
+def test_what_is_not_a_frozen_value_cannot_be_written_down(value: object) -> None:
+    with pytest.raises(cw.errors.InvalidPlan, match="cannot be written down: make it a frozen dataclass"):
+        encode(value)

@@ -274,3 +274,16 @@ def test_several_images_of_a_sample_add_also_under_a_large_kernel(monkeypatch: p
         return layer(x.flatten(0, 1)).tanh().view(4, -1).sum(1)
 
     torch.testing.assert_close(per_sample_norms(losses(), params), norms_of(loop_gradients(losses(), params)))
+
+
+@pytest.mark.parametrize(
+    "question", [per_sample_norms, per_sample_gradients, lambda *of: clipped_gradients(*of, Abadi(1.0))]
+)
+@pytest.mark.parametrize("size", [1, 3])
+def test_the_graph_is_freed_unless_it_is_to_be_kept(question: Callable[..., object], size: int) -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1))
+    for _ in range(2):  # the first time a plan is made, which needs the graph more often
+        losses = model(torch.ones(size, 4)).squeeze(1).square()
+        question(losses, list(model.parameters()))
+    with pytest.raises(RuntimeError, match="second time"):
+        losses.sum().backward()

@@ -77,7 +77,8 @@ def measure(folder: Path) -> Covering:
         config.write_text(_CONFIG.format(data=folder / f"coverage{shard}"))
         command = [sys.executable, "-m", "coverage", "run", f"--rcfile={config}", "-m", "pytest", "-q"]
         command += ["-m", "not slow", "-p", "no:cacheprovider", "-p", "tests.mutants.recording"]
-        command += [f"--junitxml={report}", "--ignore=tests/thirdparty", "--ignore=tests/mutants", "tests"]
+        command += [f"--junitxml={report}", "--ignore=tests/thirdparty", "--ignore=tests/mutants"]
+        command += ["--doctest-modules", "tests", "src"]
         environment = os.environ | {"OMP_NUM_THREADS": "1", "SHARD": f"{shard}/{_SHARDS}"}
         environment["FIXTURES"] = str(folder / f"fixtures{shard}.json")
         running.append(subprocess.Popen(command, cwd=ROOT, env=environment))

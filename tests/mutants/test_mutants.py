@@ -57,6 +57,14 @@ def test_a_change_is_noticed_by_a_test_that_looks() -> None:
 
 
 @pytest.mark.slow
+def test_a_change_is_noticed_by_a_doctest() -> None:
+    change = next(c for c in all_changes(("report/wording.py",)) if " number: == -> !=" in c.name)
+    doctest = "src/clipwise/report/wording.py::clipwise.report.wording.number"
+    with copy_of_the_package() as source:
+        assert failing([change], source, [doctest, "tests/core/test_exports.py"], 5.0) == [doctest]
+
+
+@pytest.mark.slow
 def test_a_change_without_end_is_given_up_after_processor_time(monkeypatch: pytest.MonkeyPatch) -> None:
     change = next(c for c in all_changes(("sampling.py",)) if " split: " in c.name and c.new == "False")
     endless = replace(change, new="all(zero == 0 for zero in iter(int, 1))")

@@ -22,6 +22,7 @@ from tests.mutants.changes import Change
 from tests.mutants.coverage_of import ROOT
 
 CRASHED = "no test ended"
+_SOURCE = "src/"  # where the doctests of the package are
 _LIMIT = 4.0  # times the processor time that the tests take, and no more: a mutant that hangs is noticed
 _GRACE = 30.0  # seconds besides, to start
 _PATIENCE = 5.0  # times that, by the clock: for one that waits, and for a busy machine
@@ -81,15 +82,19 @@ def _fresh() -> ForkServerContext:
 
 
 class _Notes:
-    """A plugin that writes down which test functions fail."""
+    """A plugin that writes down which test functions and doctests fail."""
 
-    def __init__(self, path: str) -> None:
-        self._path = path
+    def __init__(self, path: str, source: str) -> None:
+        self._path, self._source = path, os.path.realpath(source)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
+            path, _, name = report.nodeid.partition("[")[0].partition("::")
+            whole = os.path.realpath(ROOT / report.location[0])
+            if whole.startswith(self._source):  # a doctest of the copy, which has no path in its name
+                path = _SOURCE + os.path.relpath(whole, self._source)
             with open(self._path, "a", encoding="utf-8") as file:
-                file.write(report.nodeid.partition("[")[0] + "\n")
+                file.write(f"{path}::{name}\n")
 
 
 def _run(source: str, tests: list[str], failed: str, first: bool, limit: int) -> None:
@@ -105,7 +110,9 @@ def _run(source: str, tests: list[str], failed: str, first: bool, limit: int) ->
     sys.dont_write_bytecode = True
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
     options = ["-q", "-p", "no:cacheprovider", "-m", "not slow", *(["-x"] if first else [])]
-    code = pytest.main([*options, *tests], plugins=[_Notes(failed)])
+    options += ["--doctest-modules", "-c", "pyproject.toml", "--rootdir", str(ROOT)]
+    here = [f"{source}/{test.removeprefix(_SOURCE)}" if test.startswith(_SOURCE) else test for test in tests]
+    code = pytest.main([*options, *here], plugins=[_Notes(failed, source)])
     import clipwise
 
     imported = Path(clipwise.__file__ or "").is_relative_to(source)  # else nothing was tried

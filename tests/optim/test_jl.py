@@ -21,7 +21,7 @@ from clipwise.errors import CheckpointError, InvalidLosses, InvalidPlan, NotSepa
 from clipwise.mechanisms import ProjectedNorms
 from clipwise.noise import SecureNormals
 from clipwise.private.norms.estimated import EstimatedNorms
-from clipwise.private.norms.projections import Projections, Replay
+from clipwise.private.norms.projections import Projections, Replay, demand_same
 from tests.core.common import Recorder, Tied
 from tests.optim.common import N, Remembered, data, flat, gradients_of_each, loss_fn, network
 
@@ -239,6 +239,16 @@ def test_losses_that_change_from_call_to_call_are_refused() -> None:
     with pytest.raises(InvalidLosses, match="other losses when it was called again"):
         private.step(private.losses([column[:2] for column in data().tensors]))
     assert private.steps_done == 0 and not private.ledger.events
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [0.01, 100.0])
+def test_losses_of_any_size_may_differ_by_rounding_and_no_more(size: float, dtype: torch.dtype) -> None:
+    losses = torch.full((3,), size, dtype=dtype)
+    rounding = 1e-3 if dtype == torch.float32 else 1e-9
+    demand_same(losses * (1 + 0.5 * rounding), losses)
+    with pytest.raises(InvalidLosses, match="other losses when it was called again"):
+        demand_same(losses * (1 + 2 * rounding) + 2e-6, losses)
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 from scipy import stats
 
-from clipwise.accounting import GaussianSteps, Ledger
+from clipwise.accounting import GaussianSteps, Ledger, PrivateCalibration
 from clipwise.calibration import Estimate, difference
 from clipwise.report import Choices, Run, arms_of
 from clipwise.report.joint import joint_of
 from clipwise.report.reading import read
 from clipwise.report.warnings import warnings_of
-from clipwise.sampling import FullBatch
+from clipwise.sampling import FullBatch, Shuffled
 from tests.report.samples import DELTA, comparison, ledger, made_run, plan, regression_run
 
 
@@ -153,6 +153,14 @@ def test_all_runs_of_a_page_are_charged_together() -> None:
     assert joint is not None and joint.guarantee is not None
     assert joint.runs == 10 and joint.guarantee.epsilon == pytest.approx(5.443, abs=1e-3)
     assert joint_of([made_run()]) is None
+
+
+def test_shuffled_runs_are_charged_apart_also_where_they_were_recalibrated() -> None:
+    book = Ledger([GaussianSteps(Shuffled(1_000, 100), 30.0, 10), PrivateCalibration(20.0)])
+    joint = joint_of([made_run(f"run {i}", seed=i, ledger=book) for i in range(2)])
+    assert joint is not None and joint.guarantee is not None
+    assert joint.guarantee.epsilon == pytest.approx(2 * book.guarantee(DELTA).epsilon, rel=1e-12)
+    assert joint.guarantee.delta == 2 * DELTA and str(joint) == joint.guarantee.statement()
 
 
 def test_warnings_name_their_arms_once() -> None:

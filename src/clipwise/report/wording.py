@@ -14,8 +14,8 @@ __all__ = ["best_of", "deviation_text", "epsilon_text", "interval_text", "number
 def number(value: float) -> str:
     """Three decimals, or four digits for large numbers and two for tiny ones.
 
-    >>> number(0.29731), number(12345.6), number(float("inf"))
-    ('0.297', '1.235e+04', 'infinite')
+    >>> number(0.29731), number(0.0), number(12345.6), number(float("inf"))
+    ('0.297', '0.000', '1.235e+04', 'infinite')
     """
     if not math.isfinite(value):
         return "infinite" if value > 0 else "not a number"

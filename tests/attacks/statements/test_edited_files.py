@@ -100,6 +100,7 @@ EDITS: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "less confidence": (lambda body: body["test"].update(confidence=0.7), "confidence should be 0.85"),
     "a smaller ECE": (lambda body: body["test"].update(ece=0.01), "ece should be 0.1255"),
     "a smaller MCE": (lambda body: body["test"].update(mce=0.2), "mce should be 0.75"),
+    "time that ran backwards": (lambda body: body["provenance"].update(seconds=-1.0), "seconds should be"),
     "more held-out records": (lambda body: body["test"].update(count=15_000), "count should be 1,500"),
 }
 
@@ -142,6 +143,13 @@ def test_the_ledger_of_a_shorter_run_is_noticed_by_the_curves(tmp_path: Path) ->
     made_run(ledger=shorter, guarantees={"exact": shorter.guarantee(DELTA)}).save(tmp_path)
     assert "The curves go on to step 1,500, but the ledger has 150" in card(Run.load(tmp_path))
     assert "The curves go on" not in card(made_run())
+
+
+def test_repeated_steps_have_the_noise_of_the_plan_too(tmp_path: Path) -> None:
+    quieter = Ledger([*ledger().events, GaussianSteps(SAMPLING, 5.0, 3, reason="repeated")])
+    made_run(ledger=quieter, guarantees={"exact": quieter.guarantee(DELTA)}).save(tmp_path)
+    with pytest.raises(DataError, match=r"plan: noise_multiplier is 1\.1, but the ledger has 5\.0"):
+        Run.load(tmp_path)
 
 
 def test_an_error_that_is_not_the_root_of_its_square_is_refused() -> None:
