@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from clipwise.data.dataset import DataSet
     from clipwise.data.entries import Entry
     from clipwise.data.loaders import load, load_text
-    from clipwise.data.own import from_file
+    from clipwise.data.own import from_file, inputs_of
     from clipwise.data.private_statistics import PrivateMoments, PrivateSchema
-    from clipwise.data.readers import read_table
+    from clipwise.data.readers import Table, read_parts, read_table
     from clipwise.data.schema import Category, Number, Schema
     from clipwise.data.store import find, folders, obtain, problems
     from clipwise.data.text import Pairs, TextDataSet, trim
@@ -32,6 +32,7 @@ __all__ = [
     "PrivateMoments",
     "PrivateSchema",
     "Schema",
+    "Table",
     "TextDataSet",
     "Weights",
     "efficientnet_lite0",
@@ -39,11 +40,13 @@ __all__ = [
     "find",
     "folders",
     "from_file",
+    "inputs_of",
     "load",
     "load_text",
     "load_weights",
     "obtain",
     "problems",
+    "read_parts",
     "read_table",
     "trim",
 ]
@@ -53,9 +56,9 @@ _HOME = {
     "dataset": ("DataSet",),
     "entries": ("Entry",),
     "loaders": ("load", "load_text"),
-    "own": ("from_file",),
+    "own": ("from_file", "inputs_of"),
     "private_statistics": ("PrivateMoments", "PrivateSchema"),
-    "readers": ("read_table",),
+    "readers": ("Table", "read_parts", "read_table"),
     "schema": ("Category", "Number", "Schema"),
     "store": ("find", "folders", "obtain", "problems"),
     "text": ("Pairs", "TextDataSet", "trim"),
