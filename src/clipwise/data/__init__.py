@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from clipwise.data.entries import Entry
     from clipwise.data.loaders import load, load_text
     from clipwise.data.own import from_file, inputs_of
+    from clipwise.data.predictions import Predictions, read_predictions
     from clipwise.data.private_statistics import PrivateMoments, PrivateSchema
     from clipwise.data.readers import Table, read_parts, read_table
     from clipwise.data.schema import Category, Number, Schema
@@ -29,6 +30,7 @@ __all__ = [
     "Entry",
     "Number",
     "Pairs",
+    "Predictions",
     "PrivateMoments",
     "PrivateSchema",
     "Schema",
@@ -47,6 +49,7 @@ __all__ = [
     "obtain",
     "problems",
     "read_parts",
+    "read_predictions",
     "read_table",
     "trim",
 ]
@@ -57,6 +60,7 @@ _HOME = {
     "entries": ("Entry",),
     "loaders": ("load", "load_text"),
     "own": ("from_file", "inputs_of"),
+    "predictions": ("Predictions", "read_predictions"),
     "private_statistics": ("PrivateMoments", "PrivateSchema"),
     "readers": ("Table", "read_parts", "read_table"),
     "schema": ("Category", "Number", "Schema"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from clipwise.training.config.config import Config, default_delta
+from clipwise.training.config.config import Config
 from clipwise.training.config.datasets import Inputs, TensorRecords, proposal
 from clipwise.training.config.functions import guarded, imported, split_target
 from clipwise.training.config.models import Architecture, FromFunction, freeze, saved_architecture
@@ -19,7 +19,6 @@ __all__ = [
     "TensorRecords",
     "TomlTable",
     "TomlText",
-    "default_delta",
     "freeze",
     "guarded",
     "imported",
