@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from clipwise.data.catalog import CATALOG, entry
-    from clipwise.data.dataset import DataSet
+    from clipwise.data.dataset import DataSet, TensorRecords
     from clipwise.data.entries import Entry
     from clipwise.data.loaders import load, load_text
     from clipwise.data.own import from_file, inputs_of
@@ -35,6 +35,7 @@ __all__ = [
     "PrivateSchema",
     "Schema",
     "Table",
+    "TensorRecords",
     "TextDataSet",
     "Weights",
     "efficientnet_lite0",
@@ -56,7 +57,7 @@ __all__ = [
 
 _HOME = {
     "catalog": ("CATALOG", "entry"),
-    "dataset": ("DataSet",),
+    "dataset": ("DataSet", "TensorRecords"),
     "entries": ("Entry",),
     "loaders": ("load", "load_text"),
     "own": ("from_file", "inputs_of"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from clipwise.training.config.config import Config
-from clipwise.training.config.datasets import Inputs, TensorRecords, proposal
+from clipwise.training.config.datasets import Inputs, proposal
 from clipwise.training.config.functions import guarded, imported, split_target
 from clipwise.training.config.models import Architecture, FromFunction, freeze, saved_architecture
 from clipwise.training.config.optimizers import LearningRate, OptimizerChoice, read_optimizer
@@ -16,7 +16,6 @@ __all__ = [
     "Inputs",
     "LearningRate",
     "OptimizerChoice",
-    "TensorRecords",
     "TomlTable",
     "TomlText",
     "freeze",

@@ -12,12 +12,12 @@ from torch.utils.data import TensorDataset
 
 from clipwise.accounting import Event, Ledger, default_delta
 from clipwise.calibration import CalibrationResult, PrivateTemperatureScaling
-from clipwise.data import DataSet
+from clipwise.data import DataSet, TensorRecords
 from clipwise.entropy import arm_seed
 from clipwise.errors import InvalidConfig
 from clipwise.plan import Plan
 from clipwise.private import Checked, Looked
-from clipwise.training.config import Config, OptimizerChoice, TensorRecords, freeze, guarded
+from clipwise.training.config import Config, OptimizerChoice, freeze, guarded
 
 __all__ = ["Job", "Trained", "prepare", "private_scaling"]
 
