@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from clipwise.data.catalog import CATALOG, entry
 from clipwise.data.convert import cifar_from_png, idx_from_csv
+from clipwise.data.dequantise import distilbert_from_onnx, smollm2_from_gguf
 from clipwise.data.entries import Entry
 from clipwise.data.origins import Address, Debian, Npm, PyPI
 from clipwise.errors import DataError
 
 SHA256 = re.compile(r"[0-9a-f]{64}")
+ROOT = Path(__file__).resolve().parents[2]
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
 ENTRIES = [value for value in CATALOG.values() if value.forms]
 
 
@@ -29,7 +33,8 @@ def test_every_file_is_known_and_can_be_had(value: Entry) -> None:
                 brought = set(source.members) or {origin.filename.removesuffix(".gz") for origin in source.origins}
                 assert brought == names
             else:
-                assert source.convert in (cifar_from_png, idx_from_csv)
+                assert source.convert in (cifar_from_png, distilbert_from_onnx, idx_from_csv, smollm2_from_gguf)
+                assert not source.needs or source.extra in EXTRAS
             assert not source.members or len(source.origins) == 1, "members are of one archive"
 
 
@@ -75,7 +80,7 @@ def test_an_unknown_name_is_told_the_nearest() -> None:
 
 
 def test_the_page_shows_every_entry() -> None:
-    page = (Path(__file__).resolve().parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
     assert not [name for name in CATALOG if f"| `{name}`" not in page]
     for value in ENTRIES:
         for _, source in value.attempts():

@@ -20,7 +20,7 @@ from clipwise.data.images import cifar, idx_parts
 from clipwise.data.loaders import _read
 from clipwise.data.store import Found, find
 from clipwise.data.tables import ADULT, adult, housing, wine
-from clipwise.data.text import snli, snli_from_zip
+from clipwise.data.text import imdb, snli, snli_from_zip
 from clipwise.errors import DataError
 
 
@@ -251,6 +251,19 @@ def test_real_images_when_they_are_at_hand(name: str) -> None:
     assert x.mean().item() == pytest.approx(mean, abs=2e-5)
     assert x.std().item() == pytest.approx(deviation, abs=2e-5)
     assert y[:4].tolist() == labels
+
+
+def test_reviews_are_single_texts_each_once() -> None:
+    rows = [f'"Film {k}<br />twice ""said""",{("negative", "positive")[k % 2]}' for k in (*range(10), 0)]
+    train, test = imdb("\n".join(["review,sentiment", *rows]).encode())
+    assert (len(train), len(test), train.second) == (8, 2, ()) and 'Film 0 twice "said"' in train.first + test.first
+    assert all(int(text.split()[1]) % 2 == label for text, label in zip(train.first, train.labels, strict=True))
+
+    def tokenizer(texts: list[str], **options: object) -> dict[str, torch.Tensor]:
+        return {"input_ids": torch.ones(len(texts), 3), "attention_mask": torch.ones(len(texts), 3)}
+
+    data = TextDataSet("imdb", train, test, ("negative", "positive")).tokenised(tokenizer)
+    assert data.train.tensors[0].shape == (8, 3) and data.test.tensors[-1].tolist() == list(test.labels)
 
 
 def test_adult_is_encoded_by_its_schema() -> None:

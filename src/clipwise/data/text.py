@@ -1,7 +1,8 @@
-"""Pairs of sentences (SNLI): text, and the tensors that a tokenizer makes of it."""
+"""Pairs of sentences (SNLI) and single texts (IMDB): text, and the tensors that a tokenizer makes of it."""
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 import zipfile
@@ -10,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
@@ -18,8 +20,9 @@ from clipwise.data.dataset import DataSet
 from clipwise.errors import DataError
 from clipwise.hashing import digest
 
-__all__ = ["SNLI_CLASSES", "Pairs", "TextDataSet", "snli", "snli_from_zip", "trim"]
+__all__ = ["IMDB_CLASSES", "SNLI_CLASSES", "Pairs", "TextDataSet", "imdb", "snli", "snli_from_zip", "trim"]
 
+IMDB_CLASSES = ("negative", "positive")
 SNLI_CLASSES = ("entailment", "neutral", "contradiction")
 
 Tokenizer = Callable[..., Mapping[str, Any]]
@@ -27,7 +30,7 @@ Tokenizer = Callable[..., Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Pairs:
-    """First sentences, second sentences and the number of the class of each pair."""
+    """First sentences, second sentences and the number of the class of each pair; single texts have no second ones."""
 
     first: tuple[str, ...]
     second: tuple[str, ...]
@@ -43,7 +46,7 @@ class Pairs:
 
 @dataclass(frozen=True, eq=False)
 class TextDataSet:
-    """Pairs of sentences to train on and pairs held out; `tokenised` makes a `DataSet` of them.
+    """Pairs of sentences, or texts, to train on and others held out; `tokenised` makes a `DataSet` of them.
 
     >>> pairs = Pairs(("A dog runs.",), ("An animal moves.",), (0,))
     >>> data = TextDataSet("toy", pairs, pairs, classes=("follows", "does not"))
@@ -89,9 +92,8 @@ class TextDataSet:
 
 
 def _tokens(pairs: Pairs, tokenizer: Tokenizer, max_length: int) -> TensorDataset:
-    made = tokenizer(
-        list(pairs.first), list(pairs.second), truncation=True, max_length=max_length, padding=True, return_tensors="pt"
-    )
+    texts = [list(pairs.first), *([list(pairs.second)] if pairs.second else [])]
+    made = tokenizer(*texts, truncation=True, max_length=max_length, padding=True, return_tensors="pt")
     if "input_ids" not in made or "attention_mask" not in made:
         raise DataError(f"the tokenizer returned {', '.join(made)}; input_ids and attention_mask are needed.")
     names = ["input_ids", "attention_mask", *(["token_type_ids"] if "token_type_ids" in made else [])]
@@ -135,3 +137,15 @@ def snli_from_zip(content: bytes) -> tuple[Pairs, Pairs]:
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         train, test = (archive.read(f"snli_1.0/snli_1.0_{part}.jsonl") for part in ("train", "test"))
     return snli(train, test)
+
+
+def imdb(text: bytes) -> tuple[Pairs, Pairs]:
+    """Film reviews, each once and without marks for new lines; a fifth held out."""
+    rows = csv.DictReader(io.TextIOWrapper(io.BytesIO(text), "utf-8", newline=""))
+    labels = {row["review"].replace("<br />", " "): IMDB_CLASSES.index(row["sentiment"]) for row in rows}
+    reviews = list(labels)
+    order = np.random.default_rng(0).permutation(len(reviews))
+    parts = np.split(order, [len(order) - round(0.2 * len(order))])
+    chosen = [tuple(reviews[k] for k in part) for part in parts]
+    train, test = (Pairs(part, (), tuple(map(labels.__getitem__, part))) for part in chosen)
+    return train, test

@@ -1,4 +1,4 @@
-"""Public weights to start from: MiniLM, EfficientNet-Lite0, BERT-base, ViT-base, or a folder of the user's own."""
+"""Public weights to start from: transformers, EfficientNet-Lite0, or a folder of the user's own."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Weights:
 
 
 def load_weights(name: str | os.PathLike[str], console: Console | None = None) -> Weights:
-    """Weights by name (minilm, efficientnet_lite0, bert_base, vit_base), or those in a folder.
+    """Weights by name (minilm, efficientnet_lite0, distilbert, smollm2, bert_base, vit_base), or those in a folder.
 
     Those with a name are taken from the cache folder, else from the model hub, else from a package, and are always
     checked. A folder is taken as it is.
