@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 import clipwise
+from clipwise._extras import EXTRAS
 from tests.conftest import HANG
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -167,6 +168,15 @@ def test_nothing_holds_a_user_to_old_versions() -> None:
     assert not {"dp-accounting", "flwr"} & {re.split(r"[^\w-]", each)[0] for each in asked}
     everything = set(PROJECT["project"]["optional-dependencies"]) - {"all", "bench", "dev", "docs", "flower", "pld"}
     assert set(requirements("all")) == {each for extra in everything for each in requirements(extra)}
+
+
+MODULE_OF = {"scikit-learn": "sklearn"}
+
+
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_what_is_asked_for_before_work_begins_is_what_the_extra_installs(extra: str) -> None:
+    named = {re.split(r"[^\w-]", each)[0] for each in requirements(extra)}
+    assert set(EXTRAS[extra]) == {MODULE_OF.get(name, name) for name in named}
 
 
 def short_waits(code: str) -> Iterator[str]:

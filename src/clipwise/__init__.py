@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from clipwise.private import Checked, Looked, Private, StepStatistics, Witness, check_model
     from clipwise.sampling import FixedSize, FullBatch, Poisson, Shuffled
 
-__version__ = "0.1.0"
+__version__ = "1.0.0rc1"
 
 _HOME = {
     "accounting": ("GaussianSteps", "Guarantee", "Ledger", "delta", "epsilon", "noise_multiplier", "privacy_panel"),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import re
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -88,6 +90,29 @@ def test_reader_that_went_away_is_no_traceback() -> None:
         command = [sys.executable, "-m", "clipwise", "--version"]
         done = subprocess.run(command, stdout=reader.stdin, stderr=subprocess.PIPE, text=True, timeout=HANG)
     assert (done.returncode, done.stderr) == (141, "")
+
+
+LATE = {
+    "demo": (["demo"], "matplotlib"),
+    "epsilon": (["epsilon", "--paper", "snli", "--plot", "{folder}/curve.svg"], "matplotlib"),
+    "ntk": (["ntk", "no-such.toml", "--output", "{folder}/ntk"], "matplotlib"),
+    "train": (["train", "examples/digits.toml", "--output", "{folder}/run"], "safetensors"),
+}
+"""Commands that use an extra when their work is done, and a module of it."""
+
+
+@pytest.mark.parametrize("name", LATE)
+def test_a_missing_extra_is_named_before_the_work(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv, module = LATE[name]
+    monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.setattr("clipwise.data.load", lambda *_: pytest.fail("the work has begun"))
+    monkeypatch.setattr("clipwise.accounting.privacy_panel", lambda *_, **__: pytest.fail("the work has begun"))
+    assert cli.main([each.format(folder=tmp_path) for each in argv]) == 2
+    captured = capsys.readouterr()
+    assert re.search(rf"is made with {module}: pip install 'clipwise\[\w+\]'\.$", captured.err.strip())
+    assert not captured.out and not [*tmp_path.iterdir()]
 
 
 def test_columns_are_aligned() -> None:

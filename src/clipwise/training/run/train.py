@@ -6,13 +6,13 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from clipwise import report
+from clipwise._extras import need
 from clipwise.data import DataSet
 from clipwise.errors import DataError, MissingExtra
 from clipwise.files import replacing
@@ -52,7 +52,7 @@ def train(
     """
     folder = Folder(Path(config.output if output is None else output))
     folder.check(config.text, resume=resume, force=force)
-    _check_extras()
+    need("train", "a run's folder")
     started = datetime.now(UTC).isoformat(timespec="seconds")
     job = prepare(config, data)
     with folder.trained_in(config.text, job.data.fingerprint, resume=resume, changed_data=changed_data):
@@ -68,13 +68,6 @@ def train(
         if page:
             report.write(run, folder.path)
     return run, folder.path
-
-
-def _check_extras() -> None:
-    """What the end of a run needs is asked for at its beginning."""
-    missing = [name for name in ("jinja2", "matplotlib", "safetensors") if find_spec(name) is None]
-    if missing:
-        raise MissingExtra(f"a run's folder is written with {' and '.join(missing)}: pip install 'clipwise[train]'.")
 
 
 def _run(job: Job, folder: Folder, trained: Trained, origin: Mapping[str, Any]) -> Run:
