@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from clipwise.plan import Plan
     from clipwise.private import Checked, Looked, Private, StepStatistics, Witness, check_model
     from clipwise.sampling import FixedSize, FullBatch, Poisson, Shuffled
+    from clipwise.training import Predictor, load
 
 __version__ = "1.0.0rc1"
 
@@ -67,6 +68,7 @@ _HOME = {
     "plan": ("Plan",),
     "private": ("Checked", "Looked", "Private", "StepStatistics", "Witness", "check_model"),
     "sampling": ("FixedSize", "FullBatch", "Poisson", "Shuffled"),
+    "training": ("Predictor", "load"),
 }
 _PARTS = {  # used by name: cw.ntk.kernel
     **{
@@ -114,6 +116,7 @@ __all__ = [
     "NotSeparable",
     "Plan",
     "Poisson",
+    "Predictor",
     "Private",
     "SecureNormals",
     "Shuffled",
@@ -127,6 +130,7 @@ __all__ = [
     "clipped_gradients",
     "delta",
     "epsilon",
+    "load",
     "noise_multiplier",
     "per_sample_gradients",
     "per_sample_norms",

@@ -5,6 +5,7 @@ Every reader of a file that clipwise wrote goes through here: ledgers, checkpoin
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -16,7 +17,7 @@ from clipwise._validate import is_count, is_finite
 from clipwise.errors import ClipwiseError, DataError
 from clipwise.files import read_bytes
 
-__all__ = ["RESTORE", "Fields", "parse_json", "read_json"]
+__all__ = ["RESTORE", "Fields", "checksum", "parse_json", "read_json"]
 
 RESTORE = "It was edited, cut or damaged: restore it as it was written last."
 
@@ -57,6 +58,17 @@ def read_json(path: str | os.PathLike[str], error: type[ClipwiseError] = DataErr
     return parse_json(read_bytes(path, error), os.fspath(path), error)
 
 
+def checksum(body: Mapping[str, Any]) -> str:
+    """Of a JSON object, whatever the order of its fields; its own field "checksum" is left out.
+
+    >>> checksum({"a": 1, "b": 2}) == checksum({"b": 2, "a": 1, "checksum": "sha256:..."}) != checksum({"a": 1})
+    True
+    """
+    rest = {name: value for name, value in body.items() if name != "checksum"}
+    canonical = json.dumps(rest, sort_keys=True, separators=(",", ":"))
+    return "sha256:" + hashlib.sha256(canonical.encode()).hexdigest()
+
+
 class Fields:
     """A JSON object whose fields are asked for by name and kind; one of another kind is an error with its place.
 
@@ -81,6 +93,10 @@ class Fields:
             odd = ", ".join(sorted(map(str, set(value) ^ set(names))))
             raise error(f"{where} has missing or unknown fields: {_short(odd)}. {RESTORE}")
         self.value: Mapping[str, Any] = value
+
+    def closed(self, names: Collection[str]) -> Fields:
+        """The same object, which must have these fields and no others."""
+        return Fields(self.value, self._where, names, self._error)
 
     def fail(self, name: str, expected: str) -> NoReturn:
         """Raise the error about a field."""

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from clipwise._json import checksum
 from clipwise.accounting import FederatedRounds, GaussianSteps, Ledger, PrivateCalibration
 from clipwise.accounting.events import decode, encode
-from clipwise.accounting.ledger import _checksum
 from clipwise.errors import AccountingError, LedgerError
 from clipwise.sampling import FixedSize, FullBatch, Poisson, Shuffled
 
@@ -114,11 +114,11 @@ def test_no_single_character_can_be_changed_unseen(character: str) -> None:
             assert again == ledger and json.loads(changed) == json.loads(text)  # white space
 
 
-def test_a_newer_version_is_refused_even_with_a_good_checksum() -> None:
+def test_a_newer_version_is_refused_even_with_a_goodchecksum() -> None:
     body = json.loads(Ledger(EVENTS).to_json())
     del body["checksum"]
     body["version"] = 3
-    body["checksum"] = _checksum(body)
+    body["checksum"] = checksum(body)
     with pytest.raises(LedgerError, match="version 3"):
         Ledger.from_json(json.dumps(body))
 

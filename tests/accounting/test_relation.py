@@ -218,18 +218,18 @@ def test_a_ledger_that_claims_another_relation_is_refused() -> None:
     body = json.loads(text)
     body.pop("checksum")
     body["relation"] = "add_remove"
-    from clipwise.accounting.ledger import _checksum
+    from clipwise._json import checksum
 
     with pytest.raises(LedgerError, match="support 'zero_out' only"):
-        Ledger.from_json(json.dumps({**body, "checksum": _checksum(body)}))
+        Ledger.from_json(json.dumps({**body, "checksum": checksum(body)}))
 
 
 def test_a_ledger_of_version_1_is_read_and_gets_its_relation() -> None:
-    from clipwise.accounting.ledger import _checksum
+    from clipwise._json import checksum
 
     body = json.loads(Ledger(MNIST).to_json())
     body = {k: v for k, v in body.items() if k not in ("checksum", "relation")} | {"version": 1}
-    ledger = Ledger.from_json(json.dumps({**body, "checksum": _checksum(body)}))
+    ledger = Ledger.from_json(json.dumps({**body, "checksum": checksum(body)}))
     assert ledger == Ledger(MNIST) and ledger.relation == "zero_out"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
@@ -11,7 +12,17 @@ import torch
 from sklearn.isotonic import IsotonicRegression
 from torch.nn import functional as F
 
-from clipwise.calibration import IsotonicScaling, Temperature, TemperatureScaling, Vector, VectorScaling, evaluate
+from clipwise._json import parse_json
+from clipwise.calibration import (
+    IsotonicScaling,
+    PrivateTemperature,
+    Temperature,
+    TemperatureScaling,
+    Vector,
+    VectorScaling,
+    evaluate,
+    map_of,
+)
 from clipwise.errors import DataError
 from tests.calibration.reference import draw_labels, softmax
 
@@ -38,6 +49,37 @@ def test_recalibration_helps_on_other_samples(method: str) -> None:
     after = evaluate(fitted.predict(test_logits), test_labels)
     assert before.ece > 0.12 and after.ece < 0.04
     assert after.brier < before.brier
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_fitted_map_is_written_and_read_to_the_last_bit(method: str) -> None:
+    logits, _ = data(1, 200)
+    fitted = METHODS[method].fit(*data(0))
+    again = map_of(parse_json(json.dumps(fitted.to_dict()), "map.json"))
+    assert type(again) is type(fitted) and np.array_equal(again.predict(logits), fitted.predict(logits))
+
+
+def test_a_private_temperature_is_read_as_a_plain_one() -> None:
+    private = PrivateTemperature(2.0, noise_multiplier=3.0)
+    assert map_of(private.to_dict()) == Temperature(2.0)
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ({"kind": "pickle"}, "kind should be one of temperature, vector, isotonic"),
+        ({"kind": "temperature", "temperature": -1.0, "at_limit": False}, "temperature should be a number from 0"),
+        ({"kind": "temperature", "temperature": 1.0, "at_limit": 0}, "at_limit true or false"),
+        ({"kind": "vector", "scale": [1.0], "shift": []}, "as many numbers"),
+        ({"kind": "vector", "scale": [1.0], "shift": [0.0], "run": "x"}, "unknown fields: run"),
+        ({"kind": "isotonic", "knots": []}, "a list of pairs"),
+        ({"kind": "isotonic", "knots": [[[0.5, 0.5], [0.1, 0.2]]]}, "the first of which rises"),
+        ({"kind": "isotonic", "knots": [[[0.5], [1.5]]]}, "lists of probabilities"),
+    ],
+)
+def test_a_map_that_was_edited_is_refused(record: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        map_of(record)
 
 
 @pytest.mark.parametrize("sharpness", [0.3, 1.0, 5.0])

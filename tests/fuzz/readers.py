@@ -17,15 +17,18 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import clipwise as cw
-from clipwise._json import parse_json
+from clipwise._json import checksum, parse_json
 from clipwise.accounting import FederatedRounds, GaussianSteps, Ledger, PrivateCalibration, ProjectedSteps
-from clipwise.accounting.ledger import _checksum
+from clipwise.calibration import Temperature, Vector
 from clipwise.data import Category, DataSet, Number, Schema, from_file
 from clipwise.errors import DataError
 from clipwise.federated import Server
 from clipwise.private import digests_file
 from clipwise.report import Run, RunFolder, arms_of, reading_of, warnings_of
-from clipwise.training import Config, prepare, read_weights
+from clipwise.training import Config, load, prepare, read_weights
+from clipwise.training.config import Inputs
+from clipwise.training.config.models import CNN, MLP
+from clipwise.training.model import SavedModel
 from tests.fuzz.mutations import (
     BYTES,
     CSV,
@@ -257,6 +260,36 @@ def _safetensors(folder: Path) -> Reader:
     return Reader((save(weights), save(weights, {"format": "pt"})), SAFETENSORS, read)
 
 
+def _description(folder: Path) -> Reader:
+    """A model.json beside its weights."""
+    architectures = (MLP((4,)), MLP((4,), "relu"), CNN((2,), (3,)))
+    maps = (None, ("vector", Vector((1.0, 2.0), (0.0, 0.5))), ("temperature", Temperature(2.0)))
+    corpus, weights = [], {}
+    place = RunFolder(folder)
+    for architecture, chosen in zip(architectures, maps, strict=True):
+        image = isinstance(architecture, CNN)
+        part = TensorDataset(torch.zeros(2, 1, 4, 4), torch.arange(2)) if image else _DATA
+        schema = None if image else Schema((Number("age", 0, 9), Category("sex", ("f", "m"))))
+        names = () if schema is None else schema.features
+        data = DataSet("tiny", "classification", part, part, classes=("a", "b"), features=names, schema=schema)
+        made = replace(SavedModel.of(data, architecture, Inputs(mean=(0.5,))), recalibration=chosen)
+        made.save(place, architecture.build(data), None)
+        corpus.append(place.description.read_bytes())
+        weights[made.weights] = weights[json.loads(corpus[-1])["weights"]] = place.model.read_bytes()
+
+    def read(content: bytes) -> None:
+        place.description.write_bytes(content)
+        fitting = next((file for sha, file in weights.items() if sha and sha.encode() in content), b"")
+        place.model.write_bytes(fitting)
+        model = load(folder)
+        model.predict_proba(torch.zeros(2, *model.saved.shape))
+
+    def seal(body: Any) -> Any:
+        return {**body, "checksum": checksum(body)}
+
+    return Reader(tuple(corpus), json_mutations(seal), read)
+
+
 # What was released, and saved runs
 
 
@@ -274,7 +307,7 @@ def _ledger(folder: Path) -> Reader:
         repr(Ledger.load(path))
 
     def seal(body: Any) -> Any:
-        return {**body, "checksum": _checksum({k: v for k, v in body.items() if k != "checksum"})}
+        return {**body, "checksum": checksum(body)}
 
     return Reader(tuple(Ledger(events).to_json().encode() for events in several), json_mutations(seal), read)
 
@@ -463,6 +496,7 @@ READERS: dict[str, Callable[[Path], Reader]] = {
     "npz": _npz,
     "parquet": _parquet,
     "safetensors": _safetensors,
+    "model": _description,
     "ledger": _ledger,
     "checkpoint": _checkpoint,
     "digests": _digests,

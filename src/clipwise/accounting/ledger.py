@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import secrets
@@ -10,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from clipwise._json import parse_json
+from clipwise._json import checksum, parse_json
 from clipwise._validate import is_count
 from clipwise.accounting.accounts import account, account_delta
 from clipwise.accounting.events import MOST, Event, decode, encode, is_event
@@ -135,7 +134,7 @@ class Ledger:
             "relation": self.relation,
             "events": [encode(event) for event in self.events],
         }
-        return json.dumps({**body, "checksum": _checksum(body)}, indent=1)
+        return json.dumps({**body, "checksum": checksum(body)}, indent=1)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Ledger:
@@ -157,7 +156,7 @@ class Ledger:
         fields = {"format", "version", "run", "events", "checksum", *(["relation"] if version > 1 else [])}
         if set(record) != fields or not isinstance(record["events"], list) or not isinstance(record["run"], str):
             raise LedgerError("The ledger has missing or unknown fields: it was edited.")
-        if record["checksum"] != _checksum({name: value for name, value in record.items() if name != "checksum"}):
+        if record["checksum"] != checksum(record):
             raise LedgerError(
                 "The ledger's checksum does not fit its events: it was edited by hand. Restore it as it was saved: "
                 "older copies lack what was released since."
@@ -211,8 +210,3 @@ def _begins(whole: Sequence[Event], part: Sequence[Event]) -> bool:
         return False
     last, same = part[-1], whole[len(part) - 1]
     return last.same_mechanism(same) and last.count <= same.count
-
-
-def _checksum(body: dict[str, Any]) -> str:
-    canonical = json.dumps(body, sort_keys=True, separators=(",", ":"))
-    return "sha256:" + hashlib.sha256(canonical.encode()).hexdigest()

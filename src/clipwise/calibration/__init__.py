@@ -10,10 +10,12 @@ from clipwise.calibration.regression import evaluate_regression
 from clipwise.calibration.scaling import (
     Isotonic,
     IsotonicScaling,
+    RecalibrationMap,
     Temperature,
     TemperatureScaling,
     Vector,
     VectorScaling,
+    map_of,
 )
 from clipwise.calibration.values import CalibrationResult, RegressionResult, Result
 
@@ -29,6 +31,7 @@ __all__ = [
     "Metric",
     "PrivateTemperature",
     "PrivateTemperatureScaling",
+    "RecalibrationMap",
     "RegressionResult",
     "Result",
     "Task",
@@ -42,6 +45,7 @@ __all__ = [
     "estimates_of",
     "evaluate",
     "evaluate_regression",
+    "map_of",
     "metric_named",
     "metrics_of",
     "summarise",

@@ -1,15 +1,17 @@
 """Recalibration on public data: a map from logits to better probabilities, fitted on samples that were not trained on.
 
-`fit` of a method returns the fitted map, a value with `predict(logits)`. On private data use
-`PrivateTemperatureScaling`: whatever these here return has seen every calibration record without noise.
+`fit` of a method returns the fitted map, a value with `predict(logits)`; `to_dict` writes it, and `map_of` reads it.
+On private data use `PrivateTemperatureScaling`: whatever these here return has seen every calibration record without
+noise.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from itertools import pairwise
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -17,18 +19,22 @@ from numpy.typing import NDArray
 from scipy import optimize
 from torch import Tensor
 
+from clipwise._json import Fields
+from clipwise._validate import is_finite
 from clipwise.calibration.inputs import ArrayLike, checked_labels, matrix
 from clipwise.errors import DataError, NotConverged
 
 __all__ = [
     "Isotonic",
     "IsotonicScaling",
+    "RecalibrationMap",
     "Temperature",
     "TemperatureScaling",
     "Vector",
     "VectorScaling",
     "calibration_set",
     "limited",
+    "map_of",
 ]
 
 Floats = NDArray[np.float64]
@@ -63,6 +69,18 @@ def _predict(logits: Scores, map_: Callable[[Tensor], Tensor], classes: int | No
     return _like(logits, map_(z_BK))
 
 
+class RecalibrationMap(Protocol):
+    """A fitted map from logits to probabilities; a further kind is a class here and its place in `_KINDS`."""
+
+    def predict(self, logits: Scores) -> Scores:
+        """Probabilities, as a tensor or an array like `logits`."""
+        ...
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON has it, with its "kind"."""
+        ...
+
+
 @dataclass(frozen=True)
 class Temperature:
     """softmax(logits / temperature): over 1 makes a model less sure of itself, under 1 more. Predictions stay.
@@ -80,6 +98,18 @@ class Temperature:
     def predict(self, logits: Scores) -> Scores:
         """Probabilities, as a tensor or an array like `logits`."""
         return _predict(logits, lambda z: torch.softmax(z / self.temperature, dim=1))
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON has it; what a private one has cost is on the ledger that it was charged to, and not here."""
+        return {"kind": "temperature", "temperature": self.temperature, "at_limit": self.at_limit}
+
+    @classmethod
+    def from_fields(cls, fields: Fields) -> Temperature:
+        """What `to_dict` wrote."""
+        temperature = fields.number("temperature", 0.0)
+        if not temperature or not isinstance(fields.value["at_limit"], bool):
+            fields.fail("temperature", "over 0, with at_limit true or false")
+        return Temperature(temperature, fields.value["at_limit"])
 
 
 @dataclass(frozen=True)
@@ -139,6 +169,18 @@ class Vector:
         scale, shift = (torch.tensor(values, dtype=torch.float64) for values in (self.scale, self.shift))
         return _predict(logits, lambda z: torch.softmax(z * scale + shift, dim=1), len(self.scale))
 
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return {"kind": "vector", "scale": list(self.scale), "shift": list(self.shift)}
+
+    @classmethod
+    def from_fields(cls, fields: Fields) -> Vector:
+        """What `to_dict` wrote."""
+        scale, shift = (tuple(map(float, fields.many(name, is_finite, "numbers"))) for name in ("scale", "shift"))
+        if len(scale) != len(shift) or not scale:
+            fields.fail("shift", "as many numbers as there are in scale")
+        return cls(scale, shift)
+
 
 @dataclass(frozen=True)
 class VectorScaling:
@@ -192,6 +234,52 @@ class Isotonic:
         total = mapped.sum(axis=1, keepdims=True)
         uniform = np.full_like(mapped, 1.0 / len(self.knots))
         return torch.from_numpy(np.divide(mapped, total, out=uniform, where=total > 0))
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON has it: for each class its probabilities, which rise, and what they are mapped to."""
+        return {"kind": "isotonic", "knots": [[x.tolist(), y.tolist()] for x, y in self.knots]}
+
+    @classmethod
+    def from_fields(cls, fields: Fields) -> Isotonic:
+        """What `to_dict` wrote."""
+        what = "pairs of lists of probabilities of one length, the first of which rises"
+        knots = fields.many("knots", _is_knots, what)
+        if not knots:
+            fields.fail("knots", f"a list of {what}")
+        return cls(tuple((np.array(x, dtype=np.float64), np.array(y, dtype=np.float64)) for x, y in knots))
+
+
+def _is_knots(value: Any) -> bool:
+    if not isinstance(value, list) or len(value) != 2 or not all(isinstance(part, list) for part in value):
+        return False
+    x, y = value
+    shares = all(is_finite(each) and 0 <= each <= 1 for each in (*x, *y))
+    return shares and len(x) == len(y) > 0 and all(a < b for a, b in pairwise(x))
+
+
+_KINDS: dict[str, tuple[type[Any], tuple[str, ...]]] = {
+    "temperature": (Temperature, ("kind", "temperature", "at_limit")),
+    "vector": (Vector, ("kind", "scale", "shift")),
+    "isotonic": (Isotonic, ("kind", "knots")),
+}
+"""The maps that can be read, with the fields of each."""
+
+
+def map_of(record: Mapping[str, Any], where: str = "the map") -> RecalibrationMap:
+    """The fitted map that `to_dict` wrote; one that was edited or cut is a `DataError` that names `where` it stands.
+
+    A private temperature comes back as a plain one: the ledger of its run says what it has cost.
+
+    >>> map_of(Temperature(2.0).to_dict())
+    Temperature(temperature=2.0, at_limit=False)
+    """
+    found = Fields(record, where)
+    kind = found.text("kind")
+    if kind not in _KINDS:
+        found.fail("kind", f"one of {', '.join(_KINDS)}")
+    made, names = _KINDS[kind]
+    read: RecalibrationMap = made.from_fields(found.closed(names))
+    return read
 
 
 @dataclass(frozen=True)

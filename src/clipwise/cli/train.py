@@ -28,8 +28,9 @@ examples:
   clipwise train examples/digits.toml --set clip.R=5 --set seed=1 --output runs/digits-R5
   clipwise train examples/digits.toml --resume      after a crash or Ctrl-C: continue from the checkpoint
 
-The folder gets config.toml, metrics.jsonl, ledger.json, result.json, figures/, model.safetensors, report.html and
-card.md. Paths in a configuration count from the current folder. docs/configuration.md explains every key.
+The folder gets config.toml, metrics.jsonl, ledger.json, result.json, figures/, model.safetensors, model.json,
+report.html and card.md; clipwise predict uses the model. Paths in a configuration count from the current folder.
+docs/configuration.md explains every key.
 
 exit code: 0 success, 2 bad usage or input, 130 interrupted (--resume continues)
 """
@@ -153,6 +154,7 @@ def _print(run: Run, folder: Path, methods: Collection[str]) -> None:
     print(table(["", "measured", "95 % interval"], rows))
     for method, result in run.recalibrated.items():
         what = f"recalibrated ({method})" if method in methods else method
+        what += ", as the saved model predicts" if method == run.provenance.get("recalibration") else ""
         print(f"  {what}: ECE {100 * result.ece:.2f} %, NLL {result.nll:.3f}")
     print()
     if run.guarantees:
@@ -160,3 +162,4 @@ def _print(run: Run, folder: Path, methods: Collection[str]) -> None:
     for warned in warnings_of([arm]):
         print(f"note: {warned.text}")
     print(f"report: {folder / 'report.html'}")
+    print(f"use it: clipwise predict {shlex.quote(str(folder))} DATA")

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from clipwise.data.dataset import DataSet
     from clipwise.data.entries import Entry
     from clipwise.data.loaders import load, load_text
-    from clipwise.data.own import from_file
-    from clipwise.data.readers import read_table
+    from clipwise.data.own import from_file, inputs_of
+    from clipwise.data.readers import Table, read_parts, read_table
     from clipwise.data.schema import Category, Number, Schema
     from clipwise.data.store import find, folders, obtain, problems
     from clipwise.data.text import Pairs, TextDataSet, trim
@@ -29,6 +29,7 @@ __all__ = [
     "Number",
     "Pairs",
     "Schema",
+    "Table",
     "TextDataSet",
     "Weights",
     "efficientnet_lite0",
@@ -36,11 +37,13 @@ __all__ = [
     "find",
     "folders",
     "from_file",
+    "inputs_of",
     "load",
     "load_text",
     "load_weights",
     "obtain",
     "problems",
+    "read_parts",
     "read_table",
     "trim",
 ]
@@ -50,8 +53,8 @@ _HOME = {
     "dataset": ("DataSet",),
     "entries": ("Entry",),
     "loaders": ("load", "load_text"),
-    "own": ("from_file",),
-    "readers": ("read_table",),
+    "own": ("from_file", "inputs_of"),
+    "readers": ("Table", "read_parts", "read_table"),
     "schema": ("Category", "Number", "Schema"),
     "store": ("find", "folders", "obtain", "problems"),
     "text": ("Pairs", "TextDataSet", "trim"),

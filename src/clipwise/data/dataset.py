@@ -44,6 +44,8 @@ class DataSet:
     licence: str = ""
     note: str = ""
     """What anyone who shows a result has to know: a subset, rows left out, statistics that were not private."""
+    scaled: tuple[tuple[tuple[float, ...], tuple[float, ...]], ...] = ()
+    """Means and deviations of the features that `standardised` has scaled with, each time: new rows need the same."""
     schema: Schema | None = None
     """How the columns of a table were encoded; None where the inputs are as they were read."""
 
@@ -83,7 +85,9 @@ class DataSet:
         deviation = torch.where(deviation > 0, deviation, 1.0)
         train, test = (TensorDataset((p.tensors[0] - mean) / deviation, p.tensors[1]) for p in (self.train, self.test))
         said = "Features are standardised by mean and deviation of the training records, which epsilon does not cover."
-        return replace(self, train=train, test=test, note=f"{self.note} {said}".strip())
+        numbers = tuple(mean.tolist()), tuple(deviation.tolist())
+        scaled = (*self.scaled, numbers)
+        return replace(self, train=train, test=test, note=f"{self.note} {said}".strip(), scaled=scaled)
 
     @cached_property
     def fingerprint(self) -> str:

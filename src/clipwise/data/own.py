@@ -22,7 +22,7 @@ from clipwise.data.readers import FEW, LONG, Column, Table, read_table
 from clipwise.data.schema import Schema
 from clipwise.errors import DataError
 
-__all__ = ["from_file"]
+__all__ = ["from_file", "inputs_of"]
 
 _REMEDY = (
     "Leave the column out with features=[...], or put numbers in; or describe the table with a schema, which takes "
@@ -100,6 +100,34 @@ def from_file(
         note="" if classes or not names else "The classes are those in the records, which epsilon does not cover.",
         schema=schema,
     )
+
+
+def inputs_of(file: str, table: Table, features: Sequence[str], schema: Schema | None) -> Tensor:
+    """The inputs of new records, as `from_file` made those of a data set with these features and this schema.
+
+    Other columns are not looked at. Without features the table must have one array, or one that is called `x`. All that
+    is wrong with the table is one `DataError`; `file` names it.
+
+    >>> inputs_of("new.csv", {"legs": ["4", "2"], "id": ["a", "b"]}, ("legs",), None)
+    tensor([[4.],
+            [2.]])
+    """
+    if schema is not None:
+        return schema.encode(table, file)
+    chosen = tuple(features) or (("x",) if "x" in table else tuple(table))
+    if not features and len(chosen) != 1:
+        raise DataError(
+            f"{file} should have one array `x`: the data that the model was trained on had no named columns."
+        )
+    problems = Problems()
+    absent = [name for name in chosen if name not in table]
+    if absent:
+        shown = ", ".join(repr(name[:LONG]) for name in absent[:FEW]) + (", ..." if len(absent) > FEW else "")
+        problems.add(file, "header", f"there is no column {shown}", remedy="The model was trained with it.")
+    made = _inputs(file, table, tuple(name for name in chosen if name in table), problems) if table else None
+    problems.check()
+    assert made is not None
+    return made
 
 
 def _all_but(target: str, source: Path, table: Table) -> list[str]:

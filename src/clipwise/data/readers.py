@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import os
+import sys
 import zipfile
 import zlib
 from collections import Counter
@@ -21,7 +22,7 @@ from clipwise._validate import is_line
 from clipwise.errors import DataError, MissingExtra
 from clipwise.packing import read_npy
 
-__all__ = ["Column", "Table", "read_table"]
+__all__ = ["Column", "Table", "read_parts", "read_table"]
 
 Column = list[str] | NDArray[Any]
 Table = dict[str, Column]
@@ -34,17 +35,22 @@ FEW, LONG = 20, 60
 
 def read_table(path: Path, delimiter: str) -> Table:
     """The columns of a CSV, NPZ or Parquet file, by its ending."""
-    readers = {".csv": lambda: _csv(path, delimiter), ".npz": lambda: _npz(path)}
-    readers |= {ending: lambda: _parquet(path) for ending in (".parquet", ".pq")}
+    return next(read_parts(path, delimiter, sys.maxsize))
+
+
+def read_parts(path: Path, delimiter: str, most: int) -> Iterator[Table]:
+    """The same, `most` records at a time, so that a long CSV or Parquet file takes no more memory than that."""
+    readers = {".csv": lambda: _csv(path, delimiter, most), ".npz": lambda: _npz(path, most)}
+    readers |= {ending: lambda: _parquet(path, most) for ending in (".parquet", ".pq")}
     if path.suffix not in readers:
         raise DataError(f"{path} is neither .csv nor .npz nor .parquet.")
     try:
-        return readers[path.suffix]()
+        yield from readers[path.suffix]()
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}.") from error
 
 
-def _csv(path: Path, delimiter: str) -> Table:
+def _csv(path: Path, delimiter: str, most: int) -> Iterator[Table]:
     if len(delimiter) != 1 or delimiter in '\r\n"':
         raise DataError(f"the delimiter of {path} should be one character between its columns, not {delimiter!r}.")
     try:
@@ -52,20 +58,30 @@ def _csv(path: Path, delimiter: str) -> Table:
             rows = csv.reader(_lines(file, path), delimiter=delimiter, strict=True)
             header = [name.strip() for name in next(rows, [])]
             _check_header(header, path, delimiter)
-            records, ragged = [], []
+            records: list[list[str]] = []
+            ragged: list[tuple[int, int]] = []
+            begun = False
             for row in rows:
                 if len(row) == len(header):
                     records.append(row)
                 elif row:
                     ragged.append((rows.line_num, len(row)))
+                if len(records) == most and not ragged:
+                    yield _columns(header, records)
+                    begun, records = True, []
     except csv.Error as error:
         raise DataError(f"{path}, line {rows.line_num}, is not CSV: {error}.") from error
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not text in UTF-8, after its line {rows.line_num}.", str(error)) from None
     if ragged:
         _refuse_ragged(path, ragged, len(header))
-    if not records:
+    if not records and not begun:
         raise DataError(f"{path} has a header but no records.")
+    if records:
+        yield _columns(header, records)
+
+
+def _columns(header: list[str], records: list[list[str]]) -> Table:
     return {name: [row[k].strip() for row in records] for k, name in enumerate(header)}
 
 
@@ -118,7 +134,7 @@ def _check_claim(path: Path, claimed: int, what: str) -> None:
         )
 
 
-def _npz(path: Path) -> Table:
+def _npz(path: Path, most: int) -> Iterator[Table]:
     """The arrays of an NPZ file, without pickle."""
     try:
         with zipfile.ZipFile(path) as archive:
@@ -133,7 +149,9 @@ def _npz(path: Path) -> Table:
     lengths = {name: len(array) if array.size else 0 for name, array in arrays.items()}
     if not arrays or 0 in lengths.values():
         raise DataError(f"{path} should hold named arrays with one entry for each record; it has {lengths}.")
-    return dict(arrays)
+    longest = max(lengths.values())
+    for first in range(0, longest, most):
+        yield {name: array if longest <= most else array[first : first + most] for name, array in arrays.items()}
 
 
 def _array(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> NDArray[Any]:
@@ -144,7 +162,7 @@ def _array(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> NDA
             raise DataError(f"{path}, {member.filename!r}: {error}.") from error
 
 
-def _parquet(path: Path) -> Table:
+def _parquet(path: Path, most: int) -> Iterator[Table]:
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -154,14 +172,21 @@ def _parquet(path: Path) -> Table:
         with pq.ParquetFile(path) as file:
             _check_claim(path, file.metadata.num_rows * file.metadata.num_columns, "values")
             _check_names(file.schema_arrow.names, path)
-            table = file.read()
-        if not table.num_rows:
-            raise DataError(f"{path} has no records.")
-        return {name: _arrow(f"{path}, column {name!r}", table.column(name)) for name in table.column_names}
+            if not file.metadata.num_rows:
+                raise DataError(f"{path} has no records.")
+            whole = file.metadata.num_rows <= most
+            for table in [file.read()] if whole else map(_as_table, file.iter_batches(most)):
+                yield {name: _arrow(f"{path}, column {name!r}", table.column(name)) for name in table.column_names}
     except DataError:
         raise
     except (pa.ArrowException, UnicodeError) as error:
         raise DataError(f"{path} is not a whole Parquet file: {error}.") from error
+
+
+def _as_table(batch: Any) -> Any:
+    import pyarrow as pa
+
+    return pa.Table.from_batches([batch])
 
 
 def _arrow(where: str, column: Any) -> Column:

@@ -6,7 +6,7 @@ metrics.jsonl       curves, a row at a time    card.md       the card
 ledger.json         what was released          figures/      the page's figures and their values
 result.json         everything else, last      publishable/  a page that may be passed on
 model.safetensors   the weights                checkpoint    of a run that is not finished, with its digests
-data.digest         the digest of the data
+model.json          how the weights are used   data.digest   the digest of the data
 ```
 
 A folder is a finished run when its result.json is there.
@@ -43,9 +43,10 @@ __all__ = [
 ]
 
 CONFIG, METRICS, LEDGER, RESULT, DIGEST = "config.toml", "metrics.jsonl", "ledger.json", "result.json", "data.digest"
-MODEL, CHECKPOINT, PAGE, CARD, FIGURES = "model.safetensors", "checkpoint", "report.html", "card.md", "figures"
+MODEL, DESCRIPTION = "model.safetensors", "model.json"
+CHECKPOINT, PAGE, CARD, FIGURES = "checkpoint", "report.html", "card.md", "figures"
 _DIGESTS = f"{CHECKPOINT}.digests"
-_REPLACED = (CONFIG, METRICS, LEDGER, RESULT, DIGEST, MODEL, CHECKPOINT, _DIGESTS, PAGE, CARD)
+_REPLACED = (CONFIG, METRICS, LEDGER, RESULT, DIGEST, MODEL, DESCRIPTION, CHECKPOINT, _DIGESTS, PAGE, CARD)
 _OURS = {*_REPLACED, *(f".{name}.part" for name in _REPLACED), f".{CHECKPOINT}.lock", FIGURES, "publishable"}
 MOST_ROWS = 2_048
 """Of the curves of a run, in memory."""
@@ -65,6 +66,8 @@ class RunFolder:
         self.path = Path(path)
         self.checkpoint = self.path / CHECKPOINT
         self.model = self.path / MODEL
+        self.description = self.path / DESCRIPTION
+        self.ledger = self.path / LEDGER
         self.config = self.path / CONFIG
 
     @property

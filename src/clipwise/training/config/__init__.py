@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from clipwise.training.config.config import Config, default_delta
-from clipwise.training.config.datasets import TensorRecords
+from clipwise.training.config.datasets import Inputs, TensorRecords
 from clipwise.training.config.functions import guarded, imported, split_target
-from clipwise.training.config.models import freeze
+from clipwise.training.config.models import Architecture, FromFunction, freeze, saved_architecture
 from clipwise.training.config.optimizers import LearningRate, OptimizerChoice, read_optimizer
 from clipwise.training.config.toml import TomlTable, TomlText
 
 __all__ = [
+    "Architecture",
     "Config",
+    "FromFunction",
+    "Inputs",
     "LearningRate",
     "OptimizerChoice",
     "TensorRecords",
@@ -21,5 +24,6 @@ __all__ = [
     "guarded",
     "imported",
     "read_optimizer",
+    "saved_architecture",
     "split_target",
 ]

@@ -51,16 +51,20 @@ class Inputs:
     std: tuple[float, ...] = (1.0,)
     """Then the mean is taken off and the rest divided by std: one number, or one per column or channel."""
 
-    def __call__(self, part: TensorDataset) -> TensorRecords:
-        """The records with their first tensor so changed."""
-        x, *others = part.tensors
+    def __call__(self, x: Tensor) -> Tensor:
+        """The inputs (n, ...) so changed."""
         if self.pool > 1:
             if x.dim() != 4 or min(x.shape[2:]) < self.pool:
                 raise InvalidConfig(f"data.pool = {self.pool} needs larger images; inputs are {tuple(x.shape[1:])}.")
             x = F.avg_pool2d(x, self.pool)
         if (self.mean, self.std) != ((0.0,), (1.0,)):
             x = (x - self._aligned("mean", x)) / self._aligned("std", x)
-        return TensorRecords(x, *others)
+        return x
+
+    def of(self, part: TensorDataset) -> TensorRecords:
+        """The records with their first tensor so changed."""
+        x, *others = part.tensors
+        return TensorRecords(self(x), *others)
 
     def _aligned(self, name: str, x: Tensor) -> Tensor:
         values = getattr(self, name)
@@ -96,7 +100,7 @@ class DataChoice:
     def load(self) -> DataSet:
         """The data set, made ready."""
         found = self._find().standardised() if self.standardise else self._find()
-        return replace(found, train=self.inputs(found.train), test=self.inputs(found.test))
+        return replace(found, train=self.inputs.of(found.train), test=self.inputs.of(found.test))
 
     def _find(self) -> DataSet:
         target = split_target(self.source)

@@ -9,31 +9,47 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 
-from clipwise.data import DataSet
+from clipwise._json import Fields
+from clipwise._validate import is_count
 from clipwise.errors import DataError, InvalidConfig, MissingExtra
 from clipwise.training.config.functions import guarded, imported, split_target
 from clipwise.training.config.toml import TomlTable, nearest
 
-__all__ = ["Architecture", "freeze", "read_model"]
+__all__ = ["Architecture", "freeze", "read_model", "saved_architecture"]
 
 _MOST_PARAMETERS = 2**31
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"gelu": nn.GELU, "relu": nn.ReLU, "silu": nn.SiLU, "tanh": nn.Tanh}
 
 
+class MadeFor(Protocol):
+    """What a network is made for: a data set, or what is saved of one."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def outputs(self) -> int: ...
+
+
 class Architecture(Protocol):
     """A frozen value that makes a network for a data set and knows how to call it."""
 
-    def build(self, data: DataSet) -> nn.Module:
+    def build(self, data: MadeFor) -> nn.Module:
         """A network with one output per class, or one for regression."""
         ...
 
     def forward(self, model: nn.Module, inputs: Sequence[Tensor]) -> Tensor:
         """Its outputs (logits, or predictions) for a batch."""
+        ...
+
+    def to_dict(self, model: nn.Module) -> dict[str, Any]:
+        """What a saved model says of how it was built, with the "kind"; `saved_architecture` reads it."""
         ...
 
 
@@ -50,7 +66,7 @@ class MLP:
     hidden: tuple[int, ...] = (64,)
     activation: str = "tanh"
 
-    def build(self, data: DataSet) -> nn.Module:
+    def build(self, data: MadeFor) -> nn.Module:
         """A network for one flat input."""
         flatten: list[tuple[str, nn.Module]] = [("flatten", nn.Flatten())]
         return _made(lambda: flatten + self.head(_size(data.shape), data.outputs))
@@ -67,6 +83,10 @@ class MLP:
         """The outputs for a batch."""
         return _call(model, inputs)
 
+    def to_dict(self, model: nn.Module) -> dict[str, Any]:
+        """Its sizes."""
+        return {"kind": "mlp", "hidden": list(self.hidden), "activation": self.activation}
+
 
 @dataclass(frozen=True)
 class CNN:
@@ -76,7 +96,7 @@ class CNN:
     hidden: tuple[int, ...] = (32,)
     activation: str = "tanh"
 
-    def build(self, data: DataSet) -> nn.Module:
+    def build(self, data: MadeFor) -> nn.Module:
         """A network for images of shape (channels, height, width)."""
         if len(data.shape) != 3 or min(data.shape[1:]) < 2 ** len(self.channels):
             raise InvalidConfig(
@@ -85,7 +105,7 @@ class CNN:
             )
         return _made(lambda: self._layers(data))
 
-    def _layers(self, data: DataSet) -> list[tuple[str, nn.Module]]:
+    def _layers(self, data: MadeFor) -> list[tuple[str, nn.Module]]:
         before, height, width = data.shape
         layers: list[tuple[str, nn.Module]] = []
         for k, after in enumerate(self.channels, start=1):
@@ -103,6 +123,11 @@ class CNN:
         """The outputs for a batch."""
         return _call(model, inputs)
 
+    def to_dict(self, model: nn.Module) -> dict[str, Any]:
+        """Its sizes."""
+        sizes = {"channels": list(self.channels), "hidden": list(self.hidden)}
+        return {"kind": "cnn", **sizes, "activation": self.activation}
+
 
 def _made(layers: Callable[[], list[tuple[str, nn.Module]]]) -> nn.Module:
     """The network of these layers, whose parameters are counted before there is room for them."""
@@ -116,23 +141,45 @@ def _made(layers: Callable[[], list[tuple[str, nn.Module]]]) -> nn.Module:
     return nn.Sequential(OrderedDict(layers()))
 
 
+class _Transformer:
+    """A network of `transformers`: how it is called, and what is saved of it."""
+
+    def forward(self, model: nn.Module, inputs: Sequence[Tensor]) -> Tensor:
+        """The logits for input ids (and attention mask, and token types), or for pixel values."""
+        names = (str(model.main_input_name), "attention_mask", "token_type_ids")
+        logits: Tensor = model(**dict(zip(names, inputs, strict=False))).logits
+        return logits
+
+    def to_dict(self, model: nn.Module) -> dict[str, Any]:
+        """Its configuration, without the place that it was loaded from and without code to be fetched."""
+        config: dict[str, Any] = json.loads(cast(Any, model.config).to_json_string(use_diff=False))
+        return {"kind": "transformers", "config": {k: v for k, v in config.items() if k not in _NOT_SAVED}}
+
+
+_NOT_SAVED = {"_name_or_path", "auto_map"}
+
+
+def _auto(kind: object, what: str) -> Any:
+    """The class of `transformers` that makes classifiers of this type of model."""
+    try:
+        import transformers
+        from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES as IMAGES
+    except ImportError:
+        raise MissingExtra(f"{what} is loaded with transformers: pip install 'clipwise[hf]'.") from None
+    return getattr(transformers, f"AutoModelFor{'Image' if kind in IMAGES else 'Sequence'}Classification")
+
+
 @dataclass(frozen=True)
-class HuggingFace:
+class HuggingFace(_Transformer):
     """A local folder with config.json and weights, loaded with `transformers` and nothing from the network."""
 
     folder: str
 
-    def build(self, data: DataSet) -> nn.Module:
+    def build(self, data: MadeFor) -> nn.Module:
         """The network with a classification head of the data's size (new, where the folder has another)."""
-        try:
-            import transformers
-            from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES as IMAGES
-        except ImportError:
-            raise MissingExtra(f"{self.folder} is loaded with transformers: pip install 'clipwise[hf]'.") from None
         about = Path(self.folder, "config.json")
         kind = guarded(f"reading {about}", lambda: json.loads(about.read_text(encoding="utf-8")).get("model_type"))
-        task = "ImageClassification" if kind in IMAGES else "SequenceClassification"
-        auto = getattr(transformers, f"AutoModelFor{task}")
+        auto = _auto(kind, self.folder)
         model: nn.Module = guarded(
             f"loading {self.folder}",
             lambda: auto.from_pretrained(
@@ -141,11 +188,27 @@ class HuggingFace:
         )
         return model
 
-    def forward(self, model: nn.Module, inputs: Sequence[Tensor]) -> Tensor:
-        """The logits for input ids (and attention mask, and token types), or for pixel values."""
-        names = (str(model.main_input_name), "attention_mask", "token_type_ids")
-        logits: Tensor = model(**dict(zip(names, inputs, strict=False))).logits
-        return logits
+
+@dataclass(frozen=True)
+class SavedTransformer(_Transformer):
+    """A network of `transformers` from its configuration alone; its weights come from the saved model."""
+
+    config: Mapping[str, Any]
+
+    def build(self, data: MadeFor) -> nn.Module:
+        """The network with new weights; code that the configuration may name is not run."""
+        rest = {name: value for name, value in self.config.items() if name not in ("model_type", *_NOT_SAVED)}
+        kind = str(self.config.get("model_type"))
+        auto = _auto(kind, data.name)
+        import transformers
+
+        def made() -> nn.Module:
+            config = transformers.AutoConfig.for_model(kind, **rest)
+            model: nn.Module = auto.from_config(config, trust_remote_code=False)
+            return model
+
+        model: nn.Module = guarded(f"building the {kind!r} model", made)
+        return model
 
 
 @dataclass(frozen=True)
@@ -156,7 +219,7 @@ class FromFunction:
     function: str
     options: Mapping[str, Any]
 
-    def build(self, data: DataSet) -> nn.Module:
+    def build(self, data: MadeFor) -> nn.Module:
         """Call the function."""
         make = imported(self.module, self.function)
         model = guarded(f"{self.function}()", lambda: make(**self.options))
@@ -167,6 +230,47 @@ class FromFunction:
     def forward(self, model: nn.Module, inputs: Sequence[Tensor]) -> Tensor:
         """The outputs for a batch; of an object with `logits`, these."""
         return _call(model, inputs)
+
+    def to_dict(self, model: nn.Module) -> dict[str, Any]:
+        """The name of the function and its options: whoever loads the model needs the code."""
+        options = dict(self.options)
+        return {"kind": "function", "module": self.module, "function": self.function, "options": options}
+
+
+def saved_architecture(record: Fields, *, trust_code: bool) -> Architecture:
+    """What `Architecture.to_dict` wrote; one that is built by the user's code only with `trust_code`.
+
+    Guarantees: without `trust_code`, nothing that the record names is imported or run.
+    """
+    kind = record.text("kind")
+    if kind not in _SAVED:
+        record.fail("kind", f"one of {', '.join(_SAVED)}")
+    fields = record.closed(("kind", *_SAVED[kind]))
+    if kind == "transformers":
+        return SavedTransformer(fields.object("config").value)
+    if kind == "function":
+        module, function = fields.text("module"), fields.text("function")
+        if not trust_code:
+            raise DataError(
+                f"the model is built by {module}:{function}(), and loading it would run that code. If you trust it, "
+                "pass trust_code=True (--trust-code)."
+            )
+        return FromFunction(module, function, fields.object("options").value)
+    sizes = [tuple(fields.many(name, is_count, "integers of at least 1")) for name in _SAVED[kind][:-1]]
+    if fields.text("activation") not in ACTIVATIONS:
+        fields.fail("activation", f"one of {', '.join(ACTIVATIONS)}")
+    built_in: type[Any] = MLP if kind == "mlp" else CNN
+    made: Architecture = built_in(*sizes, fields.text("activation"))
+    return made
+
+
+_SAVED = {
+    "mlp": ("hidden", "activation"),
+    "cnn": ("channels", "hidden", "activation"),
+    "transformers": ("config",),
+    "function": ("module", "function", "options"),
+}
+"""The kinds of architectures in a saved model, with their fields."""
 
 
 def read_model(table: TomlTable) -> Architecture:

@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from clipwise import report
 from clipwise._extras import need
+from clipwise.calibration import RecalibrationMap
 from clipwise.data import DataSet
-from clipwise.errors import DataError, MissingExtra
-from clipwise.files import replacing
 from clipwise.private import digests_file
 from clipwise.report import Choices, Run, guarantees_of, not_checked, provenance_of
 from clipwise.training.config import Config
+from clipwise.training.model import SavedModel
 from clipwise.training.run.folder import Folder
 from clipwise.training.run.job import Job, Trained, prepare
 from clipwise.training.run.measure import evaluate
 from clipwise.training.run.recalibrate import recalibrate
 from clipwise.training.run.watch import Watch, silent
 
-__all__ = ["read_weights", "train"]
+__all__ = ["train"]
 
 PACKAGES = ("torch", "numpy", "scipy", "transformers")
 
@@ -55,11 +52,13 @@ def train(
     need("train", "a run's folder")
     started = datetime.now(UTC).isoformat(timespec="seconds")
     job = prepare(config, data)
+    saved = SavedModel.of(job.data, config.model, config.data.inputs)
+    saved.check(job.model)
     with folder.trained_in(config.text, job.data.fingerprint, resume=resume, changed_data=changed_data):
         trained = config.algorithm.train(job, folder, watch, resume)
-        run = _run(job, folder, trained, {"command": command, "started": started})
+        run, in_force = _run(job, folder, trained, {"command": command, "started": started})
         run = replace(run, warnings=(*run.warnings, note)) if note else run
-        _write_weights(job.model, folder.model)
+        replace(saved, recalibration=in_force).save(folder, job.model, run.ledger)
         run.save(folder.path)
         folder.checkpoint.unlink()
         digests_file(folder.checkpoint).unlink(missing_ok=True)
@@ -70,28 +69,31 @@ def train(
     return run, folder.path
 
 
-def _run(job: Job, folder: Folder, trained: Trained, origin: Mapping[str, Any]) -> Run:
-    """Everything that is to be kept of a run that has been trained."""
+def _run(
+    job: Job, folder: Folder, trained: Trained, origin: Mapping[str, Any]
+) -> tuple[Run, tuple[str, RecalibrationMap] | None]:
+    """Everything that is to be kept of a run that has been trained, and the recalibration in force."""
     test = evaluate(job, job.config.evaluation.resamples)
     ledger = trained.ledger
-    recalibrated, problems = recalibrate(job, ledger)
+    recalibrated = recalibrate(job, ledger)
     private = job.delta is not None
-    return Run(
+    run = Run(
         name=job.config.name,
         seed=job.config.seed,
         test=test,
-        recalibrated={**trained.further, **recalibrated},
+        recalibrated={**trained.further, **recalibrated.results},
         curves=folder.rows(),
         plan=job.plan,
         choices=_choices(job),
         ledger=ledger if private else None,
         delta=job.delta,
         guarantees={} if job.delta is None else dict(guarantees_of(ledger.events, job.delta)),
-        provenance={**origin, **_provenance(job, folder, trained)},
-        warnings=(*job.warnings, *problems, *not_checked(trained.checked)),
+        provenance={**origin, **_provenance(job, folder, trained), "recalibration": recalibrated.method},
+        warnings=(*job.warnings, *recalibrated.problems, *not_checked(trained.checked)),
         config=job.config.text,
         fingerprint=job.data.fingerprint,
     )
+    return run, recalibrated.in_force
 
 
 def _choices(job: Job) -> Choices:
@@ -128,30 +130,3 @@ def _provenance(job: Job, folder: Folder, trained: Trained) -> dict[str, Any]:
             parameters=sum(p.numel() for p in job.parameters.values()),
         ),
     }
-
-
-def _write_weights(model: nn.Module, path: Path) -> None:
-    from safetensors.torch import save_model
-
-    with replacing(path, DataError) as file:
-        save_model(model, file.name)  # into the file that is open: it is there, and private, before the first weight
-
-
-def read_weights(model: nn.Module, path: str | os.PathLike[str]) -> None:
-    """Fill a network from the model.safetensors of a run; one that is damaged or of another network is refused."""
-    try:
-        from safetensors import SafetensorError
-        from safetensors.torch import load_model
-    except ImportError:
-        raise MissingExtra("weights are read with safetensors: pip install 'clipwise[train]'.") from None
-    try:
-        load_model(model, str(path))
-    except OSError as error:
-        raise DataError(f"the weights {os.fspath(path)} cannot be read: {error.strerror or error}.") from error
-    except (SafetensorError, ValueError) as error:
-        raise DataError(f"{os.fspath(path)} is damaged, or not a safetensors file: {error}. Copy it again.") from error
-    except (RuntimeError, TypeError) as error:
-        raise DataError(
-            f"{os.fspath(path)} does not fit the model of this configuration: {error}. Name the weights of a run with "
-            "the same [model]."
-        ) from error
