@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -34,6 +36,27 @@ def test_a_terminal_sees_one_bar_and_it_is_gone_afterwards(now: list[float]) -> 
     assert terminal.screen[1] == "runs [####################]  4/4  0.5 runs/s  0:00 left"
     bar.close()
     assert terminal.screen == ["failed, seed 3", ""] and terminal.getvalue().endswith("\r\033[K")
+
+
+def test_a_notebook_sees_one_output_that_is_updated(now: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[list[str]] = []
+
+    def display(content: dict[str, str], *, raw: bool, display_id: bool) -> SimpleNamespace:
+        output = [content["text/plain"]]
+        shown.append(output)
+        return SimpleNamespace(update=lambda new, raw: output.append(new["text/plain"]))
+
+    ipython = SimpleNamespace(get_ipython=lambda: SimpleNamespace(kernel=object()))
+    monkeypatch.setitem(sys.modules, "IPython", ipython)
+    monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=display))
+    bar = Bar("runs", "runs")
+    for done in (1, 4):
+        now[0] = done
+        bar.show(done, 4)
+        bar.close()
+    assert [[text[:26] for text in output] for output in shown] == [
+        ["runs [#####...............", "", "runs [####################", ""]
+    ]
 
 
 def test_a_line_never_breaks(now: list[float], monkeypatch: pytest.MonkeyPatch) -> None:

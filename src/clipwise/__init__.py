@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from clipwise.mechanisms import AdaptiveClip, Steps
     from clipwise.noise import SecureNormals
     from clipwise.plan import Plan
-    from clipwise.private import Checked, Looked, Private, StepStatistics, Witness, check_model
+    from clipwise.private import Checked, Looked, Private, StepStatistics, Witness, check_model, without_batchnorm
     from clipwise.sampling import FixedSize, FullBatch, Poisson, Shuffled
     from clipwise.training import Predictor, load
 
@@ -66,7 +66,7 @@ _HOME = {
     "mechanisms": ("AdaptiveClip", "Steps"),
     "noise": ("SecureNormals",),
     "plan": ("Plan",),
-    "private": ("Checked", "Looked", "Private", "StepStatistics", "Witness", "check_model"),
+    "private": ("Checked", "Looked", "Private", "StepStatistics", "Witness", "check_model", "without_batchnorm"),
     "sampling": ("FixedSize", "FullBatch", "Poisson", "Shuffled"),
     "training": ("Predictor", "load"),
 }
@@ -135,6 +135,7 @@ __all__ = [
     "per_sample_gradients",
     "per_sample_norms",
     "privacy_panel",
+    "without_batchnorm",
 ]
 
 

@@ -8,6 +8,8 @@ import hashlib
 import os
 import stat
 import sys
+import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from io import BufferedIOBase
@@ -20,6 +22,7 @@ __all__ = [
     "Lock",
     "content_sha256",
     "file_sha256",
+    "in_turn",
     "locked",
     "open_ordinary",
     "private_folder",
@@ -123,6 +126,9 @@ def _sync_directory(directory: Path) -> None:
 
 _LOCKS: weakref.WeakValueDictionary[Path, Lock] = weakref.WeakValueDictionary()
 """The locks of this process, by their files."""
+_TURN = threading.Lock()
+"""Of the threads of this process, the one that is at its turn."""
+_LOOK_AGAIN = 0.01  # seconds
 
 
 class Lock:
@@ -131,7 +137,8 @@ class Lock:
     It is held on an empty file beside it, `.NAME.lock`, because `path` is replaced whenever it is written, and is a
     lock of that open file (`flock`): reading `path`, or closing it, releases nothing. The file goes with the lock; one
     that a killed process left holds nothing. Of two locks in one process the later one takes over from the earlier,
-    which `is_held` no longer. Raises `error` if another process holds it, and where nothing can be locked.
+    which `is_held` no longer. Raises `error` if another process holds it (with `wait` it is waited for), and where
+    nothing can be locked.
 
     Guarantees: at no time do two processes, or two objects of one, hold the lock of a path. A forked child holds none
     of its parent's, and cannot release them.
@@ -144,12 +151,14 @@ class Lock:
     (False, True)
     """
 
-    def __init__(self, path: str | os.PathLike[str], error: type[ClipwiseError] = ClipwiseError) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], error: type[ClipwiseError] = ClipwiseError, *, wait: bool = False
+    ) -> None:
         self.path = _place(path)
         self._file = self.path.with_name(f".{self.path.name}.lock")
         if (earlier := _LOCKS.get(self._file)) is not None:
             earlier.release()
-        self._handle = self._claim(error)
+        self._handle = self._claim(error, wait)
         self.release: weakref.finalize[[int, Path], Lock] = weakref.finalize(self, _let_go, self._handle, self._file)
         """Let others continue; nothing happens the second time."""
         _LOCKS[self._file] = self
@@ -168,7 +177,7 @@ class Lock:
         """Whether it is the lock of this path."""
         return self.path == _place(path)
 
-    def _claim(self, error: type[ClipwiseError]) -> int:
+    def _claim(self, error: type[ClipwiseError], wait: bool) -> int:
         while True:
             try:
                 handle = os.open(self._file, os.O_RDWR | os.O_CREAT, 0o600)
@@ -183,7 +192,10 @@ class Lock:
                     return handle
             except BlockingIOError as problem:
                 os.close(handle)
-                raise error(f"another process continues {self.path}. One run is one process.") from problem
+                if not wait:
+                    raise error(f"another process continues {self.path}. One run is one process.") from problem
+                time.sleep(_LOOK_AGAIN)
+                continue
             except OSError as problem:
                 os.close(handle)
                 raise error(
@@ -196,6 +208,23 @@ class Lock:
         """In a forked child: the lock is the parent's, and stays."""
         self.release.detach()
         os.close(self._handle)
+
+
+@contextlib.contextmanager
+def in_turn(path: str | os.PathLike[str], error: type[ClipwiseError] = ClipwiseError) -> Iterator[Lock]:
+    """The lock of `path` for this block, which other processes, and other threads of this one, wait for.
+
+    >>> import tempfile
+    >>> with in_turn(Path(tempfile.mkdtemp(), "ledger")) as lock:
+    ...     lock.is_held
+    True
+    """
+    with _TURN:
+        lock = Lock(path, error, wait=True)
+        try:
+            yield lock
+        finally:
+            lock.release()
 
 
 def _place(path: str | os.PathLike[str]) -> Path:
@@ -218,6 +247,8 @@ def _is_at(handle: int, file: Path) -> bool:
 
 
 def _forget_locks() -> None:
+    global _TURN
+    _TURN = threading.Lock()  # a thread that was at its turn is not in the child, and would never end it
     for lock in list(_LOCKS.values()):
         lock._forget()
     _LOCKS.clear()

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from clipwise._encoding import decode, encode, keys
+from clipwise._show import html_table
 from clipwise._validate import MOST_NOISE, is_count, is_noise
-from clipwise.accounting import Event, Relation, account, noise_scale
+from clipwise.accounting import Event, Relation, account, default_delta, noise_scale, round_up
 from clipwise.clipping import Clip, Flat, Groupwise, Layerwise, MixUp, Rule, Style, as_clip, is_private
-from clipwise.errors import InvalidPlan
+from clipwise.errors import ClipwiseError, InvalidPlan
 from clipwise.mechanisms import AdaptiveClip, Gaussian, Mechanism, Repeated, Steps
 from clipwise.sampling import SAMPLINGS, Sampling
 
@@ -176,6 +178,38 @@ class Plan:
         """What step `step` (from 0) puts on the ledger. Its noise multiplier is that of the step."""
         (event,) = self.events_of(step, step + 1)
         return event
+
+    def _repr_html_(self) -> str:
+        return html_table("Plan", self.rows())
+
+    def rows(self, spent: Callable[[float], float] | None = None) -> list[tuple[str, str]]:
+        """What is planned, and its epsilon, in labelled rows; of a run that has begun, what it has `spent` at a delta.
+
+        >>> from clipwise import Abadi, FullBatch
+        >>> Plan(FullBatch(10), 5, Abadi(1.0), 9.0).rows()[2:]
+        [('clipping', 'Flat(rule=Abadi(R=1.0))'), ('noise multiplier', '9'), ('epsilon', '0.357 at delta 0.01')]
+        """
+        noise = self.noise_multiplier
+        found = {"batches": self.sampling.description, "steps": f"{self.steps:,}", "clipping": repr(self.clip)}
+        if self.mechanism != Gaussian():
+            found["mechanism"] = repr(self.mechanism)
+        if noise is None:
+            return [*found.items(), ("noise multiplier", "none yet: plan.calibrate(epsilon, delta) finds it")]
+        found["noise multiplier"] = f"{noise:g}" if is_noise(noise) else repr(noise)
+        label, epsilon = ("epsilon", self.epsilon) if spent is None else ("epsilon spent", spent)
+        found[label] = self._cost(epsilon) if self.is_private else "infinite: not private"
+        return list(found.items())
+
+    def _cost(self, epsilon: Callable[[float], float]) -> str:
+        """Epsilon at the delta that a public number of records suggests."""
+        if self.sampling.sample_size is None:
+            return "at a delta of your choice: the number of records is not public"
+        delta = default_delta(self.sampling.sample_size)
+        try:
+            value = epsilon(delta)
+        except ClipwiseError as error:
+            return f"unknown: {error}"
+        return f"{round_up(value):.3f} at delta {delta:g}" if math.isfinite(value) else "infinite"
 
     def to_dict(self) -> dict[str, Any]:
         """The plan as a JSON object; a rule of your own is described, see `from_dict`."""

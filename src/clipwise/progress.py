@@ -1,4 +1,4 @@
-"""How far long work is: a bar with speed and time left on a terminal, a few lines elsewhere.
+"""How far long work is: a bar with speed and time left on a terminal or in a notebook, a few lines elsewhere.
 
 Everything that reports progress does it here: training, studies, downloads, caches. `line` makes the text of values;
 `Console` is where it goes, and `Bar` decides when.
@@ -10,7 +10,8 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable
-from typing import TextIO
+from html import escape
+from typing import Any, TextIO
 
 __all__ = ["BYTES", "Bar", "Console", "duration", "line", "size_text"]
 
@@ -26,7 +27,9 @@ _ROUNDING = 1e-6
 
 
 class Console:
-    """Lines on standard error (or `stream`) that stay, and on a terminal one below them that is drawn again and again.
+    """Lines on standard error (or `stream`) that stay, and one that is drawn again and again where somebody watches.
+
+    That is below the lines on a terminal, and in a notebook one output of the cell that is updated.
 
     >>> console = Console(sys.stdout)
     >>> console.say("fetching MNIST")
@@ -35,12 +38,13 @@ class Console:
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = sys.stderr if stream is None else stream
+        self._cell = _Cell() if stream is None and _in_notebook() else None
         self._drawn = False
 
     @property
-    def is_terminal(self) -> bool:
-        """Whether somebody watches."""
-        return self._stream.isatty()
+    def is_watched(self) -> bool:
+        """Whether somebody watches: on a terminal or in a notebook."""
+        return self._cell is not None or self._stream.isatty()
 
     def say(self, text: str) -> None:
         """Write one line that stays."""
@@ -49,14 +53,19 @@ class Console:
 
     def draw(self, text: str) -> None:
         """Put a text, cut to the terminal's width, in place of the line that was drawn before."""
-        if self.is_terminal:
+        if self._cell is not None:
+            self._cell.show(text)
+        elif self.is_watched:
             self._write(f"\r\033[K{text[: shutil.get_terminal_size().columns - 1]}")
-            self._drawn = True
+        self._drawn = self.is_watched
 
     def clear(self) -> None:
         """Remove the line that was drawn."""
         if self._drawn:
-            self._write("\r\033[K")
+            if self._cell is not None:
+                self._cell.show("")
+            else:
+                self._write("\r\033[K")
             self._drawn = False
 
     def _write(self, text: str) -> None:
@@ -64,10 +73,32 @@ class Console:
         self._stream.flush()
 
 
+def _in_notebook() -> bool:
+    """Whether a Jupyter kernel runs this code; IPython is asked only if it is there already."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return getattr(shell, "kernel", None) is not None
+
+
+class _Cell:
+    """One output of a notebook's cell, whose text is replaced."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+
+    def show(self, text: str) -> None:
+        from IPython.display import display
+
+        content = {"text/plain": text, "text/html": f"<pre>{escape(text)}</pre>"}
+        if self._handle is None:
+            self._handle = display(content, raw=True, display_id=True)
+        else:
+            self._handle.update(content, raw=True)
+
+
 class Bar:
     """Shows how much of one piece of work is done.
 
-    A terminal sees a bar that moves; any other stream gets `lines` lines over the whole work, 0 for none.
+    A terminal or a notebook sees a bar that moves; any other stream gets `lines` lines over the whole work, 0 for none.
 
     >>> bar = Bar("shards", "shards", lines=2, console=Console(sys.stdout))
     >>> for done in range(5):
@@ -94,7 +125,7 @@ class Bar:
             self._begun = now, done
         passed, made = now - self._begun[0], done - self._begun[1]
         speed = made / passed if made > 0 and passed > 0 else None
-        if self._console.is_terminal:
+        if self._console.is_watched:
             if now >= self._next or 0 < total <= done:
                 self._console.draw(line(self._name, self._unit, done, total, speed, notes(), bar=True))
                 # What the notes cost must not slow fast work down: epsilon takes milliseconds.

@@ -39,6 +39,10 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "vector": (lambda: evaluate(np.array([0.3, 0.7]), Y), r"stack them: \[1 - p, p\]"),
     "integers": (lambda: evaluate(np.array([[1, 0], [0, 1]]), Y), "swapped"),
     "text": (lambda: evaluate(np.array([["a", "b"]]), Y), "array of numbers"),
+    "names without classes": (lambda: evaluate(P, ["a", "b"]), "names of the classes, in the order .* classes="),
+    "a name too few": (lambda: evaluate(P, ["a", "b"], classes=["a"]), "2 different names, one for each column"),
+    "a name twice": (lambda: evaluate(P, ["a", "b"], classes=["a", "a"]), "2 different names"),
+    "an unknown name": (lambda: evaluate(P, ["a", "c"], classes=["a", "b"]), "1 of 2 are not, the first in row 1"),
     "no bins": (lambda: evaluate(P, Y, bins=0), "bins must be an integer from 1"),
     "half a bin": (lambda: evaluate(P, Y, bins=2.5), "bins must be an integer"),  # type: ignore[arg-type]
     "level": (lambda: evaluate(P, Y, level=95), "level must be a number between 0 and 1"),
@@ -86,3 +90,11 @@ def test_a_refused_update_changes_nothing() -> None:
         with pytest.raises(DataError):
             evaluator.update(probabilities, labels)
     assert evaluator.result() == before
+
+
+@pytest.mark.parametrize("labels", [["b", "a"], np.array(["b", "a"]), np.array(["b", "a"], dtype=object)])
+def test_labels_may_be_names(labels: Any) -> None:
+    assert evaluate(P, labels, classes=("a", "b")) == evaluate(P, [1, 0])
+    evaluator = Evaluator(classes=[10, 20])
+    evaluator.update(P, np.array([20, 10]))
+    assert evaluator.result() == evaluate(P, [1, 0])

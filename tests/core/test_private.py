@@ -682,3 +682,83 @@ def test_an_embedding_that_rewrites_its_rows_is_refused() -> None:
     plan = cw.Plan(cw.FullBatch(4), steps=1, clip=cw.Abadi(1.0), noise_multiplier=1.0)
     with pytest.raises(cw.InvalidPlan, match="max_norm"):
         cw.Private(plan, model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+# Copies without batch statistics
+
+
+def normalised() -> nn.Module:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 6, 3), nn.BatchNorm2d(6), nn.Flatten(), nn.Linear(24, 4), nn.BatchNorm1d(4))
+    model(torch.randn(32, 1, 4, 4))  # gathers statistics
+    with torch.no_grad():
+        model[1].weight.uniform_(0.5, 2.0)
+    return model
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_copy_without_batch_norms_can_be_trained_and_the_model_stays(frozen: bool) -> None:
+    model, x = normalised(), torch.randn(5, 1, 4, 4)
+    before = copy.deepcopy(model.state_dict())
+    made, lines = cw.without_batchnorm(model, frozen=frozen)
+    assert [line.split(":")[0] for line in lines] == ["'1'", "'4'"] and ("FrozenNorm" in lines[0]) is frozen
+    assert [name for name, _ in made.named_parameters()] == [name for name, _ in model.named_parameters()]
+    assert torch.equal(made[1].weight, model[1].weight) and made[1].weight is not model[1].weight
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    if frozen:
+        assert made.training and torch.allclose(made(x), model.eval()(x))
+    buffers = copy.deepcopy(dict(made.named_buffers()))
+    cw.check_model(made, lambda model, x: model(x).square().sum(1), x)
+    private = cw.Private(
+        cw.Plan(cw.FullBatch(5), 1, cw.Abadi(1.0), 1.0), made, torch.optim.SGD(made.parameters(), lr=0.1)
+    )
+    for (batch,) in private.loader(torch.utils.data.TensorDataset(x)):
+        assert private.step(made(batch).square().sum(1))
+    assert all(torch.equal(value, buffers[name]) for name, value in made.named_buffers())
+
+
+def test_one_batch_norm_under_two_names_stays_one_module() -> None:
+    shared = nn.BatchNorm1d(4)
+    made, lines = cw.without_batchnorm(nn.ModuleDict({"a": shared, "b": nn.Sequential(shared)}))
+    assert made["a"] is made["b"][0] and len(lines) == 1  # type: ignore[index]
+    alone, _ = cw.without_batchnorm(nn.BatchNorm2d(7, affine=False))
+    assert isinstance(alone, nn.GroupNorm) and alone.num_groups == 1 and alone.weight is None
+
+
+class OwnNorm(nn.BatchNorm1d):
+    pass
+
+
+def hooked() -> nn.Module:
+    module = nn.BatchNorm1d(4)
+    module.register_forward_hook(lambda *_: None)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("module", "options", "message"),
+    [
+        (OwnNorm(4), {}, "not a BatchNorm of torch"),
+        (nn.LazyBatchNorm1d(), {}, "has no sizes yet"),
+        (hooked(), {}, "has hooks"),
+        (nn.BatchNorm1d(4, track_running_stats=False), {"frozen": True}, "no statistics to keep"),
+        (nn.BatchNorm1d(1), {}, "one feature"),
+        (nn.BatchNorm1d(4), {"groups": 0}, "groups must be a positive integer"),
+    ],
+    ids=["own", "lazy", "hooked", "no statistics", "one feature", "no groups"],
+)
+def test_a_batch_norm_that_cannot_be_replaced_faithfully_is_refused(
+    module: nn.Module, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(cw.InvalidPlan, match=message):
+        cw.without_batchnorm(nn.Sequential(module), **options)
+
+
+def test_the_refusal_of_a_batch_norm_names_the_remedy() -> None:
+    model, x = normalised(), torch.randn(5, 1, 4, 4)
+    private = cw.Private(
+        cw.Plan(cw.FullBatch(5), 1, cw.Abadi(1.0), 1.0), model, torch.optim.SGD(model.parameters(), lr=0.1)
+    )
+    (batch,) = next(iter(private.loader(torch.utils.data.TensorDataset(x))))
+    with pytest.raises(cw.NotSeparable, match=r"cw\.without_batchnorm\(model\) makes such a copy"):
+        private.step(model(batch).square().sum(1))

@@ -6,6 +6,7 @@ import io
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -20,7 +21,7 @@ import clipwise as cw
 from clipwise._json import checksum, parse_json
 from clipwise.accounting import FederatedRounds, GaussianSteps, Ledger, PrivateCalibration, ProjectedSteps
 from clipwise.calibration import Temperature, Vector
-from clipwise.data import Category, DataSet, Number, Schema, from_file
+from clipwise.data import Category, DataSet, Number, Schema, from_file, read_predictions
 from clipwise.errors import DataError
 from clipwise.federated import Server
 from clipwise.private import digests_file
@@ -188,16 +189,18 @@ def _table(folder: Path, name: str, corpus: tuple[bytes, ...], mutations: tuple[
         {"target": "kind", "features": ["x"]},
         {"target": "y", "task": "regression", "schema": _SCHEMA},
     )
+    readings = [partial(from_file, path, **options) for options in ways]
+    readings += [partial(read_predictions, path, "kind", classes=["x"], positive="cat")]
 
     def read(content: bytes) -> None:
         path.write_bytes(content)
         refused = []
-        for options in ways:
+        for reading in readings:
             try:
-                from_file(path, **options)
+                reading()
             except DataError as error:
                 refused.append(error)
-        if len(refused) == len(ways):
+        if len(refused) == len(readings):
             raise refused[-1]
 
     return Reader(corpus, mutations, read)

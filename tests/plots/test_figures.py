@@ -80,6 +80,11 @@ def test_a_panel_can_be_drawn_in_axes_of_the_users(draw: Callable[..., Any]) -> 
         draw({})
 
 
+def test_a_notebook_shows_a_figure_without_pyplot() -> None:
+    drawn = plots.reliability_diagram(ONE)
+    assert drawn._repr_png_().startswith(b"\x89PNG")
+
+
 def test_empty_bins_are_left_empty() -> None:
     certain = judged(0, 50.0)
     assert heights(plots.reliability_diagram(certain).axes[0], 0).size == sum(n > 0 for n in certain.bins.count)

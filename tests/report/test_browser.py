@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -135,20 +136,34 @@ def test_in_print_the_controls_are_gone(opened: Opened) -> None:
     assert len(opened.page.pdf(format="A4")) > 20_000
 
 
-def test_a_narrow_screen_scrolls_tables_under_their_first_column(browser: Any, compared: Path) -> None:
+@pytest.mark.parametrize("width", [360, 500])
+def test_a_narrow_screen_shows_every_column_with_its_name(browser: Any, compared: Path, width: int) -> None:
     found = Opened(browser, compared)
-    found.page.set_viewport_size({"width": 390, "height": 844})
-    assert found.page.evaluate("document.documentElement.scrollWidth") == 390
-    hidden, left = found.page.evaluate(
-        """() => {
-          const table = document.querySelector(".scroll");
-          const hidden = table.scrollWidth - table.clientWidth;
-          table.scrollLeft = hidden;
-          const name = table.querySelector("tbody th").getBoundingClientRect();
-          return [hidden, name.left - table.getBoundingClientRect().left];
-        }"""
+    found.page.set_viewport_size({"width": width, "height": 844})
+    cells = found.page.evaluate(
+        """() => [...document.querySelectorAll("#results tbody tr:first-child td")].map(cell => {
+          const box = cell.getBoundingClientRect();
+          return [cell.dataset.label, box.left >= 0 && box.right <= innerWidth && cell.scrollWidth <= cell.clientWidth];
+        })"""
     )
-    assert hidden > 100 and abs(left) <= 1
+    assert cells == [[name, True] for name in ("Epsilon", "Accuracy", "Confidence", "ECE", "MCE", "NLL")]
+    assert found.page.evaluate("document.documentElement.scrollWidth") == width
+    found.context.close()
+
+
+AXE = Path(os.environ.get("AXE_CORE", "node_modules/axe-core/axe.min.js"))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not AXE.is_file(), reason="axe-core is not there (npm install axe-core; AXE_CORE=.../axe.min.js)")
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [360, 768, 1440])
+def test_axe_finds_no_fault(browser: Any, compared: Path, scheme: str, width: int) -> None:
+    found = Opened(browser, compared, color_scheme=scheme, bypass_csp=True)
+    found.page.set_viewport_size({"width": width, "height": 900})
+    found.page.evaluate(AXE.read_text(encoding="utf-8"))
+    faults = found.page.evaluate("axe.run(document, {resultTypes: ['violations']})")["violations"]
+    assert [(fault["id"], fault["nodes"][0]["html"]) for fault in faults] == []
     found.context.close()
 
 

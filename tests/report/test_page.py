@@ -182,7 +182,13 @@ def test_the_card_is_short_and_tells_nothing_private() -> None:
         assert secret not in card
     for text in ("1.563", "numerically exact", "approximation", "| ECE |", "Abadi, R = 1", "Poisson", "held-out"):
         assert text in card
+    for asked in (
+        *("Protected unit", "Neighbouring data", "Setting", "Mechanism", "Released", "Accounting", "Tuning", "Model"),
+        *("All that touched the data", "Not covered", "Tools"),
+    ):
+        assert f"- **{asked}:** " in card
     assert "Not private" in report.card(made_run(clip_norm=None))
+    assert "**Unknown.**" in report.card(Run.judged("theirs", made_run().test))
 
 
 def test_a_card_of_several_seeds_says_so() -> None:
@@ -218,7 +224,7 @@ def test_a_full_disk_is_told_and_leaves_the_old_page(tmp_path: Path, monkeypatch
 def test_a_run_with_little_in_it_still_makes_a_page(tmp_path: Path) -> None:
     bare = Run(name="bare", test=judged(0, 1.0), plan=WrittenPlan({}))
     page = report.write(bare, tmp_path).read_text(encoding="utf-8")
-    assert "Nothing on this page is private." in page and "bare: accuracy" in page
+    assert "is not known here: nothing is said about privacy." in page and "bare: accuracy and calibration" in page
 
 
 @pytest.mark.usefixtures("figures_in_words")

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import re
+import shlex
 from dataclasses import replace
 
 import pytest
 from scipy import stats
 
 from clipwise.accounting import GaussianSteps, Ledger, PrivateCalibration
-from clipwise.calibration import Estimate, difference
-from clipwise.report import Choices, Run, arms_of
+from clipwise.calibration import Difference, Estimate, difference
+from clipwise.report import Choices, Run, advice_of, arms_of
 from clipwise.report.joint import joint_of
-from clipwise.report.reading import read
+from clipwise.report.reading import _move, read
 from clipwise.report.warnings import warnings_of
 from clipwise.sampling import FullBatch, Shuffled
 from tests.report.samples import DELTA, comparison, ledger, made_run, plan, regression_run
@@ -175,3 +178,47 @@ def test_a_delta_that_is_too_large_is_warned_of() -> None:
     panel = {"exact": ledger().guarantee(1e-3)}
     warned = warnings_of(arms_of([made_run(guarantees=panel, delta=1e-3)]))
     assert any("over 1/60000" in each.text for each in warned)
+
+
+@pytest.mark.parametrize(("before", "after"), [(0.9394, 0.9346), (0.93945, 0.93455), (0.0296, 0.0069), (0.5, 0.5)])
+@pytest.mark.parametrize("half", [None, 0.0001, 0.01])
+def test_printed_changes_are_those_of_the_printed_numbers(before: float, after: float, half: float | None) -> None:
+    change = after - before
+    found = Difference(change, *((None, None) if half is None else (change - half, change + half)), "")
+    text = _move(Estimate(before), Estimate(after), found).replace("−", "-")
+    first, second, shown, *ends = map(float, re.findall(r"[-+]?\d+\.\d+", text))
+    assert shown == pytest.approx(second - first, abs=1e-9) and abs(shown - 100 * change) < 0.1
+    assert len(ends) == (0 if half is None else 2) and (0.0 not in ends or not found.is_clear)
+
+
+def test_a_single_run_that_is_far_off_is_advised_with_its_own_command() -> None:
+    made = made_run("mine", 1.0, 2.6)
+    origin = {**made.provenance, "command": "clipwise train my.toml --set seed=1 --output runs/mine --force"}
+    larger, mixed, recalibrated = advice_of(arms_of([replace(made, provenance=origin)]))
+    assert (
+        larger.how
+        == "clipwise train my.toml --set seed=1 --set name=mine-R10 --set clip.R=10 --set optimizer.learning_rate=0.1"
+    )
+    assert "R = 10, with a learning rate of 0.1 instead of 1" in larger.text
+    assert 'schedule="MixUp"' in mixed.how and "private-temperature" in recalibrated.how
+    own = replace(made, provenance={})
+    assert [each.how.split("(")[0] for each in advice_of(arms_of([own]))] == [
+        "clip=cw.Abadi", "clip=cw.MixUp", "cw.calibration.PrivateTemperatureScaling",
+    ]  # fmt: skip
+
+
+def test_advice_is_given_only_where_it_is_due() -> None:
+    assert advice_of(arms_of([made_run(sharpness=1.0)])) == ()
+    assert advice_of(arms_of([made_run(clip_norm=None, sharpness=2.6)])) == ()
+    assert advice_of(arms_of(pair(2.6, 2.6, seeds=1))) == ()
+    assert advice_of(arms_of([Run.judged("theirs", made_run(sharpness=2.6).test)])) == ()
+    timid = advice_of(arms_of([made_run(sharpness=0.5)]))
+    assert len(timid) == 1 and "temperature" in timid[0].how
+
+
+def test_the_advised_settings_are_settings() -> None:
+    from tests.training.common import config
+
+    for each in advice_of(arms_of([made_run("mine", 1.0, 2.6, provenance={"command": "clipwise train x.toml"})])):
+        words = shlex.split(each.how)
+        config(*(setting for option, setting in itertools.pairwise(words) if option == "--set"))

@@ -12,12 +12,13 @@ import pytest
 import torch
 
 import clipwise as cw
+from clipwise.accounting import default_delta
 from clipwise.clipping import Flat, Groupwise, Layerwise, MixUp
 from clipwise.data import from_file
 from clipwise.errors import InvalidConfig
 from clipwise.training import Config
 from clipwise.training.algorithms import PrivateSGD
-from clipwise.training.config import OptimizerChoice, default_delta
+from clipwise.training.config import OptimizerChoice
 from clipwise.training.config.clips import RULES, read_clip
 from clipwise.training.config.toml import TomlText, nearest, write
 

@@ -179,10 +179,11 @@ def test_records_put_aside_are_not_trained_on(tmp_path: Path) -> None:
     assert run.ledger is not None and run.ledger.events[-1].disjoint  # type: ignore[union-attr]
 
 
-def test_a_delta_over_one_over_n_is_warned_of(finished: tuple[Run, Path], tmp_path: Path) -> None:
-    assert not finished[0].warnings
-    (warning,) = trained(tmp_path, "privacy.delta=0.01").warnings
-    assert "delta = 0.01 is over 1/n" in warning
+def test_a_delta_over_one_over_n_is_refused_unless_it_is_asked_for() -> None:
+    with pytest.raises(InvalidConfig, match=r"delta = 0.01 is over 1/n = 0.000771 \(n = 1,297\).*--allow-large-delta"):
+        prepare(config("privacy.delta=0.01"))
+    job = prepare(config("privacy.delta=0.01", "privacy.allow_large_delta=true"))
+    assert job.delta == 0.01 and not job.warnings  # the accountants warn of it, once
 
 
 def regression() -> DataSet:

@@ -14,7 +14,7 @@ from clipwise.accounting.events import (
     ProjectedSteps,
     check_projected_sampling,
 )
-from clipwise.accounting.guarantee import Guarantee, neighbours, round_up
+from clipwise.accounting.guarantee import Guarantee, default_delta, neighbours, round_up
 from clipwise.accounting.ledger import Ledger
 from clipwise.accounting.relation import Relation
 from clipwise.accounting.solve import free_cap, max_batch_size, max_steps, noise_multiplier, noise_scale
@@ -36,6 +36,7 @@ __all__ = [
     "account_delta",
     "check_projected_sampling",
     "confirmed",
+    "default_delta",
     "delta",
     "epsilon",
     "free_cap",

@@ -6,7 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
-__all__ = ["Guarantee", "Kind", "Relation", "neighbours", "round_up"]
+from clipwise._show import html_table
+
+__all__ = ["Guarantee", "Kind", "Relation", "default_delta", "neighbours", "round_up"]
 
 Kind = Literal["numerically exact", "upper bound", "approximation"]
 Relation = Literal["add_remove", "replace_one", "zero_out"]
@@ -17,10 +19,25 @@ _RELATIONS: dict[str, str] = {
     "zero_out": "blanking one {unit} (its contribution becomes zero; the number of {unit}s is public)",
 }
 
+_READINGS: dict[str, str] = {
+    "numerically exact": "the tight value, rounded up",
+    "upper bound": "an upper bound",
+    "approximation": "an approximation, not a bound: the true value may be larger",
+}
+
 
 def neighbours(relation: str, unit: str) -> str:
     """How neighbouring data sets differ, in words."""
     return _RELATIONS[relation].format(unit=unit)
+
+
+def default_delta(records: int) -> float:
+    """The largest power of ten below 1/n.
+
+    >>> default_delta(60_000), default_delta(1_297), default_delta(1_000)
+    (1e-05, 0.0001, 0.0001)
+    """
+    return float(f"1e-{len(str(records))}")
 
 
 @dataclass(frozen=True)
@@ -64,22 +81,35 @@ class Guarantee:
 
     def statement(self) -> str:
         """The answer in plain language, with everything it assumes."""
+        interval = "" if self.lower is None else f" The true value is at least {self._least}."
+        return (
+            f"({self.printed}, {self.delta:g})-differential privacy by the {self.accountant} accountant: "
+            f"{_READINGS[self.kind]}; under {self._neighbours}; assumes {self.sampling}.{interval}"
+        )
+
+    @property
+    def _neighbours(self) -> str:
+        """How the data sets differ that nobody can tell apart."""
         who = neighbours(self.relation, self.unit)
         if self.group > 1:
             who = who.replace(f"one {self.unit}", f"{self.group} {self.unit}s")
             who = who.replace("its contribution becomes", "their contributions become")
-        reading = {
-            "numerically exact": "the tight value, rounded up",
-            "upper bound": "an upper bound",
-            "approximation": "an approximation, not a bound: the true value may be larger",
-        }[self.kind]
-        interval = (
-            "" if self.lower is None else f" The true value is at least {math.floor(self.lower * 1000.0) / 1000.0:.3f}."
-        )
-        return (
-            f"({self.printed}, {self.delta:g})-differential privacy by the {self.accountant} accountant: {reading}; "
-            f"under {who}; assumes {self.sampling}.{interval}"
-        )
+        return who
+
+    @property
+    def _least(self) -> str:
+        return f"{math.floor((self.lower or 0.0) * 1000.0) / 1000.0:.3f}"
+
+    def _repr_html_(self) -> str:
+        rows = [
+            ("epsilon", self.printed if self.lower is None else f"{self.printed} (at least {self._least})"),
+            ("delta", f"{self.delta:g}"),
+            ("worth", _READINGS[self.kind]),
+            ("accountant", self.accountant),
+            ("neighbours", self._neighbours),
+            ("assumes", self.sampling),
+        ]
+        return html_table("Differential privacy", rows, notes=self.warnings)
 
     def to_dict(self) -> dict[str, Any]:
         """The answer as a JSON object."""

@@ -13,10 +13,10 @@ from clipwise._json import checksum, parse_json
 from clipwise._validate import is_count
 from clipwise.accounting.accounts import account, account_delta
 from clipwise.accounting.events import MOST, Event, decode, encode, is_event
-from clipwise.accounting.guarantee import Guarantee
+from clipwise.accounting.guarantee import Guarantee, round_up
 from clipwise.accounting.relation import Relation, relation_of
-from clipwise.errors import LedgerError
-from clipwise.files import read_bytes, replacing
+from clipwise.errors import BudgetSpent, LedgerError
+from clipwise.files import in_turn, read_bytes, replacing
 
 __all__ = ["Ledger"]
 
@@ -192,6 +192,57 @@ class Ledger:
             return cls.from_json(text)
         except LedgerError as error:
             raise LedgerError(f"{os.fspath(path)}: {error}") from error
+
+    @classmethod
+    def charge(
+        cls, path: str | os.PathLike[str], events: Iterable[Event], delta: float, *, epsilon: float | None = None
+    ) -> Ledger:
+        """Put events on the ledger at `path` before they are released, and give that ledger as it is then.
+
+        Any number of processes and threads may charge one file. With `epsilon`, events that would take all of it
+        beyond (`epsilon`, `delta`) are refused. `Ledger().save(path)` begins a ledger: where there is none, this does
+        not, since it may have been moved or removed, and what was charged there would be forgotten.
+
+        Guarantees: when this returns, the events are in the file, and so are those of everybody else who charged it;
+        together they stay within `epsilon`, if all give it. After an error nothing was charged.
+
+        >>> import tempfile
+        >>> from clipwise import FullBatch, GaussianSteps
+        >>> path = Path(tempfile.mkdtemp(), "budget.ledger")
+        >>> Ledger().save(path)
+        >>> Ledger.charge(path, [GaussianSteps(FullBatch(100), 5.0, reason="fit a")], delta=1e-5, epsilon=1.0).steps
+        1
+        >>> Ledger.charge(path, [GaussianSteps(FullBatch(100), 5.0, reason="fit b")], delta=1e-5, epsilon=1.0).steps
+        Traceback (most recent call last):
+        clipwise.errors.BudgetSpent: .../budget.ledger: with these events epsilon would be ... at delta 1e-05, ...
+        """
+        place = os.path.realpath(path)  # through a link as well: writing would put a file in the place of the link
+        if not os.path.exists(place):
+            raise LedgerError(
+                f"There is no ledger at {os.fspath(path)}. Begin one, once, with clipwise.Ledger().save(path). If "
+                "there was one, restore it: a new one would not know what has been released."
+            )
+        with in_turn(place, LedgerError) as lock:
+            ledger, added = cls.load(place), cls(events)
+            if ledger.steps and added.steps and ledger.relation != added.relation:
+                raise LedgerError(
+                    f"{os.fspath(path)} is about {ledger.relation!r}, and these events about {added.relation!r}: one "
+                    "epsilon cannot state both. Keep two ledgers."
+                )
+            for event in added.events:
+                ledger.record(event)
+            spent = ledger.epsilon(delta)  # also refuses events that protect something else
+            if epsilon is not None and not spent <= epsilon:
+                raise BudgetSpent(
+                    f"{os.fspath(path)}: with these events epsilon would be {round_up(spent):.3f} at delta {delta:g}, "
+                    f"and the total is to be {epsilon:g}. Nothing was charged, and nothing is released."
+                )
+            if not lock.is_held:
+                raise LedgerError(
+                    f"The lock beside {os.fspath(path)} was removed while it was held. Nothing was charged."
+                )
+            ledger.save(place)
+        return ledger
 
     def _continues(self, saved: Ledger) -> bool:
         """Whether everything on `saved` is known to be on this ledger."""

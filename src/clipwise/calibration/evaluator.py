@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,6 +31,7 @@ def evaluate(
     labels: ArrayLike | None = None,
     *,
     logits: ArrayLike | None = None,
+    classes: Sequence[str] | None = None,
     bins: int = 15,
     resamples: int = 0,
     level: float = 0.95,
@@ -38,7 +39,8 @@ def evaluate(
 ) -> CalibrationResult:
     """Accuracy, losses and calibration errors of class probabilities, or of `logits` when named so.
 
-    Scores have the shape (samples, classes) and labels are class indices; tensors and arrays of any floating-point
+    Scores have the shape (samples, classes) and labels are class indices, or with `classes`, the names of the columns
+    in their order, names; tensors and arrays of any floating-point
     type, computed in float64. `resamples=1000` adds bootstrap intervals for every metric. `docs/calibration.md` tells
     what each number means.
 
@@ -46,8 +48,10 @@ def evaluate(
     >>> result = evaluate(torch.tensor([[0.9, 0.1], [0.1, 0.9], [0.2, 0.8], [0.9, 0.1]]), torch.tensor([0, 1, 1, 1]))
     >>> result.accuracy, round(result.ece, 4), round(result.brier, 4)
     (0.75, 0.225, 0.435)
+    >>> evaluate([[0.9, 0.1], [0.4, 0.6]], ["cat", "cat"], classes=["cat", "dog"]).accuracy
+    0.5
     """
-    evaluator = Evaluator(bins=bins, resamples=resamples, level=level, seed=seed)
+    evaluator = Evaluator(classes=classes, bins=bins, resamples=resamples, level=level, seed=seed)
     evaluator.update(probabilities, labels, logits=logits)
     return evaluator.result()
 
@@ -68,8 +72,17 @@ class Evaluator:
     (6, 0.5)
     """
 
-    def __init__(self, *, bins: int = 15, resamples: int = 0, level: float = 0.95, seed: int = 0) -> None:
+    def __init__(
+        self,
+        *,
+        classes: Sequence[str] | None = None,
+        bins: int = 15,
+        resamples: int = 0,
+        level: float = 0.95,
+        seed: int = 0,
+    ) -> None:
         check_resamples(resamples, seed)
+        self._names = classes
         self._bins = len(equal_edges(bins)) - 1
         self._resamples, self._level, self._seed = resamples, check_share("level", level), seed
         groups = GROUPS if resamples else 1
@@ -86,7 +99,7 @@ class Evaluator:
         logits: ArrayLike | None = None,
     ) -> None:
         """Add a batch; arguments as for `evaluate`."""
-        batch = Scores(probabilities, logits, labels)
+        batch = Scores(probabilities, logits, labels, self._names)
         if self._classes is None:
             self._class_count = batch.classes
             self._classes = ClassSums(batch.classes, self._bins, len(self._top.totals))

@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 ArrayLike: TypeAlias = Tensor | NDArray[Any] | Sequence[Any]
-"""A torch tensor, a NumPy array or nested lists of numbers."""
+"""A torch tensor, a NumPy array or nested lists of numbers; labels may be names."""
 
 _CHUNK_ELEMENTS = 1 << 20
 
@@ -53,7 +53,13 @@ class Scores:
     before anything is computed.
     """
 
-    def __init__(self, probabilities: ArrayLike | None, logits: ArrayLike | None, labels: ArrayLike | None) -> None:
+    def __init__(
+        self,
+        probabilities: ArrayLike | None,
+        logits: ArrayLike | None,
+        labels: ArrayLike | None,
+        names: Sequence[str] | None = None,
+    ) -> None:
         if (probabilities is None) == (logits is None):
             raise DataError(
                 "Give either probabilities or logits=, and say which by the name: "
@@ -62,6 +68,8 @@ class Scores:
         self.are_logits = probabilities is None
         self.name = "logits" if self.are_logits else "probabilities"
         self.scores = matrix(self.name, logits if probabilities is None else probabilities)
+        if names is not None:
+            labels = _indices(labels, names, self.classes)
         self.labels = checked_labels(labels, *self.scores.shape)
         for first, chunk in self._chunks():
             self._check(first, chunk)
@@ -157,6 +165,25 @@ def checked_labels(labels: ArrayLike | None, samples: int, classes: int) -> Tens
     return tensor
 
 
+def _indices(labels: ArrayLike | None, names: Sequence[str], classes: int) -> NDArray[np.int64]:
+    """Labels that are names of classes as the indices of their columns."""
+    index = {str(name): column for column, name in enumerate(names)}
+    if not isinstance(names, Sequence) or isinstance(names, str) or len(index) != classes or len(names) != classes:
+        raise DataError(f"classes must be {classes} different names, one for each column, got {names!r}.")
+    given = np.asarray([] if labels is None else labels)
+    if labels is None or given.ndim != 1:
+        raise DataError("labels must be names of classes, of the shape (samples,).")
+    found = np.array([index.get(str(each), -1) for each in given.tolist()], dtype=np.int64)
+    wrong = np.flatnonzero(found < 0)
+    if len(wrong):
+        raise DataError(
+            f"labels must be among the {classes} names in classes=; {len(wrong)} of {len(found)} are not, the first in "
+            f"row {wrong[0]}.",
+            repr(given[wrong[0]]),
+        )
+    return found
+
+
 def vector(name: str, values: ArrayLike | float | None, length: int | None = None) -> NDArray[np.float64]:
     """Finite numbers of the shape (samples,) in float64; a column (samples, 1) is taken as one."""
     tensor = _tensor(name, values)
@@ -199,8 +226,9 @@ def _tensor(name: str, values: ArrayLike | float | None) -> Tensor:
         return values.detach()
     array = np.asarray(values)
     if array.dtype.kind not in "biuf":
+        names = " Give the names of the classes, in the order of the columns, as classes=." if name == "labels" else ""
         raise DataError(
-            f"{name} must be a tensor or an array of numbers, got {type(values).__name__} of {array.dtype}."
+            f"{name} must be a tensor or an array of numbers, got {type(values).__name__} of {array.dtype}.{names}"
         )
     if array.dtype.kind == "f" and array.dtype.itemsize > 8:
         array = array.astype(np.float64)

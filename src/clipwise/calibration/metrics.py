@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from clipwise._show import number, percent
+
 if TYPE_CHECKING:
     from clipwise.calibration.values import Result
 
@@ -63,6 +65,22 @@ class Metric:
     def range(self) -> tuple[float, float]:
         """Where an estimate of it can lie."""
         return (-math.inf, math.inf) if self.overshoots else self.bounds
+
+    def text(self, value: float) -> str:
+        """A value of it as tables print it.
+
+        >>> metric_named("ece").text(0.0296), metric_named("nll").text(0.2512)
+        ('2.96 %', '0.251')
+        """
+        return percent(value, 2) if self.share else number(value)
+
+    def span(self, low: float, high: float) -> str:
+        """An interval of it as tables print it; the value beside it has the unit.
+
+        >>> metric_named("ece").span(0.033, 0.035), metric_named("debiased_ece").span(-0.001, 0.004)
+        ('3.30 – 3.50', '−0.10 – 0.40')
+        """
+        return " – ".join(f"{100 * end:.2f}" if self.share else number(end) for end in (low, high)).replace("-", "−")
 
     def read(self, result: Result) -> dict[str, float]:
         """Its numbers in a result, by name: one, none where it is not defined, or one for each level."""

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, TypeAlias
 
 from clipwise._json import Fields
+from clipwise._show import html_table, percent
 from clipwise._validate import is_count, is_finite
 from clipwise.calibration.bins import FINE_BINS, Bins
-from clipwise.calibration.metrics import Metric, Task, metrics_of, numbers_of
+from clipwise.calibration.metrics import Metric, Task, metric_named, metrics_of, numbers_of
 
 __all__ = ["CalibrationResult", "RegressionResult", "Result"]
 
@@ -66,6 +67,14 @@ class CalibrationResult(_Written):
         """Every single number by its name, without the bins and the intervals."""
         return numbers_of(self)
 
+    def __repr__(self) -> str:
+        """The numbers, without bins and intervals: one line."""
+        numbers = ", ".join(f"{name}={value:.4g}" for name, value in self.metrics.items())
+        return f"CalibrationResult(count={self.count}, classes={self.classes}, {numbers}, bins={len(self.bins)})"
+
+    def _repr_html_(self) -> str:
+        return _html(self)
+
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> CalibrationResult:
         """Read what `to_dict` wrote; unknown and missing fields are refused."""
@@ -117,6 +126,9 @@ class RegressionResult(_Written):
         """Every single number by its name, as far as it is defined; the coverage at 0.9 is "coverage 0.9"."""
         return numbers_of(self)
 
+    def _repr_html_(self) -> str:
+        return _html(self)
+
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> RegressionResult:
         """Read what `to_dict` wrote; unknown and missing fields are refused."""
@@ -126,6 +138,20 @@ class RegressionResult(_Written):
         levels = given.object("coverage")
         shares = {_level(levels, name): levels.number(name, 0.0, 1.0) for name in levels.value}
         return cls(**values, coverage=shares)
+
+
+def _html(result: Result) -> str:
+    """Every metric of a result as a table for a notebook, with its interval where there is one."""
+    level, intervals = f"{percent(result.level, 0)} interval", result.intervals or {}
+    rows = []
+    for name, value in result.metrics.items():
+        metric = metric_named(name, result.task)
+        rows.append(
+            (metric.heading, metric.text(value), *([metric.span(*intervals[name])] if name in intervals else []))
+        )
+    notes = result.notes if isinstance(result, CalibrationResult) else ()
+    header = ("", "measured", level) if intervals else ()
+    return html_table(f"{result.task} of {result.count:,} samples".capitalize(), rows, header, notes)
 
 
 Result: TypeAlias = CalibrationResult | RegressionResult

@@ -17,7 +17,7 @@ from clipwise.errors import ClipwiseError, DataError
 
 __all__ = ["COMMANDS", "Command", "build_parser", "main"]
 
-COMMANDS = ("demo", "train", "predict", "report", "check", "epsilon", "noise", "data", "ntk", "reproduce")
+COMMANDS = ("demo", "train", "predict", "report", "evaluate", "check", "epsilon", "noise", "data", "ntk", "reproduce")
 
 
 class Command(Protocol):

@@ -80,13 +80,13 @@ def _place(args: argparse.Namespace) -> Path:
 
 def _rows(arms: Sequence[ArmResults]) -> tuple[list[str], list[list[str]]]:
     from clipwise.calibration import metric_named
-    from clipwise.report import epsilon_text, headline, value_text
+    from clipwise.report import headline, value_text
 
     shown = headline(arms[0])
-    rows = []
-    for arm in arms:
-        epsilon = epsilon_text(arm.dearest.guarantees) if arm.first.is_private else "not private"
-        rows.append([arm.name, str(len(arm.runs)), epsilon, *(value_text(n, arm.estimates[n]) for n in shown)])
+    rows = [
+        [arm.name, str(len(arm.runs)), arm.epsilon_text, *(value_text(name, arm.estimates[name]) for name in shown)]
+        for arm in arms
+    ]
     return ["model", "runs", "epsilon", *(metric_named(name).heading for name in shown)], rows
 
 

@@ -36,8 +36,6 @@ exit code: 0 success, 2 bad usage or input, 130 interrupted (--resume continues)
 """
 
 _GLANCE = ("accuracy", "ece", "rmse")
-LINES = 4
-"""Of a run that nobody watches."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,6 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--changed-data", action="store_true", help="with --resume: continue on other records, and say so on the ledger"
     )
+    parser.add_argument(
+        "--allow-large-delta", action="store_true", help="accept a delta over 1/n, which promises next to nothing"
+    )
     parser.add_argument("--force", action="store_true", help="replace the run in the folder")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     add_show_values(parser)
@@ -63,8 +64,9 @@ def run(args: argparse.Namespace) -> int:
     from clipwise.report import plain
     from clipwise.training import Config, train
 
-    config = Config.load(args.config, args.set)
-    bar = Bar(config.name, "steps", lines=LINES)
+    large = ["privacy.allow_large_delta=true"] if args.allow_large_delta else []
+    config = Config.load(args.config, [*args.set, *large])
+    bar = Bar(config.name, "steps")
     try:
         made, folder = train(
             config,
@@ -142,7 +144,7 @@ def _summary(run: Run) -> dict[str, Any]:
 
 def _print(run: Run, folder: Path, methods: Collection[str]) -> None:
     from clipwise.calibration import metrics_of
-    from clipwise.report import arms_of, interval_text, value_text, warnings_of
+    from clipwise.report import advice_of, arms_of, interval_text, value_text, warnings_of
 
     (arm,) = arms_of([run])
     data = run.provenance["data"]
@@ -161,5 +163,7 @@ def _print(run: Run, folder: Path, methods: Collection[str]) -> None:
         print(run.guarantees["exact"].statement())
     for warned in warnings_of([arm]):
         print(f"note: {warned.text}")
+    for each in advice_of([arm]):
+        print(f"try: {each.text}\n     {each.how}")
     print(f"report: {folder / 'report.html'}")
     print(f"use it: clipwise predict {shlex.quote(str(folder))} DATA")

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from clipwise.data.catalog import CATALOG, entry
-    from clipwise.data.dataset import DataSet
+    from clipwise.data.dataset import DataSet, TensorRecords
     from clipwise.data.entries import Entry
     from clipwise.data.loaders import load, load_text
     from clipwise.data.own import from_file, inputs_of
+    from clipwise.data.predictions import Predictions, read_predictions
     from clipwise.data.readers import Table, read_parts, read_table
     from clipwise.data.schema import Category, Number, Schema
     from clipwise.data.store import find, folders, obtain, problems
@@ -28,8 +29,10 @@ __all__ = [
     "Entry",
     "Number",
     "Pairs",
+    "Predictions",
     "Schema",
     "Table",
+    "TensorRecords",
     "TextDataSet",
     "Weights",
     "efficientnet_lite0",
@@ -44,16 +47,18 @@ __all__ = [
     "obtain",
     "problems",
     "read_parts",
+    "read_predictions",
     "read_table",
     "trim",
 ]
 
 _HOME = {
     "catalog": ("CATALOG", "entry"),
-    "dataset": ("DataSet",),
+    "dataset": ("DataSet", "TensorRecords"),
     "entries": ("Entry",),
     "loaders": ("load", "load_text"),
     "own": ("from_file", "inputs_of"),
+    "predictions": ("Predictions", "read_predictions"),
     "readers": ("Table", "read_parts", "read_table"),
     "schema": ("Category", "Number", "Schema"),
     "store": ("find", "folders", "obtain", "problems"),

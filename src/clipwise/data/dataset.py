@@ -4,19 +4,36 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.utils.data import TensorDataset
+from torch.utils.data import TensorDataset, default_collate
 
 from clipwise.data.schema import Schema
 from clipwise.errors import DataError
 from clipwise.hashing import digest
 
-__all__ = ["DataSet", "Task", "split"]
+__all__ = ["DataSet", "Task", "TensorRecords", "split"]
 
 Task = Literal["classification", "regression"]
+
+
+class TensorRecords(TensorDataset):
+    """A `TensorDataset` that reads a whole batch at once; use it with `TensorRecords.collate`.
+
+    >>> TensorRecords(torch.arange(3.0), torch.arange(3)).__getitems__([0, 2])
+    (tensor([0., 2.]), tensor([0, 2]))
+    """
+
+    def __getitems__(self, indices: list[int]) -> tuple[Tensor, ...]:
+        chosen = torch.as_tensor(indices)
+        return tuple(tensor[chosen] for tensor in self.tensors)
+
+    @staticmethod
+    def collate(batch: tuple[Tensor, ...] | list[tuple[Tensor, ...]]) -> Any:
+        """A batch that was read at once is one already."""
+        return batch if isinstance(batch, tuple) else default_collate(batch)
 
 
 @dataclass(frozen=True, eq=False)

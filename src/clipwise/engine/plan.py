@@ -105,7 +105,10 @@ def mixing(graph: Graph, after: str, whose: str) -> NotSeparable:
     cause = ""
     norms = (graph.nodes[k] for k, name in enumerate(graph.names) if op_of(name).rule is norm.batch_norm)
     if any(norm.mixes_samples(node) for node in norms):
-        cause = " The graph holds a BatchNorm in training mode: call .eval() on it, or use GroupNorm or LayerNorm."
+        cause = (
+            " The graph holds a BatchNorm in training mode: call .eval() on it, or use GroupNorm or LayerNorm "
+            "(cw.without_batchnorm makes such a copy of a model)."
+        )
     elif graph.computes_in(torch.float16):
         cause = " The graph computes in float16, where small gradients are lost and nothing is certain: use bfloat16."
     return NotSeparable(

@@ -173,9 +173,9 @@ def log_axis(axis: Any) -> None:
 def figure(width: float, height: float, fitted: bool = True) -> Any:
     """An empty figure that knows of no window, so nothing has to be closed; `fitted` moves axes to where labels fit."""
     _matplotlib()
-    from matplotlib.figure import Figure
+    from clipwise.plots.drawn import Drawn
 
-    return Figure(figsize=(width, height), layout="constrained" if fitted else None)
+    return Drawn(figsize=(width, height), layout="constrained" if fitted else None)
 
 
 @styled

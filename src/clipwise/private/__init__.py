@@ -4,6 +4,7 @@
 own (`clipwise.federated`) or keep the files of a run.
 """
 
+from clipwise.private.batchnorm import without_batchnorm
 from clipwise.private.digests import Looked
 from clipwise.private.digests import file_of as digests_file
 from clipwise.private.evidence import Checked, LossFn, check_model
@@ -36,4 +37,5 @@ __all__ = [
     "read_checkpoint",
     "restored_ledger",
     "save_checkpoint",
+    "without_batchnorm",
 ]

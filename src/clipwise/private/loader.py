@@ -79,7 +79,7 @@ class _Feed:
     """The batch sampler of the `DataLoader`, which may run ahead of training; `pending` says what it has handed out."""
 
     def __init__(self, draws: Draws, records: int, steps: int, physical_batch_size: int | None) -> None:
-        self._draws, self._records, self._steps, self._size = draws, records, steps, physical_batch_size
+        self._draws, self._records, self.steps, self._size = draws, records, steps, physical_batch_size
         self.seen: set[int] | None = None
         """Records that need not be looked at any more; None: none is."""
         self._start = 0
@@ -91,7 +91,7 @@ class _Feed:
 
     def __iter__(self) -> Iterator[list[int]]:
         pending = self.pending
-        for step in range(self._start, self._steps):
+        for step in range(self._start, self.steps):
             pieces = split(self._draws.batch(step, self._records), self._size)
             if not pieces:
                 pending.append(PhysicalBatch(step, 0, 0, last=True))
@@ -225,6 +225,10 @@ class Loader:
             options["collate_fn"] = _LookedCollate(self._collate)
         self._dataloader: DataLoader[Any] = DataLoader(source, batch_sampler=self._feed, **options)
         self._template: Any = None
+
+    def __len__(self) -> int:
+        """The steps that are still to be made, which is public; a step may have no batch, or several physical ones."""
+        return self._feed.steps - self._host.steps_done
 
     def __iter__(self) -> Iterator[Any]:
         iteration = self._host.open()

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
+from clipwise._show import html_table
 from clipwise.accounting import Ledger, Relation
 from clipwise.clipping import Style
 from clipwise.engine import Constants
@@ -187,6 +188,12 @@ class Private:
                 "computed from them is not on the ledger, so epsilon 0 would say nothing of it."
             )
         return self._release.ledger.epsilon(delta, accountant, relation=relation)
+
+    def __repr__(self) -> str:
+        return f"Private({type(self._model).__name__}, {self.steps_done} of {self._plan.steps} steps made)"
+
+    def _repr_html_(self) -> str:
+        return html_table(repr(self), self._plan.rows(self.epsilon))
 
     # The step
 

@@ -4,6 +4,7 @@
 write and print.
 """
 
+from clipwise.report.advice import Advice, advice_of
 from clipwise.report.arms import ArmResults, arms_of
 from clipwise.report.card import card
 from clipwise.report.content import headline
@@ -18,12 +19,14 @@ from clipwise.report.warnings import warnings_of
 from clipwise.report.wording import epsilon_text, interval_text, value_text
 
 __all__ = [
+    "Advice",
     "ArmResults",
     "Choices",
     "Run",
     "RunFolder",
     "WrittenPlan",
     "WrittenValue",
+    "advice_of",
     "arms_of",
     "card",
     "clip_norm",

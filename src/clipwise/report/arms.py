@@ -17,7 +17,7 @@ from clipwise.plots import Curve, Point
 from clipwise.report.describe import clip_norm
 from clipwise.report.likeness import differing, same_plan
 from clipwise.report.run import Run
-from clipwise.report.wording import best_of
+from clipwise.report.wording import best_of, epsilon_text
 
 __all__ = ["ArmResults", "arms_of"]
 
@@ -54,6 +54,13 @@ class ArmResults:
     def epsilon(self) -> float | None:
         """The largest epsilon of the seeds, by the exact accountant or else the smallest bound; None: not private."""
         return _epsilon(self.dearest)
+
+    @property
+    def epsilon_text(self) -> str:
+        """Epsilon as tables have it."""
+        if not self.first.is_private:
+            return "not private" if self.first.is_known else "unknown"
+        return epsilon_text(self.dearest.guarantees)
 
     @cached_property
     def estimates(self) -> dict[str, Estimate]:

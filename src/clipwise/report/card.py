@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 import clipwise
+from clipwise.accounting import Guarantee, neighbours
 from clipwise.calibration import metric_named
 from clipwise.report.arms import ArmResults, arms_of
 from clipwise.report.content import headline
@@ -41,12 +42,59 @@ def card(runs: Run | Iterable[Run]) -> str:
 
 
 def _privacy(run: Run) -> list[str]:
+    if not run.is_known:
+        return ["**Unknown.** These predictions were only judged: nothing is known of the training."]
     if not run.is_private:
         return [f"**Not private.** {without_noise(run)}: no epsilon holds for this model."]
     rows = ["| accountant | epsilon | kind |", "| --- | ---: | --- |"]
     rows += [f"| {name} | {g.printed} | {g.kind} |" for name, g in run.guarantees.items()]
     best = next(iter(run.guarantees.values()), None)
-    return rows if best is None else [best.statement(), "", *rows]
+    if best is None:
+        return rows
+    facts = [f"- **{label}:** {text}" for label, text in _facts(run, best).items()]
+    return [best.statement(), "", *rows, "", *facts]
+
+
+def _facts(run: Run, best: Guarantee) -> dict[str, str]:
+    """The points that checklists for reporting ask for: Ponomareva et al. 2023 (section 5.3.3), NIST SP 800-226."""
+    events = () if run.ledger is None else run.ledger.events
+    users = best.unit == "client"
+    spent = "; ".join(dict.fromkeys(f"{e.count:,} for {_text(e.reason)}" for e in events))
+    own = any(getattr(event, "own_batches", False) for event in events)
+    versions = run.provenance.get("versions")
+    tools = ", ".join(f"{k} {v}" for k, v in versions.items()) if isinstance(versions, Mapping) else ""
+    found = {
+        "Protected unit": "one user, with all its records"
+        if users
+        else f"one {_text(best.unit)}, a record of the data",
+        "Neighbouring data": neighbours(best.relation, best.unit),
+        "Setting": (
+            "central: the server sees every user's update, and the promise is about what it releases"
+            if users
+            else "central: those who train see the records, and the promise is about what they release"
+        ),
+        "Mechanism": f"{_text(run.choices.algorithm or 'dp-sgd')}, Gaussian noise; settings in the section Training",
+        "Released": (
+            f"the noisy sums of every {'round' if users else 'step'}, so all weights on the way and at the end, and "
+            "whatever is computed from them without the data"
+        ),
+        "Accounting": f"{_text(best.accountant)} ({best.kind}); assumes {_text(best.sampling)}"
+        + ("; the batches were drawn by the caller, who vouches for it" if own else ""),
+        "All that touched the data": f"the ledger has {spent}. Warnings below name what is known not to be on it",
+        "Tuning": (
+            "not on the ledger. If settings were chosen by other runs on these records, those runs cost privacy that "
+            "this epsilon leaves out"
+        ),
+        "Model": f"{_text(str(run.provenance.get('model', 'not stated')))}; what its first weights were trained on is "
+        "not covered",
+        "Not covered": "metrics on held-out records, time and memory used, and anything not on the ledger",
+    }
+    checked = run.provenance.get("other_samples")
+    if checked:
+        found["Samples apart"] = f"whether a sample's loss depends on other samples was {_text(str(checked))}"
+    if tools:
+        found["Tools"] = _text(f"{tools}; noise: {run.provenance.get('noise', 'not stated')}")
+    return {label: f"{text}." for label, text in found.items()}
 
 
 def _quality(arm: ArmResults) -> list[str]:

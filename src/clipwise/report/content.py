@@ -11,10 +11,10 @@ from clipwise.report.arms import ArmResults
 from clipwise.report.describe import event_row, plan_rows
 from clipwise.report.folder import COMPARISON
 from clipwise.report.joint import Joint
-from clipwise.report.reading import read
+from clipwise.report.reading import UNKNOWN, read
 from clipwise.report.run import Run
 from clipwise.report.warnings import warnings_of
-from clipwise.report.wording import deviation_text, epsilon_text, interval_text, value_text
+from clipwise.report.wording import deviation_text, interval_text, value_text
 
 __all__ = ["arm_row", "content", "headline", "result"]
 
@@ -76,7 +76,9 @@ def _seeds(arms: Sequence[ArmResults]) -> str:
 
 def arm_row(place: int, arm: ArmResults) -> dict[str, Any]:
     """How the page tells an arm from the others."""
-    return {"place": place, "name": arm.name, "colour": look(place).colour, "private": arm.first.is_private}
+    first = arm.first
+    open_ = first.is_known and not first.is_private
+    return {"place": place, "name": arm.name, "colour": look(place).colour, "open": open_}
 
 
 def _mistakes(arms: Sequence[ArmResults]) -> list[dict[str, Any]]:
@@ -105,8 +107,7 @@ def _table(arms: Sequence[ArmResults], metrics: Sequence[str]) -> dict[str, Any]
     rows = []
     for place, arm in enumerate(arms):
         cells = [_cell(metric, arm.estimates.get(metric)) for metric in metrics]
-        epsilon = epsilon_text(arm.dearest.guarantees) if arm.first.is_private else "not private"
-        rows.append({**arm_row(place, arm), "epsilon": epsilon, "cells": cells})
+        rows.append({**arm_row(place, arm), "epsilon": arm.epsilon_text, "cells": cells})
     return {"columns": [metric_named(metric).heading for metric in metrics], "rows": rows}
 
 
@@ -156,6 +157,7 @@ def _privacy(arms: Sequence[ArmResults], joint: Joint | None) -> dict[str, Any]:
         "groups": list(groups.values()),
         "deltas": deltas,
         "together": None if joint is None else str(joint),
+        "none": "Nothing on this page is private." if any(arm.first.is_known for arm in arms) else UNKNOWN,
     }
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from clipwise._show import percent
 from clipwise.calibration import Difference, Estimate, difference
 from clipwise.report.arms import ArmResults
 from clipwise.report.likeness import differing
-from clipwise.report.wording import epsilon_text, percent, points
+from clipwise.report.wording import epsilon_text, points
 
 __all__ = ["Reading", "read"]
 
@@ -23,6 +24,7 @@ FREE_CHOICE = (
     "proportion to R is added, so the privacy does not depend on R. R is free to choose; this page shows what it does "
     "to the probabilities."
 )
+UNKNOWN = "How these predictions were made is not known here: nothing is said about privacy."
 
 
 @dataclass(frozen=True)
@@ -52,12 +54,14 @@ def read(arms: Sequence[ArmResults]) -> Reading:
 def _title(arms: Sequence[ArmResults]) -> str:
     if len(arms) > 1:
         return f"{len(arms)} models: accuracy, calibration and privacy"
-    return f"{arms[0].name}: accuracy, calibration and privacy"
+    return f"{arms[0].name}: accuracy{', calibration and privacy' if arms[0].first.is_known else ' and calibration'}"
 
 
 def _privacy(arms: Sequence[ArmResults]) -> str:
     """One sentence on what the private arms cost."""
     private = [arm for arm in arms if arm.first.is_private]
+    if not any(arm.first.is_known for arm in arms):
+        return UNKNOWN
     if not private:
         return "None of this was trained with privacy: no epsilon holds for it."
     dearest_first = sorted(private, key=lambda arm: -(arm.epsilon or 0.0))
@@ -117,8 +121,8 @@ def _behaviour(arm: ArmResults) -> str:
     """How often it is right, how sure it is, and what that means in mistakes."""
     accuracy, confidence = arm.estimates["accuracy"].mean, arm.estimates["confidence"].mean
     expected, made = round(1000 * (1 - confidence)), round(1000 * (1 - accuracy))
-    gap = confidence - accuracy
-    if abs(gap) < 0.0005:
+    gap = (made - expected) / 1000  # of the numbers as they are printed
+    if gap == 0:
         tendency = "on the whole as sure as it should be"
     else:
         tendency = f"{'over' if gap > 0 else 'under'}-confident by {100 * abs(gap):.1f} points"
@@ -159,10 +163,26 @@ def _verdict(small: ArmResults, large: ArmResults) -> tuple[str, str]:
 
 
 def _move(before: Estimate, after: Estimate, found: Difference) -> str:
-    text = f"from {percent(before.mean)} to {percent(after.mean)} ({points(found.change)} points"
+    digits = _digits(before.mean, after.mean, found)
+    means = f"from {percent(before.mean, digits)} to {percent(after.mean, digits)}"
+    text = f"{means} ({points(round(after.mean, digits + 2) - round(before.mean, digits + 2), digits)} points"
     if found.low is None or found.high is None:
         return f"{text})"
-    return f"{text}; interval {points(found.low)} to {points(found.high)})"
+    return f"{text}; interval {points(found.low, digits)} to {points(found.high, digits)})"
+
+
+def _digits(before: float, after: float, found: Difference) -> int:
+    """As few digits, 1 to 3, as print a change that is that of the printed numbers, and no end of an interval as zero.
+
+    >>> _digits(0.9394, 0.9346, Difference(-0.0048, None, None, ""))
+    2
+    """
+    for digits in (1, 2):
+        printed = round(after, digits + 2) - round(before, digits + 2)
+        ends = [end for end in (found.low, found.high) if end is not None]
+        if points(printed, digits) == points(found.change, digits) and all(round(end, digits + 2) for end in ends):
+            return digits
+    return 3
 
 
 def _read_regression(arms: Sequence[ArmResults]) -> Reading:

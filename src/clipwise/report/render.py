@@ -12,6 +12,7 @@ import clipwise
 from clipwise._extras import need
 from clipwise.errors import DataError
 from clipwise.files import private_folder
+from clipwise.report.advice import advice_of
 from clipwise.report.arms import ArmResults, arms_of
 from clipwise.report.captions import CAPTIONS, kind_of
 from clipwise.report.card import card
@@ -97,9 +98,10 @@ def _render(
         version=clipwise.__version__,
         publishable=publishable,
         left_out=left_out,
+        advice=() if publishable else advice_of(arms),
         figures=public,
         private_figures=private,
-        uncovered=None if publishable else uncovered(arms),
+        uncovered=uncovered(arms) if not publishable and any(arm.first.is_known for arm in arms) else None,
         bins={"choices": choices, "chosen": len(first.bins) if hasattr(first, "bins") else None},
         data=data,
         style=(_PAGE / "style.css").read_text(encoding="utf-8"),

@@ -16,7 +16,7 @@ from clipwise.private import Private
 from clipwise.report.ended import choices_of, guarantees_of, not_checked, provenance_of
 from clipwise.report.folder import RunFolder, plain
 from clipwise.report.paths import without_paths
-from clipwise.report.plans import AnyPlan, Choices
+from clipwise.report.plans import AnyPlan, Choices, WrittenPlan
 from clipwise.report.saved import FORMAT, VERSION, values_of
 
 __all__ = ["SEEDED", "Run"]
@@ -82,6 +82,11 @@ class Run:
         return bool(events) and all(event.noise_multiplier > 0 for event in events)
 
     @property
+    def is_known(self) -> bool:
+        """Whether anything is known of the training; of predictions that were only judged, nothing is."""
+        return self.ledger is not None or self.plan != WrittenPlan({})
+
+    @property
     def draws_from(self) -> tuple[int, str | None] | None:
         """The seed of the run's coins and noise; None: the operating system's entropy, or it is not known."""
         return None if self.seed is None else (self.seed, self.provenance.get("arm"))
@@ -130,6 +135,17 @@ class Run:
             ),
             warnings=not_checked(private.checked),
         )
+
+    @classmethod
+    def judged(cls, name: str, test: Result, *, data: str | None = None) -> Run:
+        """Predictions of whatever model, to be shown beside others: nothing is known of how it was trained.
+
+        >>> import clipwise as cw
+        >>> Run.judged("theirs", cw.calibration.evaluate([[0.9, 0.1], [0.2, 0.8]], [0, 1])).is_known
+        False
+        """
+        origin = {"held_out": test.count} if data is None else {"name": data, "held_out": test.count}
+        return cls(name, test, WrittenPlan({}), provenance={"data": origin})
 
     def publishable(self) -> Run:
         """The same run without anything that epsilon does not cover.

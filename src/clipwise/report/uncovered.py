@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from clipwise._show import number, percent
 from clipwise.report.arms import ArmResults
 from clipwise.report.content import arm_row
-from clipwise.report.wording import number, percent
 
 __all__ = ["uncovered"]
 

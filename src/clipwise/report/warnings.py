@@ -19,6 +19,7 @@ HELD_OUT = (
 )
 
 NOT_PRIVATE = "no epsilon holds for it. If its training data are private, nothing of it may be published."
+NOT_KNOWN = "These predictions were only judged: on what they were trained, and whether privately, is not known here."
 OTHER_DATA = (
     "The models were not judged on the same held-out data: the difference of two numbers may be one of the data."
 )
@@ -86,7 +87,9 @@ def _of_all(joint: Joint) -> str:
 
 def _of_arm(arm: ArmResults) -> list[str]:
     found = []
-    if not arm.first.is_private:
+    if not arm.first.is_known:
+        found.append(NOT_KNOWN)
+    elif not arm.first.is_private:
         found.append(f"{without_noise(arm.first)}: {NOT_PRIVATE}")
     elif any(run.seed is not None for run in arm.runs):
         found.append(SEEDED)

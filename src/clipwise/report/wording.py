@@ -5,47 +5,26 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from clipwise._show import number
 from clipwise.accounting import Guarantee
 from clipwise.calibration import Estimate, metric_named
 
-__all__ = ["best_of", "deviation_text", "epsilon_text", "interval_text", "number", "percent", "points", "value_text"]
+__all__ = ["best_of", "deviation_text", "epsilon_text", "interval_text", "points", "value_text"]
 
 
-def number(value: float) -> str:
-    """Three decimals, or four digits for large numbers and two for tiny ones.
-
-    >>> number(0.29731), number(0.0), number(12345.6), number(float("inf"))
-    ('0.297', '0.000', '1.235e+04', 'infinite')
-    """
-    if not math.isfinite(value):
-        return "infinite" if value > 0 else "not a number"
-    if value == 0 or 0.001 <= abs(value) < 1000:
-        return f"{value:.3f}"
-    return f"{value:.4g}" if abs(value) >= 1000 else f"{value:.2g}"
-
-
-def percent(share: float, digits: int = 1) -> str:
-    """A share in per cent.
-
-    >>> percent(0.9402)
-    '94.0 %'
-    """
-    return f"{100 * share:.{digits}f} %"
-
-
-def points(share: float) -> str:
+def points(share: float, digits: int = 1) -> str:
     """A difference of shares in percentage points, with its sign.
 
     >>> points(-0.0241)
     '−2.4'
     """
-    text = f"{100 * share:+.1f}"
-    return "0.0" if text in ("+0.0", "-0.0") else text.replace("-", "−")
+    text = f"{100 * share:+.{digits}f}"
+    return text.replace("-", "−") if float(text) else text[1:]
 
 
 def value_text(metric: str, estimate: Estimate) -> str:
     """The mean as it is printed, in per cent where the metric is a share."""
-    return percent(estimate.mean, 2) if metric_named(metric).share else number(estimate.mean)
+    return metric_named(metric).text(estimate.mean)
 
 
 def deviation_text(metric: str, estimate: Estimate) -> str:
@@ -70,8 +49,7 @@ def interval_text(metric: str, estimate: Estimate) -> str:
     """
     if estimate.low is None or estimate.high is None:
         return ""
-    ends, share = (estimate.low, estimate.high), metric_named(metric).share
-    return " – ".join(f"{100 * end:.2f}" if share else number(end) for end in ends).replace("-", "−")
+    return metric_named(metric).span(estimate.low, estimate.high)
 
 
 def best_of(guarantees: Mapping[str, Guarantee]) -> Guarantee | None:

@@ -21,7 +21,7 @@ from clipwise.data import DataSet
 from clipwise.errors import ClipwiseError, InvalidConfig, InvalidSampling
 from clipwise.report import Run, arms_of, card
 from clipwise.report.content import content
-from clipwise.training import Config, Progress, train
+from clipwise.training import Config, Progress, prepare, train
 
 N, BATCH, STEPS = 7_919, 40, 8
 CONFIG = f"""
@@ -223,6 +223,14 @@ FROM_A_FILE = CONFIG.replace('"digits"', '"people.csv"\ndata.target = "y"\ndata.
 def test_what_would_be_made_from_the_number_is_refused(text: str, overrides: tuple[str, ...], said: str) -> None:
     with pytest.raises(InvalidConfig, match=said):
         config(text, *overrides)
+
+
+def test_whether_a_delta_is_refused_depends_on_rate_and_batch_size_alone() -> None:
+    """40 / 0.006 speak of 6,667 records and there are 7,919: a delta between their inverses is accepted."""
+    assert prepare(config(CONFIG, "privacy.delta=1.4e-4"), data()).delta == 1.4e-4 > 1 / N
+    with pytest.raises(InvalidConfig, match=r"over 1/n = 0.00015 \(n = 6,667, as rate and batch_size say\)") as refused:
+        prepare(config(CONFIG, "privacy.delta=1.6e-4"), data())
+    assert tells(str(refused.value)) is None
 
 
 def test_held_out_records_in_a_file_of_their_own_are_accepted() -> None:

@@ -168,7 +168,7 @@ _REMEDIES: Sequence[tuple[tuple[str, ...], str]] = (
     (("convolution", "conv"), "A convolution runs along the batch: the first axis must be the samples."),
     (
         ("native_batch_norm", "_native_batch_norm", "batch_norm", "cudnn_batch_norm"),
-        "BatchNorm in training mode: use GroupNorm or LayerNorm, or put it in eval mode.",
+        "BatchNorm in training mode: use GroupNorm or LayerNorm (cw.without_batchnorm), or put it in eval mode.",
     ),
 )
 _STATISTIC = (

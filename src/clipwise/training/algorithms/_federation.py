@@ -25,11 +25,12 @@ from typing import Any, Literal
 import torch
 
 from clipwise.clipping import Abadi, Flat
+from clipwise.data import TensorRecords
 from clipwise.errors import InvalidConfig
 from clipwise.federated import dirichlet, shards, uniform
 from clipwise.mechanisms import AdaptiveClip, Rounds
 from clipwise.plan import Plan
-from clipwise.training.config import OptimizerChoice, TensorRecords, TomlTable, read_optimizer
+from clipwise.training.config import OptimizerChoice, TomlTable, read_optimizer
 
 __all__ = ["Federation"]
 

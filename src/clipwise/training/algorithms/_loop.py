@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from clipwise.clipping import Style
+from clipwise.data import TensorRecords
 from clipwise.federated import Server
 from clipwise.private import Private
 from clipwise.sampling import public_size
-from clipwise.training.config import TensorRecords
 from clipwise.training.run import Folder, Job, Progress, Trained, Watch, measured_row, spent, step_statistics
 
 __all__ = ["Milestones", "private_loop", "set_rate", "took_up"]

@@ -12,12 +12,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from clipwise.clipping import Abadi, Flat
+from clipwise.data import TensorRecords
 from clipwise.federated import LocalGradient, LocalTraining, RoundReport, Server, Work, run
 from clipwise.plan import Plan
 from clipwise.training.algorithms._federation import Federation
 from clipwise.training.algorithms._loop import Milestones, set_rate, took_up
 from clipwise.training.algorithms.base import Algorithm
-from clipwise.training.config import OptimizerChoice, TensorRecords, TomlTable, read_optimizer
+from clipwise.training.config import OptimizerChoice, TomlTable, read_optimizer
 from clipwise.training.run import Folder, Job, Trained, Watch
 
 if TYPE_CHECKING:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from clipwise.training.config.config import Config, default_delta
-from clipwise.training.config.datasets import Inputs, TensorRecords
+from clipwise.training.config.config import Config
+from clipwise.training.config.datasets import Inputs
 from clipwise.training.config.functions import guarded, imported, split_target
 from clipwise.training.config.models import Architecture, FromFunction, freeze, saved_architecture
 from clipwise.training.config.optimizers import LearningRate, OptimizerChoice, read_optimizer
@@ -16,10 +16,8 @@ __all__ = [
     "Inputs",
     "LearningRate",
     "OptimizerChoice",
-    "TensorRecords",
     "TomlTable",
     "TomlText",
-    "default_delta",
     "freeze",
     "guarded",
     "imported",

@@ -29,7 +29,7 @@ from clipwise.training.config.toml import TomlTable, TomlText, nearest
 if TYPE_CHECKING:
     from clipwise.training.algorithms import Algorithm
 
-__all__ = ["Batches", "Config", "Evaluation", "Privacy", "Recalibration", "default_delta"]
+__all__ = ["Batches", "Config", "Evaluation", "Privacy", "Recalibration"]
 
 SAMPLINGS = ("fixed-size", "full-batch", "poisson", "shuffled")
 PUBLIC_METHODS = ("isotonic", "temperature", "vector")
@@ -45,7 +45,9 @@ class Privacy:
     noise_multiplier: float | Steps | None
     """With an epsilon only a schedule, whose shape is kept."""
     delta: float | None
-    """None: `default_delta` of the number of records."""
+    """None: `clipwise.accounting.default_delta` of the number of records."""
+    allow_large_delta: bool = False
+    """Whether a delta over 1/n is accepted, which promises next to nothing."""
 
     @property
     def is_private(self) -> bool:
@@ -57,7 +59,7 @@ class Privacy:
         """Read the table: exactly one of epsilon, noise_multiplier and private = false; epsilon scales a schedule."""
         private = table.flag("private", True)
         epsilon, noise = table.number("epsilon", None), _read_noise(table)
-        delta = table.number("delta", None, below=1.0)
+        delta, allowed = table.number("delta", None, below=1.0), table.flag("allow_large_delta", False)
         table.close()
         chosen = [name for name in ("epsilon", "noise_multiplier") if name in table]
         if not private and (chosen or delta is not None):
@@ -68,7 +70,7 @@ class Privacy:
                 "give exactly one of epsilon, noise_multiplier and private = false; only a schedule of noise goes with "
                 "an epsilon.",
             )
-        return cls(epsilon, noise if private else 0.0, delta)
+        return cls(epsilon, noise if private else 0.0, delta, allowed)
 
 
 def _read_noise(table: TomlTable) -> float | Steps | None:
@@ -360,12 +362,3 @@ def _device(root: TomlTable) -> str:
     except (AssertionError, RuntimeError, NotImplementedError) as error:
         root.fail("device", f"{name!r} cannot be used: {str(error).splitlines()[0]}")
     return name
-
-
-def default_delta(sample_size: int) -> float:
-    """The largest power of ten below 1/n.
-
-    >>> default_delta(60_000), default_delta(1_297), default_delta(1_000)
-    (1e-05, 0.0001, 0.0001)
-    """
-    return float(f"1e-{len(str(sample_size))}")

@@ -10,35 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils.data import TensorDataset, default_collate
+from torch.utils.data import TensorDataset
 
 from clipwise import data
-from clipwise.data import DataSet, Schema, entry, read_table
+from clipwise.data import DataSet, Schema, TensorRecords, entry, read_table
 from clipwise.errors import DataError, InvalidConfig, MissingExtra
 from clipwise.training.config.functions import guarded, imported, split_target
 from clipwise.training.config.toml import TomlTable
 
-__all__ = ["DataChoice", "Inputs", "TensorRecords", "read_data"]
+__all__ = ["DataChoice", "Inputs", "read_data"]
 
 FILES = (".csv", ".npz", ".parquet")
 TEXT = ("snli",)
-
-
-class TensorRecords(TensorDataset):
-    """A `TensorDataset` that reads a whole batch at once; use it with `TensorRecords.collate`.
-
-    >>> TensorRecords(torch.arange(3.0), torch.arange(3)).__getitems__([0, 2])
-    (tensor([0., 2.]), tensor([0, 2]))
-    """
-
-    def __getitems__(self, indices: list[int]) -> tuple[Tensor, ...]:
-        chosen = torch.as_tensor(indices)
-        return tuple(tensor[chosen] for tensor in self.tensors)
-
-    @staticmethod
-    def collate(batch: tuple[Tensor, ...] | list[tuple[Tensor, ...]]) -> Any:
-        """A batch that was read at once is one already."""
-        return batch if isinstance(batch, tuple) else default_collate(batch)
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
-from clipwise.accounting import Ledger
+from clipwise.accounting import Ledger, default_delta
 from clipwise.calibration import CalibrationResult, PrivateTemperatureScaling
-from clipwise.data import DataSet
+from clipwise.data import DataSet, TensorRecords
 from clipwise.entropy import arm_seed
 from clipwise.errors import InvalidConfig
 from clipwise.plan import Plan
 from clipwise.private import Checked, Looked
-from clipwise.training.config import Config, OptimizerChoice, TensorRecords, default_delta, freeze, guarded
+from clipwise.training.config import Config, OptimizerChoice, freeze, guarded
 
 __all__ = ["Job", "Trained", "prepare", "private_scaling"]
 
@@ -137,6 +137,7 @@ def prepare(config: Config, data: DataSet | None = None) -> Job:
     if config.privacy.is_private:
         delta = default_delta(units) if config.privacy.delta is None else config.privacy.delta
     plan = _plan(config, units, delta)
+    _check_delta(config, units, delta)
     optimizer = config.algorithm.moves(plan, model)
     for step in (0, plan.steps - 1):  # a rule that cannot be followed is reported now, not when its step comes
         optimizer.learning_rate.at(plan.style(step), list(parameters))
@@ -152,7 +153,7 @@ def prepare(config: Config, data: DataSet | None = None) -> Job:
         plan,
         optimizer,
         delta,
-        tuple(_warnings(data, None if config.batches.rate is not None else units, delta)),
+        (data.note,) if data.note else (),
     )
 
 
@@ -187,12 +188,18 @@ def _plan(config: Config, sample_size: int, delta: float | None) -> Plan:
     return plan.calibrate(config.privacy.epsilon, delta, fixed=() if scaling is None else (scaling.event,))
 
 
-def _warnings(data: DataSet, units: int | None, delta: float | None) -> list[str]:
-    """What the report cannot know by itself; `units` only where their number is public."""
-    warnings = [data.note] if data.note else []
-    if delta is not None and units is not None and delta > 1 / units:
-        warnings.append(
-            f"delta = {delta:g} is over 1/n = {1 / units:.3g}: such a promise allows publishing a whole record. "
-            "Use a delta below 1/n."
-        )
-    return warnings
+def _check_delta(config: Config, units: int, delta: float | None) -> None:
+    """Refuse a delta over 1/n, unless it was asked for.
+
+    With a public rate n is not public, and neither a refusal nor its message may depend on it: the number of records
+    that rate and expected batch size speak of takes its place.
+    """
+    rate, size = config.batches.rate, config.batches.batch_size
+    records = units if rate is None or size is None else size / rate
+    if delta is None or delta <= 1 / records or config.privacy.allow_large_delta:
+        return
+    number = f"{records:,.0f}{'' if rate is None else ', as rate and batch_size say'}"
+    raise InvalidConfig(
+        f"privacy.delta = {delta:g} is over 1/n = {1 / records:.3g} (n = {number}): such a promise allows publishing a "
+        "whole record. Give a smaller delta; --allow-large-delta (privacy.allow_large_delta = true) accepts this one."
+    )

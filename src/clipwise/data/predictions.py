@@ -1,0 +1,156 @@
+"""A file of predicted probabilities with the true classes, of whatever model: one column for each class."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clipwise.data.cells import Problems, is_missing, numbers, texts
+from clipwise.data.readers import FEW, Table, read_table
+from clipwise.errors import DataError
+
+__all__ = ["Predictions", "read_predictions"]
+
+_ROUNDING = 1e-3  # files have few digits: a row of ten classes with four of them is off by up to 5e-4
+
+
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """Probabilities of the shape (samples, classes), the true class of each sample, and the classes in their order."""
+
+    probabilities: NDArray[np.float64]
+    labels: tuple[str, ...]
+    classes: tuple[str, ...]
+
+
+def read_predictions(
+    path: str | os.PathLike[str],
+    label: str = "label",
+    *,
+    classes: Sequence[str] | None = None,
+    positive: str | None = None,
+    labels_file: str | os.PathLike[str] | None = None,
+    delimiter: str = ",",
+) -> Predictions:
+    r"""Probabilities and labels from a CSV, Parquet or NPZ file.
+
+    - `label`: the column with the true class, in `labels_file` if there is one: row by row the same samples.
+    - `classes`: the columns with the probabilities, named as the labels name the classes; all others by default.
+    - `positive`: the class that a single column of probabilities is about; needed unless the column is named after a
+      class, or the labels are 0 and 1.
+
+    Rows may be off from the sum 1 by rounding, and are divided by it.
+
+    Raises: DataError, with all that is wrong with the cells in one message.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp(), "predictions.csv")
+    >>> _ = path.write_text("cat,dog,label\n0.9,0.1,cat\n0.4,0.6,cat\n")
+    >>> read_predictions(path).classes
+    ('cat', 'dog')
+    """
+    file, table = str(path), read_table(Path(path), delimiter)
+    named = file if labels_file is None else str(labels_file)
+    true = _labels(named, table if labels_file is None else read_table(Path(labels_file), delimiter), label)
+    if labels_file is None:
+        table = {name: column for name, column in table.items() if name != label}
+    chosen = tuple(table) if classes is None else tuple(classes)
+    absent = [name for name in chosen if name not in table]
+    if absent or not chosen:
+        raise DataError(f"{file} has no column {', '.join(map(repr, absent[:FEW])) or 'of probabilities'}.")
+    problems = Problems()
+    columns = np.stack([_column(problems, file, name, table) for name in chosen], axis=1)
+    if len(columns) != len(true):
+        raise DataError(f"{file} has {len(columns):,} rows, but {named} has {len(true):,} labels.")
+    if len(chosen) == 1:
+        chosen = _two(problems, chosen[0], positive, true, named, label)
+        columns = np.stack([1 - columns[:, 0], columns[:, 0]], axis=1)
+    elif positive is not None:
+        raise DataError(f"positive= goes with a single column of probabilities; {file} has {len(chosen)}.")
+    chosen = _unquoted(chosen, true)
+    known = set(chosen)
+    missing = [row for row, each in enumerate(true, 1) if is_missing(each) and each not in known]
+    other = [row for row, each in enumerate(true, 1) if each not in known and not is_missing(each)]
+    if missing:
+        problems.add(named, f"column {label!r}", "the label is missing", rows=missing)
+    if other:
+        problems.add(
+            named,
+            f"column {label!r}",
+            f"the label is none of the {len(chosen)} classes",
+            rows=other,
+            remedy="Columns of probabilities are named as the labels name the classes; --classes chooses them.",
+            found=true[other[0] - 1],
+        )
+    sums = columns.sum(axis=1)
+    off = np.flatnonzero(np.isfinite(sums) & (np.abs(sums - 1) > _ROUNDING)) + 1
+    if len(off):
+        problems.add(
+            file,
+            "",
+            "the probabilities do not add up to 1",
+            rows=off.tolist(),
+            remedy="--classes chooses the columns of probabilities.",
+            found=sums[off[0] - 1],
+        )
+    problems.check()
+    return Predictions(columns / sums[:, None], true, chosen)
+
+
+def _unquoted(classes: tuple[str, ...], true: Sequence[str]) -> tuple[str, ...]:
+    """The classes without the apostrophe that `clipwise predict` puts before a name that looks like a formula."""
+    occur = set(true)
+    return tuple(name[1:] if name[:1] == "'" and name not in occur and name[1:] in occur else name for name in classes)
+
+
+def _labels(file: str, table: Table, label: str) -> tuple[str, ...]:
+    if label not in table:
+        shown = ", ".join(list(table)[:FEW])
+        raise DataError(f"{file} has no column {label!r} of labels; name it with --label.", shown)
+    try:
+        return tuple(texts(table[label]))
+    except ValueError as error:
+        raise DataError(f"{file}, column {label!r}: labels are one number or text a row, not {error}.") from None
+
+
+def _column(problems: Problems, file: str, name: str, table: Table) -> NDArray[np.float64]:
+    """A column of probabilities; what is not one is reported."""
+    where, column = f"column {name!r}", table[name]
+    if not isinstance(column, list) and column.ndim != 1:
+        raise DataError(f"{file}, {where}: one number a row is needed, not an array of shape {column.shape}.")
+    try:
+        found = numbers(column)
+    except (TypeError, ValueError):
+        raise DataError(f"{file}, {where}: numbers are needed.") from None
+    outside = ~found.missing & ~found.wrong & ~((found.values >= 0) & (found.values <= 1))
+    kinds = (("is missing", found.missing), ("is not a number", found.wrong), ("is not from 0 to 1", outside))
+    for what, wrong in kinds:
+        rows = np.flatnonzero(wrong) + 1
+        if len(rows):
+            remedy = "--classes chooses the columns of probabilities."
+            problems.add(file, where, f"the value {what}", rows=rows.tolist(), remedy=remedy, found=column[rows[0] - 1])
+    return np.where(outside, np.nan, found.values)
+
+
+def _two(
+    problems: Problems, column: str, positive: str | None, true: Sequence[str], file: str, label: str
+) -> tuple[str, str]:
+    """The two classes of a single column, the one that it is about last."""
+    values = sorted({each for each in true if not is_missing(each)})
+    if positive is None:
+        positive = column if column in values else "1" if values in (["0", "1"], ["1"], ["0"]) else None
+    if positive is None:
+        raise DataError(
+            f"the single column {column!r} of probabilities is not named after a class: name the class that it is "
+            "about with --positive."
+        )
+    others = [each for each in values if each != positive]
+    if len(others) > 1:
+        problems.add(file, f"column {label!r}", f"{len(values)} classes, but only one column of probabilities")
+        problems.check()
+    return (others or [f"not {positive}"])[0], positive
