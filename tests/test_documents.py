@@ -40,6 +40,51 @@ def test_quickstart_runs(tmp_path: Path) -> None:
     assert 2.5 < float(found[2]) <= 3.0
 
 
+FROM_OPACUS = (ROOT / "docs" / "from-opacus.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("library", ["opacus", "clipwise"])
+def test_the_same_script_with_either_library(library: str, tmp_path: Path) -> None:
+    """And with what is printed below it: the epsilon to the last digit, the accuracy to what the noise leaves of it."""
+    pytest.importorskip(library)
+    scripts = re.findall(r"```python\n(.*?)```\n+```text\n(.*?)```", FROM_OPACUS, flags=re.DOTALL)
+    ((script, promised),) = (each for each in scripts if re.search(rf"^(import|from) {library}", each[0], re.MULTILINE))
+    path = tmp_path / "script.py"
+    path.write_text(script, encoding="utf-8")
+    done = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=HANG)
+    found, expected = (re.fullmatch(r"accuracy (.+)% (at epsilon .+)\n", each) for each in (done.stdout, promised))
+    assert found and expected, done.stderr
+    assert found[2] == expected[2] and float(found[1]) == pytest.approx(float(expected[1]), abs=5)
+
+
+def opacus_rows() -> list[list[str]]:
+    rows = [re.split(r" \| ", line.strip("| ")) for line in FROM_OPACUS.splitlines() if re.match(r"\| [\d.]+ \|", line)]
+    assert rows
+    return rows
+
+
+@pytest.mark.parametrize("row", opacus_rows(), ids=lambda row: str(row[1]))
+def test_epsilons_beside_those_of_opacus(row: list[str]) -> None:
+    noise, settings, rate, _, _, same_rate, own, own_rate = row
+    n, size, steps, delta = (float(each.replace(",", "")) for each in settings.split(", "))
+    batches = math.ceil(n / size)
+    assert rate == f"1/{batches:,}" and own == f"{size:.0f}/{n:,.0f}"
+    theirs, ours = cw.Poisson(rate=1 / batches, batch_size=int(size)), cw.Poisson(int(n), int(size))
+    assert rounded_up(cw.epsilon(float(noise), theirs, int(steps), delta)) == same_rate
+    assert rounded_up(cw.epsilon(float(noise), ours, int(steps), delta)) == own_rate
+
+
+@pytest.mark.parametrize("row", opacus_rows(), ids=lambda row: str(row[1]))
+def test_epsilons_of_opacus(row: list[str]) -> None:
+    accountants = pytest.importorskip("opacus.accountants", reason="make bench installs it")
+    noise, settings, _, prv, rdp, *_ = row
+    n, size, steps, delta = (float(each.replace(",", "")) for each in settings.split(", "))
+    for kind, printed in (("PRV", prv), ("RDP", rdp)):
+        accountant = getattr(accountants, f"{kind}Accountant")()
+        accountant.history = [(float(noise), 1 / math.ceil(n / size), int(steps))]
+        assert rounded_up(accountant.get_epsilon(delta)) == printed
+
+
 def test_the_home_page_trains_and_prints_its_epsilon(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     home = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")

@@ -94,6 +94,7 @@ def test_reader_that_went_away_is_no_traceback() -> None:
 
 LATE = {
     "demo": (["demo"], "matplotlib"),
+    "evaluate": (["evaluate", "{folder}/no-such.csv"], "matplotlib"),
     "epsilon": (["epsilon", "--paper", "snli", "--plot", "{folder}/curve.svg"], "matplotlib"),
     "ntk": (["ntk", "no-such.toml", "--output", "{folder}/ntk"], "matplotlib"),
     "train": (["train", "examples/digits.toml", "--output", "{folder}/run"], "safetensors"),
