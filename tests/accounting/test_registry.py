@@ -22,6 +22,7 @@ from clipwise.accounting import (
     Guarantee,
     Ledger,
     PrivateCalibration,
+    PrivateStatistics,
     ProjectedSteps,
     account,
     account_delta,
@@ -268,6 +269,10 @@ WRITTEN = {
         PrivateCalibration(1.5, 7, disjoint=True),
         '{"kind": "private_calibration", "noise_multiplier": 1.5, "releases": 7, "disjoint": true, '
         '"reason": "calibration"}',
+    ),
+    "private_statistics": (
+        PrivateStatistics(1.5, 7),
+        '{"kind": "private_statistics", "noise_multiplier": 1.5, "releases": 7, "reason": "statistics"}',
     ),
 }
 """Each kind with the bytes that stand on ledgers: these are read for ever."""

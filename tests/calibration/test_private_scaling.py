@@ -214,7 +214,7 @@ def test_the_combined_epsilon_counts_training_and_calibration() -> None:
     combined = fitted.epsilon(1e-5)
     assert max(training, alone) < combined < training + alone
     assert private.epsilon(1e-5) == combined == fitted.guarantee(1e-5).epsilon
-    assert "calibration statistics" in fitted.guarantee(1e-5).statement()
+    assert "statistics over all records" in fitted.guarantee(1e-5).statement()
 
 
 def test_disjoint_records_compose_in_parallel() -> None:

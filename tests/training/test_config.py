@@ -14,7 +14,7 @@ import torch
 import clipwise as cw
 from clipwise.accounting import default_delta
 from clipwise.clipping import Flat, Groupwise, Layerwise, MixUp
-from clipwise.data import from_file
+from clipwise.data import Schema, from_file
 from clipwise.errors import InvalidConfig
 from clipwise.training import Config
 from clipwise.training.algorithms import PrivateSGD
@@ -323,7 +323,13 @@ def test_nearest_does_not_mind_case() -> None:
     assert nearest("abadi", RULES) == "did you mean 'Abadi'?"
 
 
-@pytest.mark.parametrize("block", BLOCKS[1:])
+def test_documented_columns() -> None:
+    (block,) = [block for block in BLOCKS if block.startswith("[data.columns]")]
+    columns = Schema.of(TomlText.parse(block).values["data"]["columns"]).columns
+    assert [column.name for column in columns] == ["age", "hours", "sex", "job"]
+
+
+@pytest.mark.parametrize("block", [block for block in BLOCKS if block.startswith("[clip]")])
 def test_documented_clippings(block: str) -> None:
     assert read_clip(TomlText.parse(block).root().table("clip"))
 

@@ -81,7 +81,7 @@ def test_the_learning_rate_follows_r_at_the_switch_and_on_empty_batches(tmp_path
 @pytest.mark.usefixtures("figures_in_words")
 def test_the_folder_tells_everything(tmp_path: Path) -> None:
     made, folder = train(config("evaluation.resamples=100"), output=tmp_path / "run", command="clipwise train x")
-    names = {"config.toml", "metrics.jsonl", "ledger.json", "result.json", "figures", "model.safetensors"}
+    names = {"config.toml", "metrics.jsonl", "ledger.json", "result.json", "figures", "model.json", "model.safetensors"}
     assert {path.name for path in folder.iterdir()} == names | {"report.html", "card.md", "data.digest"}
     run = Run.load(folder)
     assert run.test == made.test and run.ledger == made.ledger

@@ -11,6 +11,7 @@ from clipwise.accounting.events import (
     FederatedRounds,
     GaussianSteps,
     PrivateCalibration,
+    PrivateStatistics,
     ProjectedSteps,
     check_projected_sampling,
 )
@@ -30,6 +31,7 @@ __all__ = [
     "Ledger",
     "PrivacyCurve",
     "PrivateCalibration",
+    "PrivateStatistics",
     "ProjectedSteps",
     "Relation",
     "account",

@@ -86,7 +86,7 @@ class _AllRecords(Scheme[Any]):
         return OF_A_RATE
 
     def describe(self, sampling: Any) -> str:
-        return "calibration statistics over all records"
+        return "statistics over all records"
 
     def upper(self, sampling: Any, steps: Unsampled) -> Laws:
         return [(gaussian(steps.reach), steps.count)]

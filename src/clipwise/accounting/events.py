@@ -20,6 +20,7 @@ __all__ = [
     "FederatedRounds",
     "GaussianSteps",
     "PrivateCalibration",
+    "PrivateStatistics",
     "ProjectedSteps",
     "check_projected_sampling",
     "decode",
@@ -223,11 +224,29 @@ class PrivateCalibration(Event):
     reason: str = "calibration"
 
 
+@dataclass(frozen=True)
+class PrivateStatistics(Event):
+    """`releases` noisy counts or sums over all records, such as a private schema. Not disjoint from the training.
+
+    >>> PrivateStatistics(noise_multiplier=2.0).count
+    1
+    """
+
+    counted = "releases"
+    trains = False
+    sampling = None
+
+    noise_multiplier: float
+    releases: int = 1
+    reason: str = "statistics"
+
+
 _KINDS: dict[str, type[Event]] = {
     "gaussian_steps": GaussianSteps,
     "projected_steps": ProjectedSteps,
     "federated_rounds": FederatedRounds,
     "private_calibration": PrivateCalibration,
+    "private_statistics": PrivateStatistics,
 }
 
 

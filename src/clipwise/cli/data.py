@@ -1,29 +1,47 @@
-"""`clipwise data`: what data sets and weights there are, where they come from, and whether the files are whole."""
+"""`clipwise data`: what data sets and weights there are, and whether the files are whole; a schema for one's own."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clipwise.cli.table import table
 from clipwise.errors import DataError
+from clipwise.files import replacing
 
 if TYPE_CHECKING:
     from clipwise.data import Entry
 
 NAME = "data"
-HELP = "list, fetch and verify data sets and public weights; 1 when verify finds a file missing or damaged"
+HELP = (
+    "list, fetch and verify data sets and public weights (1 when verify finds a file missing or damaged); "
+    "propose a configuration for a table of your own"
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument(
         "action",
-        choices=("list", "get", "verify"),
-        help="list: what there is, where, its licence and size; get: fetch; verify: check the SHA-256 of every file",
+        choices=("list", "get", "verify", "schema"),
+        help="list: what there is, where, its licence and size; get: fetch; verify: check the SHA-256 of every file; "
+        "schema: propose a configuration for a table, with its columns described",
     )
-    parser.add_argument("names", nargs="*", metavar="NAME", help="of data sets or weights (list, verify: all of them)")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help="of data sets or weights (list, verify: all of them); schema: a file"
+    )
+    parser.add_argument("--target", default="y", help="schema: the column to predict (default y)")
+    parser.add_argument("--delimiter", default=",", help="schema: between the columns of a CSV file (default a comma)")
+    parser.add_argument("--task", choices=("classification", "regression"), help="schema: what the target is")
+    parser.add_argument("--epsilon", type=float, help="schema: spend this on finding bounds and categories with noise")
+    parser.add_argument("--delta", type=float, help="schema: with --epsilon")
+    parser.add_argument("--ledger", metavar="FILE", help="schema: the ledger of --epsilon (default: beside the output)")
+    parser.add_argument(
+        "--output", metavar="FILE", help="schema: write the configuration there; an existing one is kept"
+    )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
@@ -107,9 +125,42 @@ def _verify(entries: list[Entry], named: bool, as_json: bool) -> int:
     return 1 if findings else 0
 
 
+def _schema(args: argparse.Namespace) -> int:
+    """Propose a configuration; what is read off the records is said beside it, or paid for."""
+    from clipwise.data import PrivateSchema
+    from clipwise.training import proposal
+
+    if len(args.names) != 1:
+        raise DataError(f"schema takes one file, got {len(args.names)} names.")
+    if (args.epsilon is None) != (args.delta is None):
+        raise DataError("give --epsilon and --delta together.")
+    if args.epsilon is not None and args.output is None:
+        raise DataError("--epsilon needs --output: what it costs is kept in a ledger beside that file.")
+    if args.output is not None and os.path.exists(args.output):
+        raise DataError(f"{args.output} exists and is kept; name another file with --output.")
+    spend = None if args.epsilon is None else PrivateSchema.within(args.epsilon, args.delta)
+    ledger = None if spend is None else args.ledger or f"{args.output.removesuffix('.toml')}.ledger.json"
+    text = proposal(args.names[0], args.target, delimiter=args.delimiter, task=args.task, spend=spend, ledger=ledger)
+    if args.output is None:
+        print(text, end="")
+        return 0
+    with replacing(Path(args.output), DataError) as file:
+        file.write(text.encode())
+    print(f"{args.output}: a configuration to start from; `clipwise train {args.output}` trains it.")
+    if spend is None:
+        print("note: its bounds and categories were read off the records, which epsilon does not cover. Replace them")
+        print("      by what is publicly known, then remove `columns_public = false`; or pay for them: --epsilon.")
+    else:
+        print(f"({args.epsilon:g}, {args.delta:g}) was spent on its bounds and categories; {ledger} keeps it.")
+    return 0
+
+
 def run(args: argparse.Namespace) -> int:
-    """List, get or verify."""
+    """List, get, verify, or propose a schema."""
     from clipwise.data import CATALOG, entry
+
+    if args.action == "schema":
+        return _schema(args)
 
     if args.action == "get" and not args.names:
         raise DataError(f"say what to get: {', '.join(CATALOG)}.")

@@ -68,7 +68,8 @@ def build_parser(names: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
 
 
 def _fail(message: str) -> int:
-    print(f"clipwise: error: {' '.join(message.split())}", file=sys.stderr)
+    said = "\n  ".join(" ".join(line.split()) for line in message.split("\n  "))  # listed problems keep their lines
+    print(f"clipwise: error: {said}", file=sys.stderr)
     return 2
 
 

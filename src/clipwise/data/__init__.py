@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from clipwise.data.loaders import load, load_text
     from clipwise.data.own import from_file, inputs_of
     from clipwise.data.predictions import Predictions, read_predictions
+    from clipwise.data.private_statistics import PrivateMoments, PrivateSchema
     from clipwise.data.readers import Table, read_parts, read_table
     from clipwise.data.schema import Category, Number, Schema
     from clipwise.data.store import find, folders, obtain, problems
@@ -30,6 +31,8 @@ __all__ = [
     "Number",
     "Pairs",
     "Predictions",
+    "PrivateMoments",
+    "PrivateSchema",
     "Schema",
     "Table",
     "TensorRecords",
@@ -59,6 +62,7 @@ _HOME = {
     "loaders": ("load", "load_text"),
     "own": ("from_file", "inputs_of"),
     "predictions": ("Predictions", "read_predictions"),
+    "private_statistics": ("PrivateMoments", "PrivateSchema"),
     "readers": ("Table", "read_parts", "read_table"),
     "schema": ("Category", "Number", "Schema"),
     "store": ("find", "folders", "obtain", "problems"),

@@ -101,6 +101,8 @@ def all_numbers(column: Any) -> bool:
 def numbers(column: Column) -> Numbers:
     """The numbers of a column, whatever else is in it.
 
+    Guarantees: what a cell is depends on that cell alone.
+
     >>> numbers(["1.5", "?", "two"])
     Numbers(values=array([1.5, nan, nan]), missing=array([False,  True, False]), wrong=array([False, False,  True]))
     """
@@ -108,10 +110,11 @@ def numbers(column: Column) -> Numbers:
         values = np.array(column, dtype=np.float64)
         missing = np.isnan(values)
     except ValueError:
-        cells = np.array(column)
-        flat = [str(cell) for cell in cells.ravel()]
-        values = np.array([float(cell) if all_numbers(cell) else np.nan for cell in flat]).reshape(cells.shape)
-        missing = np.array([is_missing(cell) for cell in flat]).reshape(cells.shape)
+        shape = (len(column),) if isinstance(column, list) else column.shape
+        flat = column if isinstance(column, list) else [str(cell) for cell in column.ravel()]
+        values = np.array([float(cell) if all_numbers(cell) else np.nan for cell in flat]).reshape(shape)
+        known = np.array([all_numbers(cell) or is_missing(cell) for cell in flat], dtype=bool).reshape(shape)
+        missing = np.isnan(values) & known
     return Numbers(values, missing, np.isnan(values) & ~missing)
 
 

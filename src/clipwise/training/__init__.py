@@ -6,7 +6,7 @@ values as a user's own loop does.
 
 from __future__ import annotations
 
-from clipwise.training.config import Config, guarded, imported, split_target
+from clipwise.training.config import Config, guarded, imported, proposal, split_target
 from clipwise.training.model import Predictor, load, read_weights
 from clipwise.training.run import Progress, Watch, prepare
 from clipwise.training.run.train import train
@@ -20,6 +20,7 @@ __all__ = [
     "imported",
     "load",
     "prepare",
+    "proposal",
     "read_weights",
     "split_target",
     "train",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from clipwise.training.config.config import Config
-from clipwise.training.config.datasets import Inputs
+from clipwise.training.config.datasets import Inputs, proposal
 from clipwise.training.config.functions import guarded, imported, split_target
 from clipwise.training.config.models import Architecture, FromFunction, freeze, saved_architecture
 from clipwise.training.config.optimizers import LearningRate, OptimizerChoice, read_optimizer
@@ -21,6 +21,7 @@ __all__ = [
     "freeze",
     "guarded",
     "imported",
+    "proposal",
     "read_optimizer",
     "saved_architecture",
     "split_target",

@@ -13,15 +13,57 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from clipwise import data
-from clipwise.data import DataSet, Schema, TensorRecords, entry, read_table
+from clipwise.accounting import Event, Ledger
+from clipwise.data import DataSet, PrivateSchema, Schema, TensorRecords, entry, read_table
 from clipwise.errors import DataError, InvalidConfig, MissingExtra
 from clipwise.training.config.functions import guarded, imported, split_target
-from clipwise.training.config.toml import TomlTable
+from clipwise.training.config.toml import TomlTable, inline
 
-__all__ = ["DataChoice", "Inputs", "read_data"]
+__all__ = ["DataChoice", "Inputs", "proposal", "read_data"]
 
 FILES = (".csv", ".npz", ".parquet")
 TEXT = ("snli",)
+
+UNSCALED = (
+    "Features are not scaled and of very different or large size, as the held-out records show; such a model learns "
+    "little and is badly calibrated. Describe the columns ({source}: clipwise data schema), or give data.mean and "
+    "data.std; std = 1 says that they are meant to be so."
+)
+READ_OFF = "Bounds and categories of [data.columns] were read off the records, which epsilon does not cover."
+_READ_OFF_HEAD = """\
+# A starting point, read off the records of {name}: epsilon does not cover [data.columns]. Replace bounds and categories
+# by what is publicly known, then remove `columns_public = false`; until then the report says so."""
+_PAID_HEAD = """\
+# A starting point for {name}. Bounds and categories were found with noise; what they cost is on the columns_ledger and
+# part of the epsilon below."""
+_PROPOSAL = """\
+{head}
+epochs = 20
+batch_size = {batch_size}
+
+[data]
+{data}
+
+[data.columns]
+{columns}
+
+[model]
+source = "mlp"
+hidden = [32]
+
+[clip]
+rule = "Abadi"
+R = 10.0
+
+[optimizer]
+name = "Adam"
+learning_rate = 0.005
+
+[privacy]
+epsilon = 3.0
+"""
+_FEWEST_QUANTITIES = 20
+"""A target with as many different numbers is proposed as a quantity."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +113,12 @@ class DataChoice:
     inputs: Inputs = Inputs()
     standardise: bool = False
     """Scale a table with the mean and deviation of its training records, which epsilon does not cover."""
+    columns_public: bool = True
+    """Whether the numbers of `[data.columns]` are publicly known; if not, the report says so."""
+    columns_ledger: str | None = None
+    """The ledger of what `[data.columns]` cost: a run's epsilon includes it."""
+    is_scaled: bool = False
+    """Whether the configuration says how inputs are scaled, or with std = 1 that they are."""
 
     @property
     def is_cut_from_one_file(self) -> bool:
@@ -83,7 +131,26 @@ class DataChoice:
     def load(self) -> DataSet:
         """The data set, made ready."""
         found = self._find().standardised() if self.standardise else self._find()
+        notes = [found.note, "" if self.columns_public else READ_OFF, self._unscaled(found)]
+        found = replace(found, note=" ".join(filter(None, notes)))
         return replace(found, train=self.inputs.of(found.train), test=self.inputs.of(found.test))
+
+    def _unscaled(self, found: DataSet) -> str:
+        """What to say of a table with features far from the order of 1.
+
+        It is judged by the held-out records alone, whose metrics are shown without noise as well.
+        """
+        if self.is_scaled or found.schema is not None or not found.features:
+            return ""
+        spread, mean = torch.std_mean(found.test.tensors[0].double(), dim=0, correction=0)
+        varied = spread[spread > 0]
+        if not len(varied) or (bool((mean.abs() + spread).max() <= 10) and bool(varied.max() <= 100 * varied.min())):
+            return ""
+        return UNSCALED.format(source=self.source)
+
+    def charged(self) -> tuple[Event, ...]:
+        """What was released of the records before the run, to be accounted for with it."""
+        return () if self.columns_ledger is None else Ledger.load(self.columns_ledger).events
 
     def _find(self) -> DataSet:
         target = split_target(self.source)
@@ -160,16 +227,81 @@ def read_data(table: TomlTable) -> DataChoice:
     if standardise and inputs != Inputs():
         table.fail("standardise", "goes with neither mean and std nor pool.")
     options: dict[str, Any] = {}
+    columns_public, columns_ledger = True, None
     if split_target(source) is not None:
         options = table.table("options").rest()
     elif Path(source).suffix.lower() in FILES:
         options = _of_a_file(table)
+        columns_public, columns_ledger = table.flag("columns_public", True), table.text("columns_ledger", None)
+        for name in ("columns_public", "columns_ledger"):
+            if name in table and "schema" not in options:
+                table.fail(name, "goes with [data.columns].")
         if "schema" in options and (standardise or inputs != Inputs()):
             table.fail("columns", "scales the inputs itself: it goes with neither standardise, mean and std nor pool.")
     else:
         options = _built_in(table, source)
     table.close()
-    return DataChoice(source, options, inputs, standardise)
+    is_scaled = standardise or "mean" in table or "std" in table
+    return DataChoice(source, options, inputs, standardise, columns_public, columns_ledger, is_scaled)
+
+
+def proposal(
+    path: str,
+    target: str,
+    *,
+    delimiter: str = ",",
+    task: str | None = None,
+    spend: PrivateSchema | None = None,
+    ledger: str | None = None,
+) -> str:
+    r"""A configuration to start from for a table in a file, as TOML.
+
+    Epsilon does not cover what it reads, unless `spend` says how it looks; what that costs is then charged to the
+    `ledger`, a file that is continued if it is there.
+
+    >>> import tempfile
+    >>> file = Path(tempfile.mkdtemp(), "pets.csv")
+    >>> _ = file.write_text("weight,kind\n4.1,cat\n0.03,bird\n5.0,cat\n")
+    >>> [line for line in proposal(str(file), "kind").splitlines() if line.startswith("weight")]
+    ['weight = { kind = "number", low = 0.03, high = 5.0 }']
+    """
+    if (spend is None) != (ledger is None):
+        raise DataError("what a private schema costs goes on a ledger: name its file, and how much to spend.")
+    if spend is not None and task is None:
+        raise DataError("say --task classification or regression: otherwise it would be read off the records.")
+    table = read_table(Path(path), delimiter)
+    if target not in table:
+        raise DataError(f"{path} has no column {target!r} to predict: name it with --target.")
+    chosen: dict[str, Any] = {"source": path, "target": target, "task": task or _task(table[target])}
+    if delimiter != ",":
+        chosen["delimiter"] = delimiter
+    if spend is None or ledger is None:
+        schema, head = Schema.propose(table, target), _READ_OFF_HEAD
+        chosen["columns_public"] = False
+    else:
+        charged = Ledger.load(ledger) if Path(ledger).exists() else Ledger()
+        schema, head = spend.propose(table, target, charged, ledger), _PAID_HEAD
+        chosen["columns_ledger"] = ledger
+    return _PROPOSAL.format(
+        head=head.format(name=ascii(Path(path).name)),
+        batch_size=max(1, min(512, len(table[target]) // 20)),
+        data=inline(chosen),
+        columns=inline({name: _short(column) for name, column in schema.as_dict().items()}),
+    )
+
+
+def _task(column: Any) -> str:
+    """Classes, unless the values are many different numbers."""
+    try:
+        values = {float(value) for value in column}
+    except ValueError:
+        return "classification"
+    return "classification" if len(values) < _FEWEST_QUANTITIES else "regression"
+
+
+def _short(column: Mapping[str, Any]) -> dict[str, Any]:
+    """Whole numbers without the point."""
+    return {k: int(v) if isinstance(v, float) and v.is_integer() and abs(v) < 2**53 else v for k, v in column.items()}
 
 
 def _of_a_file(table: TomlTable) -> dict[str, Any]:

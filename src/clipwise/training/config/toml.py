@@ -15,7 +15,7 @@ from typing import Any, NoReturn, TypeVar
 from clipwise._validate import is_line
 from clipwise.errors import InvalidConfig
 
-__all__ = ["TomlTable", "TomlText", "nearest", "write"]
+__all__ = ["TomlTable", "TomlText", "inline", "nearest", "write"]
 
 Default = TypeVar("Default")
 
@@ -337,6 +337,15 @@ def _lines(values: Mapping[str, Any], path: tuple[str, ...]) -> list[str]:
         if isinstance(value, Mapping):
             lines += _lines(value, (*path, name))
     return lines
+
+
+def inline(values: Mapping[str, Any]) -> str:
+    """The TOML text of entries, one on a line; a table among them stands in braces.
+
+    >>> print(inline({"age": {"kind": "number", "low": 17}}))
+    age = { kind = "number", low = 17 }
+    """
+    return "\n".join(f"{_key(name)} = {_value(value)}" for name, value in values.items())
 
 
 def _key(name: str) -> str:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
-from clipwise.accounting import Ledger, default_delta
+from clipwise.accounting import Event, Ledger, default_delta
 from clipwise.calibration import CalibrationResult, PrivateTemperatureScaling
 from clipwise.data import DataSet, TensorRecords
 from clipwise.entropy import arm_seed
@@ -44,6 +44,8 @@ class Job:
     """How the weights move; of the users, where it is federated."""
     delta: float | None
     warnings: tuple[str, ...]
+    charged: tuple[Event, ...] = ()
+    """What was released of the records before the run, for their schema: part of its epsilon."""
 
     @property
     def public_records(self) -> int | None:
@@ -136,7 +138,8 @@ def prepare(config: Config, data: DataSet | None = None) -> Job:
     units = config.algorithm.units(len(train))
     if config.privacy.is_private:
         delta = default_delta(units) if config.privacy.delta is None else config.privacy.delta
-    plan = _plan(config, units, delta)
+    charged = config.data.charged() if config.privacy.is_private else ()
+    plan = _plan(config, units, delta, charged)
     _check_delta(config, units, delta)
     optimizer = config.algorithm.moves(plan, model)
     for step in (0, plan.steps - 1):  # a rule that cannot be followed is reported now, not when its step comes
@@ -154,6 +157,7 @@ def prepare(config: Config, data: DataSet | None = None) -> Job:
         optimizer,
         delta,
         (data.note,) if data.note else (),
+        charged,
     )
 
 
@@ -178,14 +182,15 @@ def private_scaling(config: Config) -> PrivateTemperatureScaling | None:
     return PrivateTemperatureScaling(choice.noise_multiplier, choice.private_share is not None, seed=seed)
 
 
-def _plan(config: Config, sample_size: int, delta: float | None) -> Plan:
+def _plan(config: Config, sample_size: int, delta: float | None, charged: tuple[Event, ...]) -> Plan:
     sampling = config.batches.scheme(sample_size)
     steps, noise = config.batches.count(sampling), config.privacy.noise_multiplier
     plan = config.algorithm.plan(Plan(sampling, steps, config.clip, noise))
     if config.privacy.epsilon is None or delta is None:
         return plan
     scaling = private_scaling(config)
-    return plan.calibrate(config.privacy.epsilon, delta, fixed=() if scaling is None else (scaling.event,))
+    fixed = (*charged, *(() if scaling is None else (scaling.event,)))
+    return plan.calibrate(config.privacy.epsilon, delta, fixed=fixed)
 
 
 def _check_delta(config: Config, units: int, delta: float | None) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from clipwise import calibration
+from clipwise.accounting import account
 from clipwise.calibration import Result, metrics_of
 from clipwise.errors import DataError
 from clipwise.private import Private, StepStatistics
@@ -39,8 +40,10 @@ def headline(result: Result) -> dict[str, float]:
 
 
 def spent(job: Job, run: Private | Server) -> float | None:
-    """Epsilon so far; None for a run that is not private."""
-    return None if job.delta is None else run.epsilon(job.delta)
+    """Epsilon so far, with what was charged before the run; None for a run that is not private."""
+    if job.delta is None or not job.charged:
+        return None if job.delta is None else run.epsilon(job.delta)
+    return account((*run.ledger.events, *job.charged), job.delta).epsilon
 
 
 def measured_row(

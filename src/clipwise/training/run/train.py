@@ -75,6 +75,8 @@ def _run(
     """Everything that is to be kept of a run that has been trained, and the recalibration in force."""
     test = evaluate(job, job.config.evaluation.resamples)
     ledger = trained.ledger
+    for event in job.charged:
+        ledger.record(event)
     recalibrated = recalibrate(job, ledger)
     private = job.delta is not None
     run = Run(
