@@ -14,7 +14,7 @@ import pytest
 import clipwise
 from clipwise.cli import main as cli
 from clipwise.cli.table import table
-from clipwise.errors import BudgetSpent, InvalidPlan
+from clipwise.errors import BudgetSpent, DataError, InvalidPlan
 from tests.conftest import HANG
 
 
@@ -43,12 +43,16 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(name in shown for name in cli.COMMANDS)
 
 
+WRITES_A_TABLE = {"predict"}
+"""Its standard output is a CSV file, for programs as it is."""
+
+
 @pytest.mark.parametrize("name", cli.COMMANDS)
 def test_every_command_follows_the_convention(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     command = cli._load(name)
     assert name == command.NAME and command.HELP
     assert cli.main([name, "--help"]) == 0
-    assert "--json" in capsys.readouterr().out
+    assert ("--json" in capsys.readouterr().out) is (name not in WRITES_A_TABLE)
 
 
 @pytest.mark.parametrize("argv", [[], ["no-such-command"], ["--no-such-option"], ["demo", "--no-such-option"]])
@@ -63,13 +67,19 @@ def test_exit_code_of_the_command_is_passed_on(code: int, monkeypatch: pytest.Mo
     assert cli.main(["fake"]) == code
 
 
-@pytest.mark.parametrize("error", [InvalidPlan("too much\n  of it."), BudgetSpent("too much of it.")])
+@pytest.mark.parametrize("error", [InvalidPlan("too much\nof  it."), BudgetSpent("too much of it.")])
 def test_our_errors_are_one_line_and_2(
     error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fake_command(monkeypatch, error)
     assert cli.main(["fake"]) == 2
     assert capsys.readouterr().err == "clipwise: error: too much of it.\n"
+
+
+def test_listed_problems_keep_their_lines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    fake_command(monkeypatch, DataError("2 problems:\n  row 1: a\n gap\n  row 2: text"))
+    assert cli.main(["fake"]) == 2
+    assert capsys.readouterr().err == "clipwise: error: 2 problems:\n  row 1: a gap\n  row 2: text\n"
 
 
 def test_other_errors_are_bugs_and_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
