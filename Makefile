@@ -92,7 +92,7 @@ third-party: $(THIRD_STAMP)  ## Models of third-party packages, in a separate en
 mutants: $(STAMP)  ## Change the source in 300 places, one at a time, and count which changes the tests notice (hours)
 	@$(BIN)/python -m tests.mutants --resume
 
-package: $(STAMP)  ## Build wheel and source archive, and try both in a new environment (about a minute, without torch's download)
+package: $(STAMP)  ## Build wheel and source archive, and try both in a new environment (some minutes: it installs torch)
 	@$(BIN)/python -m tests.package
 
 docs: $(STAMP)  ## Build the documentation; warnings are errors
