@@ -127,7 +127,7 @@ def pose(events: Iterable[Event], relation: Relation | None = None, group: int =
         warnings = (*warnings, note)
     if own:
         warnings = (*warnings, OWN_BATCHES)
-    if any(event.reason == CHANGED_DATA for event in merged):
+    if any(CHANGED_DATA in event.reason for event in merged):
         warnings = (*warnings, OTHER_RECORDS)
     return Problem(
         upper=upper,
