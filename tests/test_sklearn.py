@@ -7,6 +7,7 @@ import pickle
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -195,6 +196,17 @@ def test_what_is_read_off_the_records_is_named() -> None:
 def test_strict_refuses_what_epsilon_does_not_cover(changes: dict[str, Any]) -> None:
     with pytest.raises(InvalidPlan, match="strict=True"):
         classifier(strict=True, **changes).fit(X, Y)
+
+
+def test_a_strict_fit_keeps_nothing_of_the_records_but_what_was_noised() -> None:
+    """All attributes but the weights are the same for other records of the same number."""
+    kept = []
+    for inputs, labels in ((X, Y), (np.zeros_like(X), ["yes"] * len(X))):
+        fitted = vars(classifier(strict=True).fit(inputs, labels))
+        assert {"coefs_", "intercepts_", "fit_id_", "guarantee_"} <= set(fitted)
+        kept.append({name: value for name, value in fitted.items() if name not in ("coefs_", "intercepts_", "fit_id_")})
+        kept[-1]["guarantee_"] = replace(kept[-1]["guarantee_"], seconds=0.0)
+    assert all(np.array_equal(kept[0][name], kept[1][name]) for name in kept[0]) and set(kept[0]) == set(kept[1])
 
 
 def test_a_fit_spends_its_epsilon_and_says_that_it_is_alone() -> None:
