@@ -55,7 +55,8 @@ class Earlier:
                 f"the run in {path} drew shuffled batches, and two sequences of epochs have no joint epsilon on one "
                 "ledger. Continue runs with Poisson sampling."
             )
-        made = cls(folder, run, SavedModel.read(folder, trust_code=True), tuple(map(_earlier, run.ledger.events)))
+        saved = SavedModel.read(folder, trust_code=True)  # no network is built from it: that is the configuration's
+        made = cls(folder, run, saved, tuple(map(_earlier, run.ledger.events)))
         made._check_free()
         return made
 
