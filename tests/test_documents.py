@@ -16,6 +16,8 @@ import pytest
 import clipwise as cw
 import papers.__main__
 from benchmarks import accounting, accounting_grid, calibration, evidence, jl, kills, noise, ntk, reliability, report
+from clipwise.cli.main import COMMANDS
+from docs import options
 from papers.epsilons import __main__ as epsilons
 from papers.pages import BENCHMARKS, DOCS, put, shown, wrapped
 from papers.theory import monitor, search, table
@@ -38,6 +40,51 @@ def test_quickstart_runs(tmp_path: Path) -> None:
     assert len(found) == 2, done.stdout
     for accuracy, epsilon in found:
         assert float(accuracy) > 80 and 2.5 < float(epsilon) <= 3.0
+
+
+FROM_OPACUS = (ROOT / "docs" / "from-opacus.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("library", ["opacus", "clipwise"])
+def test_the_same_script_with_either_library(library: str, tmp_path: Path) -> None:
+    """And with what is printed below it: the epsilon to the last digit, the accuracy to what the noise leaves of it."""
+    pytest.importorskip(library)
+    scripts = re.findall(r"```python\n(.*?)```\n+```text\n(.*?)```", FROM_OPACUS, flags=re.DOTALL)
+    ((script, promised),) = (each for each in scripts if re.search(rf"^(import|from) {library}", each[0], re.MULTILINE))
+    path = tmp_path / "script.py"
+    path.write_text(script, encoding="utf-8")
+    done = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=HANG)
+    found, expected = (re.fullmatch(r"accuracy (.+)% (at epsilon .+)\n", each) for each in (done.stdout, promised))
+    assert found and expected, done.stderr
+    assert found[2] == expected[2] and float(found[1]) == pytest.approx(float(expected[1]), abs=5)
+
+
+def opacus_rows() -> list[list[str]]:
+    rows = [re.split(r" \| ", line.strip("| ")) for line in FROM_OPACUS.splitlines() if re.match(r"\| [\d.]+ \|", line)]
+    assert rows
+    return rows
+
+
+@pytest.mark.parametrize("row", opacus_rows(), ids=lambda row: str(row[1]))
+def test_epsilons_beside_those_of_opacus(row: list[str]) -> None:
+    noise, settings, rate, _, _, same_rate, own, own_rate = row
+    n, size, steps, delta = (float(each.replace(",", "")) for each in settings.split(", "))
+    batches = math.ceil(n / size)
+    assert rate == f"1/{batches:,}" and own == f"{size:.0f}/{n:,.0f}"
+    theirs, ours = cw.Poisson(rate=1 / batches, batch_size=int(size)), cw.Poisson(int(n), int(size))
+    assert rounded_up(cw.epsilon(float(noise), theirs, int(steps), delta)) == same_rate
+    assert rounded_up(cw.epsilon(float(noise), ours, int(steps), delta)) == own_rate
+
+
+@pytest.mark.parametrize("row", opacus_rows(), ids=lambda row: str(row[1]))
+def test_epsilons_of_opacus(row: list[str]) -> None:
+    accountants = pytest.importorskip("opacus.accountants", reason="make bench installs it")
+    noise, settings, _, prv, rdp, *_ = row
+    n, size, steps, delta = (float(each.replace(",", "")) for each in settings.split(", "))
+    for kind, printed in (("PRV", prv), ("RDP", rdp)):
+        accountant = getattr(accountants, f"{kind}Accountant")()
+        accountant.history = [(float(noise), 1 / math.ceil(n / size), int(steps))]
+        assert rounded_up(accountant.get_epsilon(delta)) == printed
 
 
 def test_the_home_page_trains_and_prints_its_epsilon(tmp_path: Path) -> None:
@@ -102,6 +149,7 @@ PARTS: dict[tuple[Path, str], Callable[[str], str]] = {
     **{(DOCS / "calibration.md", part): _tables_of_calibration for part in ("coverage", "stream", "private")},
     **{(DOCS / "optimizers.md", part): _tables_of_jl for part in ("jl-privacy", "jl-cost", "jl-memory")},
     **{(DOCS / "paper.md", part): _parts_of_the_paper for part in ("experiments", "findings")},
+    **{(options.PAGE, f"options of {name}"): lambda part: options.table(part.split()[-1]) for name in COMMANDS},
     (DOCS / "security.md", "failures"): lambda _: reliability.markdown(kept("benchmarks/reliability.json")),
     (DOCS / "security.md", "kills"): lambda _: kills.markdown(kept("benchmarks/kills.json")),
     (DOCS / "theory.md", "table"): lambda _: table.markdown(kept("papers/theory/results.json")["table"]),
@@ -124,6 +172,11 @@ def test_all_that_stands_between_marks_is_compared() -> None:
     pages = [*DOCS.glob("*.md"), BENCHMARKS]
     marked = {(page, part) for page in pages for part in re.findall("<!-- begin (.+?) -->", page.read_text("utf-8"))}
     assert marked == set(PARTS)
+
+
+def test_the_command_line_page_has_one_section_for_each_command() -> None:
+    headings = re.findall(r"^## clipwise (\w+)$", options.PAGE.read_text("utf-8"), flags=re.MULTILINE)
+    assert sorted(headings) == sorted(COMMANDS)
 
 
 def test_a_part_takes_the_place_of_the_old_one_and_a_page_without_its_marks_is_refused(tmp_path: Path) -> None:

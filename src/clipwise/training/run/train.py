@@ -6,15 +6,14 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from clipwise import report
+from clipwise._extras import need
 from clipwise.accounting import account
 from clipwise.calibration import RecalibrationMap
 from clipwise.data import DataSet
-from clipwise.errors import MissingExtra
 from clipwise.private import digests_file
 from clipwise.report import Choices, Run, guarantees_of, not_checked, provenance_of
 from clipwise.training.config import Config
@@ -55,7 +54,7 @@ def train(
     """
     folder = Folder(Path(config.output if output is None else output))
     folder.check(config.text, resume=resume, force=force)
-    _check_extras()
+    need("train", "a run's folder")
     started = datetime.now(UTC).isoformat(timespec="seconds")
     data = config.data.load() if data is None else data
     earlier = None if resume or config.continue_from is None else Earlier.read(config.continue_from)
@@ -96,13 +95,6 @@ def _announced(job: Job, earlier: Earlier) -> str:
         f"continues {earlier.run.name} ({earlier.folder.path}), which has spent epsilon {spent.printed}; with these "
         f"{job.plan.steps:,} steps it will be {total.printed} in total, at delta {job.delta:g}."
     )
-
-
-def _check_extras() -> None:
-    """What the end of a run needs is asked for at its beginning."""
-    missing = [name for name in ("jinja2", "matplotlib", "safetensors") if find_spec(name) is None]
-    if missing:
-        raise MissingExtra(f"a run's folder is written with {' and '.join(missing)}: pip install 'clipwise[train]'.")
 
 
 def _run(
