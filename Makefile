@@ -15,7 +15,7 @@ PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 PARALLEL := -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo examples tutorials recipes-quick test attacks fuzz test-slow check format bench bench-quick third-party mutants docs clean
+.PHONY: help setup demo examples tutorials recipes-quick test attacks fuzz test-slow check format bench bench-quick third-party mutants package docs clean
 
 help:  ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -94,6 +94,9 @@ third-party: $(THIRD_STAMP)  ## Models of third-party packages, in a separate en
 
 mutants: $(STAMP)  ## Change the source in 300 places, one at a time, and count which changes the tests notice (hours)
 	@$(BIN)/python -m tests.mutants --resume
+
+package: $(STAMP)  ## Build wheel and source archive, and try both in a new environment (some minutes: it installs torch)
+	@$(BIN)/python -m tests.package
 
 docs: $(STAMP)  ## Build the documentation; warnings are errors
 	@$(BIN)/sphinx-build -W --keep-going -q -b html docs docs/_build/html

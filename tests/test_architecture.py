@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 import clipwise
+from clipwise._extras import EXTRAS
 from tests.conftest import HANG
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -169,6 +170,15 @@ def test_nothing_holds_a_user_to_old_versions() -> None:
     assert set(requirements("all")) == {each for extra in everything for each in requirements(extra)}
 
 
+MODULE_OF = {"scikit-learn": "sklearn"}
+
+
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_what_is_asked_for_before_work_begins_is_what_the_extra_installs(extra: str) -> None:
+    named = {re.split(r"[^\w-]", each)[0] for each in requirements(extra)}
+    assert set(EXTRAS[extra]) == {MODULE_OF.get(name, name) for name in named}
+
+
 def short_waits(code: str) -> Iterator[str]:
     """Where a program waits for something else, with a limit in numbers that is below `HANG`."""
     for node in ast.walk(ast.parse(code)):
@@ -266,16 +276,38 @@ def test_repository_is_small_enough_to_look_through() -> None:
     names = tracked()
     logs = [name for name in names if Path(name).name in ("metrics.jsonl", "result.json", "ledger.json")]
     assert not logs, f"{logs[0]} is a file of a run's folder; `clipwise reproduce` packs runs"
-    assert len(names) <= 712, f"{len(names)} files are tracked"
+    assert len(names) <= 716, f"{len(names)} files are tracked"
 
 
 def test_machine_path_is_recognised() -> None:
     assert MACHINE_PATH.search("see " + "/wo" + "rk/x") and not MACHINE_PATH.search("a/work/b, docs.org/home/x")
 
 
-def test_every_public_name_is_in_the_reference() -> None:
+def offered(name: str) -> set[str]:
+    module = importlib.import_module(name)
+    return set(getattr(module, "__all__", [each for each in vars(module) if not each.startswith("_")]))
+
+
+def documented_names(module: str) -> set[str]:
+    """What docs/api.md shows of a module, or lists as shared between packages."""
     reference = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
-    documented = set(re.findall(r"^\.\. auto\w+:: (?:clipwise\.)?(\w+)$", reference, flags=re.MULTILINE))
-    documented |= set(vars(importlib.import_module("clipwise.errors"))) if "errors" in documented else set()
-    missing = [name for name in getattr(clipwise, "__all__", []) if name not in documented and name != "__version__"]
-    assert not missing, f"docs/api.md does not show {missing}"
+    shared = re.search(rf"^\| `{re.escape(module)}` \| (.*) \|$", reference, flags=re.MULTILINE)
+    found = set(re.findall(r"`(\w+)`", shared[1])) if shared else set()
+    current = "clipwise"
+    for kind, name in re.findall(r"^\.\. (currentmodule|auto\w+):: (\S+)$", reference, flags=re.MULTILINE):
+        if kind == "currentmodule":
+            current = name
+        elif kind == "automodule":
+            found |= offered(name) if name == module else set()
+        elif current == module and not name.startswith("clipwise."):
+            found.add(name)
+    return found
+
+
+@pytest.mark.parametrize("name", sorted({"clipwise", *documented_modules()}))
+def test_every_public_name_is_in_the_reference(name: str) -> None:
+    """Shown there, or shown with another module from which it comes; and the reference names nothing else."""
+    shown, public = documented_names(name), offered(name)
+    elsewhere = {each for other in {"clipwise", *documented_modules()} - {name} for each in documented_names(other)}
+    assert not public - shown - elsewhere, f"docs/api.md does not show {sorted(public - shown - elsewhere)} of {name}"
+    assert not {each for each in shown if not hasattr(importlib.import_module(name), each)}

@@ -7,6 +7,7 @@ import math
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ import pytest
 import clipwise as cw
 import papers.__main__
 from benchmarks import accounting, accounting_grid, calibration, evidence, jl, kills, noise, ntk, reliability, report
+from clipwise.cli.main import COMMANDS
+from docs import options
 from docs.tutorials import __main__ as tutorials
 from papers.epsilons import __main__ as epsilons
 from papers.pages import BENCHMARKS, DOCS, put, shown, wrapped
@@ -27,18 +30,112 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def test_quickstart_runs(tmp_path: Path) -> None:
-    blocks = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
-    assert blocks, "the README has no Python example"
+    """The blocks are one script; what it prints stands below them, the accuracy as one of many runs had it."""
+    blocks = re.findall(r"```python\n(.*?)```\n+```text\n(.*?)```", README, flags=re.DOTALL)
+    assert len(blocks) == len(re.findall("```python", README)) == 2
     script = tmp_path / "quickstart.py"
-    script.write_text("".join(blocks), encoding="utf-8")
+    script.write_text("".join(code for code, _ in blocks), encoding="utf-8")
     done = subprocess.run(
         [sys.executable, "-W", "error", script], cwd=tmp_path, capture_output=True, text=True, timeout=HANG, check=False
     )
     assert done.returncode == 0, done.stderr
-    found = re.findall(r"^accuracy ([\d.]+)% at epsilon ([\d.]+), delta 1e-04\n", done.stdout, flags=re.MULTILINE)
-    assert len(found) == 2, done.stdout
-    for accuracy, epsilon in found:
-        assert float(accuracy) > 80 and 2.5 < float(epsilon) <= 3.0
+    printed = re.sub(r"accuracy (8\d|9[0-4])\.\d%", "accuracy 8x%", done.stdout)
+    assert printed == "".join(re.sub(r"accuracy 8\d\.\d%", "accuracy 8x%", promised) for _, promised in blocks)
+
+
+@pytest.mark.slow
+def test_a_table_goes_from_records_to_predictions_in_three_commands(tmp_path: Path) -> None:
+    block = re.search(r"```sh\n\. .venv/bin/activate\n(.*?)```\n+```text\n(.*?)```", README, flags=re.DOTALL)
+    assert block
+    commands, promised = block.groups()
+    rows = [f"{20 + k % 50},{k % 7},{'yes' if k % 50 > 25 else 'no'}" for k in range(300)]
+    (tmp_path / "people.csv").write_text("\n".join(["age,visits,member", *rows]), encoding="utf-8")
+    (tmp_path / "new.csv").write_text("age,visits\n21,3\n69,2\n", encoding="utf-8")
+    lines = [line.partition("#")[0].split() for line in commands.splitlines()]
+    assert [line[:1] for line in lines] == [["clipwise"]] * 3
+    for line in lines:
+        command = [sys.executable, "-m", *line]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=HANG)
+        assert done.returncode == 0, done.stderr
+    header, *predicted = (tmp_path / "predictions.csv").read_text("utf-8").splitlines()
+    assert header == promised.splitlines()[0]
+    assert [sum(map(float, row.split(","))) for row in predicted] == pytest.approx([1, 1], abs=1e-6)
+
+
+def test_the_readme_names_every_extra() -> None:
+    table = re.search(r"^\| extra \| for \|\n(.*?)\n\n", README, flags=re.DOTALL | re.MULTILINE)
+    assert table
+    named = re.findall(r"`(\w+)`", "".join(row.split("|")[1] for row in table[1].splitlines()))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert {*named} == {*project["project"]["optional-dependencies"]} - {"bench", "dev", "docs"}
+
+
+def test_the_citation_has_the_version() -> None:
+    assert f"\nversion: {cw.__version__}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+
+
+FROM_OPACUS = (ROOT / "docs" / "from-opacus.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("library", ["opacus", "clipwise"])
+def test_the_same_script_with_either_library(library: str, tmp_path: Path) -> None:
+    """And with what is printed below it: the epsilon to the last digit, the accuracy to what the noise leaves of it."""
+    pytest.importorskip(library)
+    scripts = re.findall(r"```python\n(.*?)```\n+```text\n(.*?)```", FROM_OPACUS, flags=re.DOTALL)
+    ((script, promised),) = (each for each in scripts if re.search(rf"^(import|from) {library}", each[0], re.MULTILINE))
+    path = tmp_path / "script.py"
+    path.write_text(script, encoding="utf-8")
+    done = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=HANG)
+    found, expected = (re.fullmatch(r"accuracy (.+)% (at epsilon .+)\n", each) for each in (done.stdout, promised))
+    assert found and expected, done.stderr
+    assert found[2] == expected[2] and float(found[1]) == pytest.approx(float(expected[1]), abs=5)
+
+
+def opacus_rows() -> list[list[str]]:
+    rows = [re.split(r" \| ", line.strip("| ")) for line in FROM_OPACUS.splitlines() if re.match(r"\| [\d.]+ \|", line)]
+    assert rows
+    return rows
+
+
+@pytest.mark.parametrize("row", opacus_rows(), ids=lambda row: str(row[1]))
+def test_epsilons_beside_those_of_opacus(row: list[str]) -> None:
+    noise, settings, rate, _, _, same_rate, own, own_rate = row
+    n, size, steps, delta = (float(each.replace(",", "")) for each in settings.split(", "))
+    batches = math.ceil(n / size)
+    assert rate == f"1/{batches:,}" and own == f"{size:.0f}/{n:,.0f}"
+    theirs, ours = cw.Poisson(rate=1 / batches, batch_size=int(size)), cw.Poisson(int(n), int(size))
+    assert rounded_up(cw.epsilon(float(noise), theirs, int(steps), delta)) == same_rate
+    assert rounded_up(cw.epsilon(float(noise), ours, int(steps), delta)) == own_rate
+
+
+@pytest.mark.parametrize("row", opacus_rows(), ids=lambda row: str(row[1]))
+def test_epsilons_of_opacus(row: list[str]) -> None:
+    accountants = pytest.importorskip("opacus.accountants", reason="make bench installs it")
+    noise, settings, _, prv, rdp, *_ = row
+    n, size, steps, delta = (float(each.replace(",", "")) for each in settings.split(", "))
+    for kind, printed in (("PRV", prv), ("RDP", rdp)):
+        accountant = getattr(accountants, f"{kind}Accountant")()
+        accountant.history = [(float(noise), 1 / math.ceil(n / size), int(steps))]
+        assert rounded_up(accountant.get_epsilon(delta)) == printed
+
+
+@pytest.mark.slow
+def test_the_demo_prints_the_table_of_the_readme(tmp_path: Path) -> None:
+    """The same rows; each mean is within the interval that the README has for it, whatever the machine."""
+    if not cw.data.find(cw.data.entry("mnist")):
+        pytest.skip("MNIST is not in the cache")
+    command = [sys.executable, "-m", "clipwise", "demo", "--output", tmp_path / "demo"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG)
+    assert done.returncode == 0, done.stderr
+    promised, printed = (
+        re.findall(r"^  ((?:not )?private.*?)  +(\d.*)$", text, re.MULTILINE) for text in (README, done.stdout)
+    )
+    assert promised and [name for name, _ in promised] == [name for name, _ in printed]
+    for (_, expected), (_, found) in zip(promised, printed, strict=True):
+        cells = re.findall(r"([\d.]+) \(([\d.]+) to ([\d.]+)\)", expected)
+        means = re.findall(r"([\d.]+) \(", found)
+        assert len(cells) == len(means) == 3
+        assert all(float(low) <= float(mean) <= float(high) for (_, low, high), mean in zip(cells, means, strict=True))
 
 
 def test_the_home_page_trains_and_prints_its_epsilon(tmp_path: Path) -> None:
@@ -103,6 +200,7 @@ PARTS: dict[tuple[Path, str], Callable[[str], str]] = {
     **{(DOCS / "calibration.md", part): _tables_of_calibration for part in ("coverage", "stream", "private")},
     **{(DOCS / "optimizers.md", part): _tables_of_jl for part in ("jl-privacy", "jl-cost", "jl-memory")},
     **{(DOCS / "paper.md", part): _parts_of_the_paper for part in ("experiments", "findings")},
+    **{(options.PAGE, f"options of {name}"): lambda part: options.table(part.split()[-1]) for name in COMMANDS},
     (DOCS / "security.md", "failures"): lambda _: reliability.markdown(kept("benchmarks/reliability.json")),
     (DOCS / "security.md", "kills"): lambda _: kills.markdown(kept("benchmarks/kills.json")),
     (DOCS / "theory.md", "table"): lambda _: table.markdown(kept("papers/theory/results.json")["table"]),
@@ -125,6 +223,11 @@ def test_all_that_stands_between_marks_is_compared() -> None:
     pages = [*DOCS.glob("*.md"), BENCHMARKS]
     marked = {(page, part) for page in pages for part in re.findall("<!-- begin (.+?) -->", page.read_text("utf-8"))}
     assert marked == set(PARTS)
+
+
+def test_the_command_line_page_has_one_section_for_each_command() -> None:
+    headings = re.findall(r"^## clipwise (\w+)$", options.PAGE.read_text("utf-8"), flags=re.MULTILINE)
+    assert sorted(headings) == sorted(COMMANDS)
 
 
 def test_a_part_takes_the_place_of_the_old_one_and_a_page_without_its_marks_is_refused(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from clipwise.sampling import FixedSize, FullBatch, Poisson, Shuffled
     from clipwise.training import Predictor, load
 
-__version__ = "0.1.0"
+__version__ = "1.0.0rc1"
 
 _HOME = {
     "accounting": ("GaussianSteps", "Guarantee", "Ledger", "delta", "epsilon", "noise_multiplier", "privacy_panel"),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import re
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +14,7 @@ import pytest
 import clipwise
 from clipwise.cli import main as cli
 from clipwise.cli.table import table
-from clipwise.errors import BudgetSpent, InvalidPlan
+from clipwise.errors import BudgetSpent, DataError, InvalidPlan
 from tests.conftest import HANG
 
 
@@ -41,12 +43,16 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(name in shown for name in cli.COMMANDS)
 
 
+WRITES_A_TABLE = {"predict"}
+"""Its standard output is a CSV file, for programs as it is."""
+
+
 @pytest.mark.parametrize("name", cli.COMMANDS)
 def test_every_command_follows_the_convention(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     command = cli._load(name)
     assert name == command.NAME and command.HELP
     assert cli.main([name, "--help"]) == 0
-    assert "--json" in capsys.readouterr().out
+    assert ("--json" in capsys.readouterr().out) is (name not in WRITES_A_TABLE)
 
 
 @pytest.mark.parametrize("argv", [[], ["no-such-command"], ["--no-such-option"], ["demo", "--no-such-option"]])
@@ -61,13 +67,19 @@ def test_exit_code_of_the_command_is_passed_on(code: int, monkeypatch: pytest.Mo
     assert cli.main(["fake"]) == code
 
 
-@pytest.mark.parametrize("error", [InvalidPlan("too much\n  of it."), BudgetSpent("too much of it.")])
+@pytest.mark.parametrize("error", [InvalidPlan("too much\nof  it."), BudgetSpent("too much of it.")])
 def test_our_errors_are_one_line_and_2(
     error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fake_command(monkeypatch, error)
     assert cli.main(["fake"]) == 2
     assert capsys.readouterr().err == "clipwise: error: too much of it.\n"
+
+
+def test_listed_problems_keep_their_lines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    fake_command(monkeypatch, DataError("2 problems:\n  row 1: a\n gap\n  row 2: text"))
+    assert cli.main(["fake"]) == 2
+    assert capsys.readouterr().err == "clipwise: error: 2 problems:\n  row 1: a gap\n  row 2: text\n"
 
 
 def test_other_errors_are_bugs_and_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,6 +100,30 @@ def test_reader_that_went_away_is_no_traceback() -> None:
         command = [sys.executable, "-m", "clipwise", "--version"]
         done = subprocess.run(command, stdout=reader.stdin, stderr=subprocess.PIPE, text=True, timeout=HANG)
     assert (done.returncode, done.stderr) == (141, "")
+
+
+LATE = {
+    "demo": (["demo"], "matplotlib"),
+    "evaluate": (["evaluate", "{folder}/no-such.csv"], "matplotlib"),
+    "epsilon": (["epsilon", "--paper", "snli", "--plot", "{folder}/curve.svg"], "matplotlib"),
+    "ntk": (["ntk", "no-such.toml", "--output", "{folder}/ntk"], "matplotlib"),
+    "train": (["train", "examples/digits.toml", "--output", "{folder}/run"], "safetensors"),
+}
+"""Commands that use an extra when their work is done, and a module of it."""
+
+
+@pytest.mark.parametrize("name", LATE)
+def test_a_missing_extra_is_named_before_the_work(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv, module = LATE[name]
+    monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.setattr("clipwise.data.load", lambda *_: pytest.fail("the work has begun"))
+    monkeypatch.setattr("clipwise.accounting.privacy_panel", lambda *_, **__: pytest.fail("the work has begun"))
+    assert cli.main([each.format(folder=tmp_path) for each in argv]) == 2
+    captured = capsys.readouterr()
+    assert re.search(rf"is made with {module}: pip install 'clipwise\[\w+\]'\.$", captured.err.strip())
+    assert not captured.out and not [*tmp_path.iterdir()]
 
 
 def test_columns_are_aligned() -> None:

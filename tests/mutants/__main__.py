@@ -25,6 +25,7 @@ from typing import Any
 from tests.mutants.changes import Change, changes_of
 from tests.mutants.coverage_of import ROOT, Covering, measure
 from tests.mutants.pool import Pool
+from tests.mutants.trial import CRASHED
 
 HERE = Path(__file__).resolve().parent
 RESULTS, PAGE, KNOWN = HERE / "results.json", HERE / "RESULTS.md", HERE / "known.toml"
@@ -58,8 +59,11 @@ def chosen_tests(change: Change, covering: Covering) -> tuple[list[str], list[st
     return tests[:first], tests[first:]
 
 
-def killed_together(changes: Sequence[Change], covering: Covering, pool: Pool) -> Iterator[Change]:
-    """Those of the survivors that some other test notices: all are made at once, and what fails is tried on each."""
+def killed_together(changes: Sequence[Change], covering: Covering, pool: Pool) -> Iterator[tuple[Change, str]]:
+    """Those of the survivors that some other test notices, with the test.
+
+    All are made at once; what fails, and does not fail without any, is tried on each.
+    """
     rest = {change: chosen_tests(change, covering)[1] for change in changes}
     groups = [[change for change in changes if rest[change]]]
     while groups:
@@ -67,16 +71,22 @@ def killed_together(changes: Sequence[Change], covering: Covering, pool: Pool) -
         if others:
             groups.append(others)
         failed = pool.failing(group, sorted(set().union(*(rest[change] for change in group)))) if group else []
+        if failed:
+            failed = sorted({*failed} - {*(pool.failing([], failed) or ())})
         if failed == []:
             continue
         if len(group) == 1:
-            yield group[0]
+            yield group[0], _by(failed)
             continue
         noticed = pool.noticed({change: [t for t in rest[change] if t in (failed or ())] for change in group})
-        yield from noticed
+        yield from ((change, _by(found)) for change, found in noticed.items())
         left = [change for change in group if change not in noticed]
         # Without any, they hang together, or do what none does alone.
         groups += [left] if noticed else [left[: len(left) // 2], left[len(left) // 2 :]]
+
+
+def _by(failed: Sequence[str] | None) -> str:
+    return _ENDLESS if failed is None else failed[0]
 
 
 def apart(changes: Sequence[Change]) -> tuple[list[Change], list[Change]]:
@@ -143,27 +153,41 @@ def main() -> int:
         body["mutants"] = before["mutants"] if before["seed"] == options.seed else {}
     verdicts = body["mutants"]
 
-    def note(change: Change, verdict: str) -> None:
-        verdicts[change.name] = {"line": change.line, "verdict": verdict}
+    known = tomllib.loads(KNOWN.read_text(encoding="utf-8")) if KNOWN.exists() else {}
+
+    def note(change: Change, verdict: str, by: str = "") -> None:
+        verdicts[change.name] = {"line": change.line, "verdict": verdict, "by": by}
         print(f"{len(verdicts)}/{len(chosen)} {verdict}: {change.path}:{change.line} {change.name}", flush=True)
         if not options.only:
             RESULTS.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
 
+    def judge(change: Change, failed: list[str] | None) -> None:
+        note(change, _verdict(failed), _by(failed) if failed != [] else "")
+
     with Pool.of(options.jobs, covering) as pool:
-        nearest = {change: chosen_tests(change, covering)[0] for change in chosen if change.name not in verdicts}
-        pool.noticed(nearest, lambda change, failed: note(change, _verdict(failed)))
-        survivors = [change for change in chosen if verdicts[change.name]["verdict"] == _OPEN]
-        for change in killed_together(survivors, covering, pool):
-            note(change, "killed")
-    for change in survivors:
+        while new := [change for change in chosen if change.name not in verdicts]:
+            pool.noticed({change: chosen_tests(change, covering)[0] for change in new}, judge)
+            covering = _without_failing(verdicts, covering, pool)
+        survivors = [c for c in chosen if verdicts[c.name]["verdict"] == _OPEN and c.name not in known]
+        for change, by in killed_together(survivors, covering, pool):
+            note(change, "killed", by)
+    for change in chosen:
         if verdicts[change.name]["verdict"] == _OPEN:
             note(change, "survived" if covering.tests_of(change.path, change.line) else "no test runs it")
-    known = tomllib.loads(KNOWN.read_text(encoding="utf-8")) if KNOWN.exists() else {}
     text = page(body, known)
     print("\n" + text)
     if not options.only:
         PAGE.write_text(text, encoding="utf-8")
     return int(any(row["verdict"] not in _NOTICED and name not in known for name, row in body["mutants"].items()))
+
+
+def _without_failing(verdicts: dict[str, Any], covering: Covering, pool: Pool) -> Covering:
+    """Forget verdicts of tests that fail without a change too, and those tests."""
+    by = sorted({row["by"] for row in verdicts.values()} - {"", _ENDLESS, CRASHED})
+    anyway = {*(pool.failing([], by) or ())} if by else set()
+    for name in [name for name, row in verdicts.items() if row["by"] in anyway]:
+        del verdicts[name]
+    return covering.without(anyway)
 
 
 def _verdict(failed: list[str] | None) -> str:

@@ -41,15 +41,16 @@ class Pool:
 
     def noticed(
         self, tests: Mapping[Change, Sequence[str]], note: Callable[[Change, list[str] | None], None] = lambda *_: None
-    ) -> list[Change]:
-        """The changes that some of their own tests notice; `note` hears what failed as soon as it is known."""
+    ) -> dict[Change, list[str] | None]:
+        """The changes that some of their own tests notice, with them; `note` hears of it as soon as it is known."""
 
-        def look(change: Change) -> bool:
+        def look(change: Change) -> list[str] | None:
             failed = self._failing([change], tests[change], first=True) if tests[change] else []
             note(change, failed)
-            return failed != []
+            return failed
 
-        return [change for change, dead in zip(tests, self._threads.map(look, tests), strict=True) if dead]
+        found = zip(tests, self._threads.map(look, tests), strict=True)
+        return {change: failed for change, failed in found if failed != []}
 
     def failing(self, changes: Sequence[Change], tests: Sequence[str]) -> list[str] | None:
         """The tests that fail when all changes are made; None: some of them did not end."""

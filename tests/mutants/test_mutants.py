@@ -58,8 +58,8 @@ def test_a_change_is_noticed_by_a_test_that_looks() -> None:
 
 @pytest.mark.slow
 def test_a_change_is_noticed_by_a_doctest() -> None:
-    change = next(c for c in all_changes(("report/wording.py",)) if " number: == -> !=" in c.name)
-    doctest = "src/clipwise/report/wording.py::clipwise.report.wording.number"
+    change = next(c for c in all_changes(("_show.py",)) if " number: == -> !=" in c.name)
+    doctest = "src/clipwise/_show.py::clipwise._show.number"
     with copy_of_the_package() as source:
         assert failing([change], source, [doctest, "tests/core/test_exports.py"], 5.0) == [doctest]
 
@@ -100,24 +100,26 @@ def test_tests_of_the_same_subject_come_before_faster_ones() -> None:
 class _Suite:
     """Stands for real trials: which change makes which test fail, alone or with another."""
 
-    def __init__(self, fails: dict[str, set[str]], hang: set[str]) -> None:
-        self.fails, self.hang = fails, hang
+    def __init__(self, fails: dict[str, set[str]], hang: set[str], anyway: set[str]) -> None:
+        self.fails, self.hang, self.anyway = fails, hang, anyway
 
     def failing(self, changes: Sequence[Change], tests: Sequence[str]) -> list[str] | None:
         if self.hang <= {change.name for change in changes}:
             return None
-        return sorted(set().union(*(self.fails[change.name] for change in changes)) & set(tests))
+        return sorted(self.anyway.union(*(self.fails[change.name] for change in changes)) & set(tests))
 
-    def noticed(self, tests: Mapping[Change, Sequence[str]]) -> list[Change]:
-        return [change for change, own in tests.items() if self.fails[change.name] & set(own)]
+    def noticed(self, tests: Mapping[Change, Sequence[str]]) -> dict[Change, list[str] | None]:
+        failed = {change: self.failing([change], own) for change, own in tests.items()}
+        return {change: found for change, found in failed.items() if found != []}
 
 
 def test_survivors_are_tried_together_and_judged_one_by_one() -> None:
     names = "abcdefg"
     changes = [Change("m.py", 1, 10 * k, 10 * k + 5, "", name) for k, name in enumerate(names)]
     changes.append(Change("m.py", 1, 0, 100, "", "around all"))
-    seconds = {"fast": _FIRST, "t1": 20.0, "t2": 30.0, "t3": 40.0}
+    seconds = {"fast": _FIRST, "t1": 20.0, "t2": 30.0, "t3": 40.0, "t4": 50.0}
     covering = Covering({"m.py": {1: list(seconds)}}, seconds)
     fails = {name: set[str]() for name in (*names, "around all")} | {"b": {"t1"}, "e": {"t3"}, "around all": {"t2"}}
-    pool = cast(Pool, _Suite(fails, hang={"c", "d"}))
-    assert {change.name for change in killed_together(changes, covering, pool)} == {"b", "e", "around all"}
+    pool = cast(Pool, _Suite(fails, hang={"c", "d"}, anyway={"t4"}))
+    found = {change.name: by for change, by in killed_together(changes, covering, pool)}
+    assert found == {"b": "t1", "e": "t3", "around all": "t2"}

@@ -381,9 +381,7 @@ def test_a_table_from_a_file(tmp_path: Path) -> None:
 
 
 def test_a_missing_extra_is_told_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "clipwise.training.run.train.find_spec", lambda name: None if name == "safetensors" else object()
-    )
+    monkeypatch.setitem(sys.modules, "safetensors", None)
     with pytest.raises(cw.MissingExtra, match=r"safetensors: pip install 'clipwise\[train\]'"):
         trained(tmp_path)
     assert not (tmp_path / "run").exists()

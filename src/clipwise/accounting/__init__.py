@@ -7,6 +7,7 @@ from clipwise.accounting.confirm import confirmed
 from clipwise.accounting.curves import PrivacyCurve, privacy_curve, tight_mu
 from clipwise.accounting.events import (
     CHANGED_DATA,
+    EARLIER,
     Event,
     FederatedRounds,
     GaussianSteps,
@@ -23,6 +24,7 @@ from clipwise.accounting.solve import free_cap, max_batch_size, max_steps, noise
 __all__ = [
     "ACCOUNTANTS",
     "CHANGED_DATA",
+    "EARLIER",
     "Accountant",
     "Event",
     "FederatedRounds",

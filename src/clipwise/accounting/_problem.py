@@ -44,7 +44,7 @@ _MOST_NOISES = 1_000
 """Of one kind of step: an exact answer takes 2 to 15 ms for each."""
 
 OTHER_RECORDS = (
-    "Records were changed while the run was interrupted, and it continued on them as it was asked to. Epsilon is that "
+    "Records were changed before the run was continued, and it went on with them as it was asked to. Epsilon is that "
     "of a record in all its forms: what it was before the change and what it is now count as one."
 )
 
@@ -127,7 +127,7 @@ def pose(events: Iterable[Event], relation: Relation | None = None, group: int =
         warnings = (*warnings, note)
     if own:
         warnings = (*warnings, OWN_BATCHES)
-    if any(event.reason == CHANGED_DATA for event in merged):
+    if any(CHANGED_DATA in event.reason for event in merged):
         warnings = (*warnings, OTHER_RECORDS)
     return Problem(
         upper=upper,

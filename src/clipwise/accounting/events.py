@@ -16,6 +16,7 @@ from clipwise.sampling import SAMPLINGS, Poisson, Sampling, arguments, made_from
 
 __all__ = [
     "CHANGED_DATA",
+    "EARLIER",
     "Event",
     "FederatedRounds",
     "GaussianSteps",
@@ -33,6 +34,8 @@ MOST = 10**12
 
 CHANGED_DATA = "changed data"
 """The reason of steps on other records than the run was begun with."""
+EARLIER = "earlier run"
+"""The reason of what a run released that another one continues."""
 
 E = TypeVar("E", bound="Event")
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
+from clipwise._extras import need
 from clipwise.cli.arguments import count
 from clipwise.cli.table import table
 from clipwise.cli.train import command_line
@@ -218,6 +219,7 @@ def run(args: argparse.Namespace) -> int:
     """Train, measure, print, report."""
     from clipwise import report
 
+    need("demo", "the demo")
     begun = time.monotonic()
     name, note = _choose_data(args.data)
     if note:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
+from clipwise._extras import need
 from clipwise.cli.arguments import Later
 from clipwise.cli.table import table
 from clipwise.errors import AccountingError, ClipwiseError
@@ -266,6 +267,7 @@ def _check_plot(path: str) -> None:
 def _answer(args: argparse.Namespace) -> int:
     """Print the panel; the result is the exit code."""
     if args.plot is not None:
+        need("plots", "--plot")
         _check_plot(args.plot)
         if args.group != 1:
             raise AccountingError("--plot draws the curves of a single record: leave --group out.")

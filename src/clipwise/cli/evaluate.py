@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from clipwise._extras import need
 from clipwise.cli.arguments import add_show_values, count
 from clipwise.cli.table import table
 from clipwise.errors import DataError
@@ -55,6 +56,7 @@ def run(args: argparse.Namespace) -> int:
     from clipwise.data import read_predictions
     from clipwise.report import Run, plain, write
 
+    need("report", "the page")
     path = Path(args.predictions)
     folder = path.with_name(f"{path.stem}-evaluation") if args.output is None else Path(args.output)
     _check_folder(folder)

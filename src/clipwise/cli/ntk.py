@@ -9,6 +9,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from clipwise._extras import need
 from clipwise.cli.arguments import add_show_values
 from clipwise.cli.table import table
 from clipwise.errors import DataError, InvalidPlan
@@ -215,6 +216,8 @@ def run(args: argparse.Namespace) -> int:
 
     if not (math.isfinite(args.t_end) and args.t_end >= 0):
         raise DataError(f"--t-end must be a time, or 0 for no flow, got {args.t_end}.")
+    if args.output:
+        need("plots", "--output")
     clips = {text: parse_clip(text) for text in args.clip or CLIPS}
     task = _load(args)
     found = {name: cw.ntk.analyse(*task, clip) for name, clip in clips.items()}

@@ -27,6 +27,7 @@ examples:
   clipwise train examples/digits.toml
   clipwise train examples/digits.toml --set clip.R=5 --set seed=1 --output runs/digits-R5
   clipwise train examples/digits.toml --resume      after a crash or Ctrl-C: continue from the checkpoint
+  clipwise train more.toml --continue-from runs/digits     more steps; epsilon counts both runs
 
 The folder gets config.toml, metrics.jsonl, ledger.json, result.json, figures/, model.safetensors, model.json,
 report.html and card.md; clipwise predict uses the model. Paths in a configuration count from the current folder.
@@ -49,12 +50,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", metavar="FOLDER", help="where the run goes (default: the configuration's)")
     parser.add_argument("--resume", action="store_true", help="continue the interrupted run in the folder")
     parser.add_argument(
-        "--changed-data", action="store_true", help="with --resume: continue on other records, and say so on the ledger"
+        "--changed-data",
+        action="store_true",
+        help="with --resume or --continue-from: continue on other records, and say so on the ledger",
     )
     parser.add_argument(
         "--allow-large-delta", action="store_true", help="accept a delta over 1/n, which promises next to nothing"
     )
     parser.add_argument("--force", action="store_true", help="replace the run in the folder")
+    parser.add_argument(
+        "--continue-from",
+        metavar="RUN",
+        help="begin with the weights and the ledger of this finished run: epsilon is that of both together",
+    )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     add_show_values(parser)
 
@@ -65,7 +73,8 @@ def run(args: argparse.Namespace) -> int:
     from clipwise.training import Config, train
 
     large = ["privacy.allow_large_delta=true"] if args.allow_large_delta else []
-    config = Config.load(args.config, [*args.set, *large])
+    earlier = [] if args.continue_from is None else [f"continue_from={json.dumps(args.continue_from)}"]
+    config = Config.load(args.config, [*args.set, *large, *earlier])
     bar = Bar(config.name, "steps")
     try:
         made, folder = train(
@@ -76,6 +85,7 @@ def run(args: argparse.Namespace) -> int:
             changed_data=args.changed_data,
             command=command_line(),
             watch=watching(bar),
+            tell=lambda line: print(f"clipwise: {line}", file=sys.stderr),
         )
     except KeyboardInterrupt:
         bar.close()

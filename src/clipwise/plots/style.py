@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
-from clipwise.errors import MissingExtra
+from clipwise._extras import need
 
 __all__ = [
     "GAP",
@@ -110,10 +110,9 @@ def look(place: int) -> Look:
 
 
 def _matplotlib() -> Any:
-    try:
-        import matplotlib as mpl
-    except ImportError as error:
-        raise MissingExtra("Figures need matplotlib: pip install 'clipwise[plots]'.") from error
+    need("plots", "a figure")
+    import matplotlib as mpl
+
     return mpl
 
 

@@ -7,6 +7,7 @@ ledger.json         what was released          figures/      the page's figures 
 result.json         everything else, last      publishable/  a page that may be passed on
 model.safetensors   the weights                checkpoint    of a run that is not finished, with its digests
 model.json          how the weights are used   data.digest   the digest of the data
+charged.json        released before the run    continued     where the run is continued
 ```
 
 A folder is a finished run when its result.json is there.
@@ -19,13 +20,13 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from clipwise._json import RESTORE, Fields, parse_json, read_json
-from clipwise.accounting import Ledger
+from clipwise.accounting import Event, Ledger
 from clipwise.errors import DataError, LedgerError
 from clipwise.files import locked, open_ordinary, private_folder, read_bytes, replacing
 
@@ -44,9 +45,13 @@ __all__ = [
 
 CONFIG, METRICS, LEDGER, RESULT, DIGEST = "config.toml", "metrics.jsonl", "ledger.json", "result.json", "data.digest"
 MODEL, DESCRIPTION = "model.safetensors", "model.json"
+CHARGED, CONTINUED = "charged.json", "continued"
 CHECKPOINT, PAGE, CARD, FIGURES = "checkpoint", "report.html", "card.md", "figures"
 _DIGESTS = f"{CHECKPOINT}.digests"
-_REPLACED = (CONFIG, METRICS, LEDGER, RESULT, DIGEST, MODEL, DESCRIPTION, CHECKPOINT, _DIGESTS, PAGE, CARD)
+_REPLACED = (
+    *(CONFIG, METRICS, LEDGER, RESULT, DIGEST, MODEL, DESCRIPTION, CHARGED, CONTINUED, CHECKPOINT, _DIGESTS),
+    *(PAGE, CARD),
+)
 _OURS = {*_REPLACED, *(f".{name}.part" for name in _REPLACED), f".{CHECKPOINT}.lock", FIGURES, "publishable"}
 MOST_ROWS = 2_048
 """Of the curves of a run, in memory."""
@@ -69,6 +74,7 @@ class RunFolder:
         self.description = self.path / DESCRIPTION
         self.ledger = self.path / LEDGER
         self.config = self.path / CONFIG
+        self.continued = self.path / CONTINUED
 
     @property
     def finished(self) -> bool:
@@ -115,6 +121,16 @@ class RunFolder:
     @digests.setter
     def digests(self, digests: Sequence[str]) -> None:
         self._write(DIGEST, "\n".join(digests))
+
+    @property
+    def charged(self) -> tuple[Event, ...]:
+        """What was released of the records before the run, which is part of its epsilon."""
+        path = self.path / CHARGED
+        return Ledger.load(path).events if path.exists() else ()
+
+    @charged.setter
+    def charged(self, events: Iterable[Event]) -> None:
+        Ledger(events).save(self.path / CHARGED)
 
     def clear(self) -> None:
         """Remove everything that a run writes, and nothing else."""

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import clipwise
-from clipwise.errors import DataError, MissingExtra
+from clipwise._extras import need
+from clipwise.errors import DataError
 from clipwise.files import private_folder
 from clipwise.report.advice import advice_of
 from clipwise.report.arms import ArmResults, arms_of
@@ -36,6 +37,7 @@ def write(runs: Run | Iterable[Run], path: str | os.PathLike[str], publishable: 
     Guarantees: with `publishable=True` nothing that epsilon does not cover is read into the page, its embedded data or
     the files beside it: no statistics of the private training data, no seed of a private run, no run without privacy.
     """
+    need("report", "a report")
     given = [runs] if isinstance(runs, Run) else list(runs)
     joint = joint_of(given)  # here, where it is still known which runs draw from one seed
     left_out: list[str] = []
@@ -83,10 +85,8 @@ def _render(
     publishable: bool,
     left_out: Sequence[str],
 ) -> str:
-    try:
-        from jinja2 import Environment, FileSystemLoader, StrictUndefined
-    except ImportError as error:
-        raise MissingExtra("A report needs jinja2: pip install 'clipwise[report]'.") from error
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
     environment = Environment(
         loader=FileSystemLoader(_PAGE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )

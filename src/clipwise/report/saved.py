@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from clipwise._json import RESTORE, Fields
 from clipwise._validate import is_count
-from clipwise.accounting import ACCOUNTANTS, Event, Guarantee, Ledger, confirmed
+from clipwise.accounting import ACCOUNTANTS, EARLIER, Event, Guarantee, Ledger, confirmed
 from clipwise.calibration import CalibrationResult, RegressionResult, Result
 from clipwise.errors import DataError, InvalidPlan, LedgerError
 from clipwise.plan import Plan
@@ -110,17 +110,22 @@ def _result(task: str, record: Fields) -> Result:
 
 
 def trained_steps(events: Iterable[Event]) -> int:
-    """How many steps of a plan these events are: neither repetitions nor updates without noise that nobody planned."""
+    """How many steps of a plan these events are: no repetitions, no earlier runs, no updates that nobody planned."""
     return sum(event.count for event in events if _is_planned(event))
 
 
 def _is_planned(event: Event) -> bool:
-    return event.trains and event.noise_multiplier > 0 and event.reason != "repeated"
+    return _is_own(event) and event.reason != "repeated"
+
+
+def _is_own(event: Event) -> bool:
+    """Whether it is a noisy step of this run, and not of an earlier one that it continues."""
+    return event.trains and event.noise_multiplier > 0 and not event.reason.startswith(EARLIER)
 
 
 def _check_plan(plan: AnyPlan, events: tuple[Event, ...]) -> None:
     """Refuse a plan that has other noise, another sampling or fewer steps than the ledger was recorded with."""
-    released = [event for event in events if event.trains and event.noise_multiplier > 0]
+    released = [event for event in events if _is_own(event)]
     if not released:
         return
     made = trained_steps(events)

@@ -44,13 +44,13 @@ class Milestones:
     def ended(self, step: int, epoch: float, statistics: Callable[[], Mapping[str, Any]]) -> None:
         """A step has been made; `statistics` of its batch are asked for when it is measured."""
         job, steps = self._job, self._job.plan.steps
+        self._folder.begun = True
         last, row = step == steps, None
         if last or step % job.evaluate_every == 0:
             row = measured_row(job, self._run, step, epoch, statistics())
             self._folder.append(row)
         if last or step % job.checkpoint_every == 0:
             self.save(step)
-        self._folder.begun = True
         self._watch(Progress(step, steps, self._first, lambda: spent(job, self._run), row and row["test"]))
 
 

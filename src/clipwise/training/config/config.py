@@ -261,6 +261,8 @@ class Config:
     device: str
     checkpoint_every: int | None
     """Steps between checkpoints; None: as often as there are evaluations."""
+    continue_from: Path | None
+    """The folder of a finished run whose weights and ledger this one begins with."""
     witness: Witness | None
     """A file on other storage that keeps an older copy of the folder from being continued."""
     batches: Batches
@@ -300,6 +302,7 @@ class Config:
             output=Path(root.text("output", f"runs/{name}")),
             device=_device(root),
             checkpoint_every=root.integer("checkpoint_every", None),
+            continue_from=_continue_from(root),
             witness=_witness(root),
             batches=Batches.read(root),
             data=read_data(root.table("data")),
@@ -315,6 +318,7 @@ class Config:
         root.close()
         config.algorithm.check(config, root)
         _check_rate(root, config)
+        _check_continued(root, config)
         return config
 
 
@@ -344,6 +348,23 @@ def _check_rate(root: TomlTable, config: Config) -> None:
         root.fail(
             "rate", "needs held-out records in a separate file (data.test_file): a part of one file reveals its size."
         )
+
+
+def _continue_from(root: TomlTable) -> Path | None:
+    path = root.text("continue_from", None)
+    return None if path is None else Path(path)
+
+
+def _check_continued(root: TomlTable, config: Config) -> None:
+    """Refuse what would make the joint epsilon of a run and the one that it continues too small."""
+    if config.continue_from is None:
+        return
+    if not config.privacy.is_private:
+        root.fail("continue_from", "needs noise: a run without it would undo the privacy of the one it continues.")
+    if config.recalibration.private_share is not None:
+        root.fail("continue_from", "does not go with recalibration.private_share: all records were trained on before.")
+    if config.batches.sampling == "shuffled":
+        root.fail("continue_from", "does not go with sampling = 'shuffled': two sequences of epochs have no epsilon.")
 
 
 def _witness(root: TomlTable) -> Witness | None:

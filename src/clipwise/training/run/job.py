@@ -45,7 +45,7 @@ class Job:
     delta: float | None
     warnings: tuple[str, ...]
     charged: tuple[Event, ...] = ()
-    """What was released of the records before the run, for their schema: part of its epsilon."""
+    """What was released of the records before the run, for their schema or by an earlier run: part of its epsilon."""
 
     @property
     def public_records(self) -> int | None:
@@ -117,8 +117,11 @@ class Trained:
     """On the held-out records, under names for the report."""
 
 
-def prepare(config: Config, data: DataSet | None = None) -> Job:
-    """Load the data (unless they are given), build the network, find the noise."""
+def prepare(config: Config, data: DataSet | None = None, charged: tuple[Event, ...] | None = None) -> Job:
+    """Load the data (unless they are given), build the network, find the noise.
+
+    `charged` was released of the records before; None: what the configuration's columns cost.
+    """
     data = config.data.load() if data is None else data
     train, aside = _split(data.train, config.recalibration.private_share)
     test, public = _split(data.test, config.recalibration.share if config.recalibration.public else None)
@@ -138,7 +141,8 @@ def prepare(config: Config, data: DataSet | None = None) -> Job:
     units = config.algorithm.units(len(train))
     if config.privacy.is_private:
         delta = default_delta(units) if config.privacy.delta is None else config.privacy.delta
-    charged = config.data.charged() if config.privacy.is_private else ()
+    charged = config.data.charged() if charged is None else charged
+    charged = charged if config.privacy.is_private else ()
     plan = _plan(config, units, delta, charged)
     _check_delta(config, units, delta)
     optimizer = config.algorithm.moves(plan, model)

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from clipwise import report
+from clipwise._extras import need
+from clipwise.accounting import account
 from clipwise.calibration import RecalibrationMap
 from clipwise.data import DataSet
-from clipwise.errors import MissingExtra
 from clipwise.private import digests_file
 from clipwise.report import Choices, Run, guarantees_of, not_checked, provenance_of
 from clipwise.training.config import Config
 from clipwise.training.model import SavedModel
+from clipwise.training.run.earlier import Earlier
 from clipwise.training.run.folder import Folder
-from clipwise.training.run.job import Job, Trained, prepare
+from clipwise.training.run.job import Job, Trained, prepare, private_scaling
 from clipwise.training.run.measure import evaluate
 from clipwise.training.run.recalibrate import recalibrate
 from clipwise.training.run.watch import Watch, silent
@@ -40,22 +42,35 @@ def train(
     data: DataSet | None = None,
     page: bool = True,
     note: str = "",
+    tell: Callable[[str], None] = lambda line: None,
 ) -> tuple[Run, Path]:
     """Carry out a configuration; the run and its folder.
 
     The folder is refused when a finished run is in it (`force` replaces it), or an interrupted one, which `resume`
     continues: on the same records, or with `changed_data` on others, which ledger and page then say. `data` are the
     records that the configuration names, where many runs share them; `page=False` leaves the report, its figures and
-    the card out; `note` is added to the run's warnings.
+    the card out; `note` is added to the run's warnings. `tell` hears what a run that continues another one costs with
+    it, before anything is released.
     """
     folder = Folder(Path(config.output if output is None else output))
     folder.check(config.text, resume=resume, force=force)
-    _check_extras()
+    need("train", "a run's folder")
     started = datetime.now(UTC).isoformat(timespec="seconds")
-    job = prepare(config, data)
+    data = config.data.load() if data is None else data
+    earlier = None if resume or config.continue_from is None else Earlier.read(config.continue_from)
+    before = () if earlier is None else earlier.on(data.fingerprint, changed_data=changed_data)
+    job = prepare(config, data, folder.charged if resume else (*config.data.charged(), *before))
+    if earlier is not None:
+        earlier.fill(job.model, data)
+        tell(_announced(job, earlier))
     saved = SavedModel.of(job.data, config.model, config.data.inputs)
     saved.check(job.model)
-    with folder.trained_in(config.text, job.data.fingerprint, resume=resume, changed_data=changed_data):
+    with (
+        folder.trained_in(config.text, job.data.fingerprint, resume=resume, changed_data=changed_data and resume),
+        nullcontext() if earlier is None else earlier.continued_by(folder),
+    ):
+        if not resume and job.charged:
+            folder.charged = job.charged
         trained = config.algorithm.train(job, folder, watch, resume)
         run, in_force = _run(job, folder, trained, {"command": command, "started": started})
         run = replace(run, warnings=(*run.warnings, note)) if note else run
@@ -70,11 +85,16 @@ def train(
     return run, folder.path
 
 
-def _check_extras() -> None:
-    """What the end of a run needs is asked for at its beginning."""
-    missing = [name for name in ("jinja2", "matplotlib", "safetensors") if find_spec(name) is None]
-    if missing:
-        raise MissingExtra(f"a run's folder is written with {' and '.join(missing)}: pip install 'clipwise[train]'.")
+def _announced(job: Job, earlier: Earlier) -> str:
+    """What the earlier run has spent, and both together."""
+    assert job.delta is not None  # a run that continues another is private
+    scaling = private_scaling(job.config)
+    planned = (*job.plan.events, *(() if scaling is None else (scaling.event,)))
+    spent, total = account(job.charged, job.delta), account((*job.charged, *planned), job.delta)
+    return (
+        f"continues {earlier.run.name} ({earlier.folder.path}), which has spent epsilon {spent.printed}; with these "
+        f"{job.plan.steps:,} steps it will be {total.printed} in total, at delta {job.delta:g}."
+    )
 
 
 def _run(
