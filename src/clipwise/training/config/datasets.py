@@ -263,7 +263,7 @@ def proposal(
     >>> file = Path(tempfile.mkdtemp(), "pets.csv")
     >>> _ = file.write_text("weight,kind\n4.1,cat\n0.03,bird\n5.0,cat\n")
     >>> [line for line in proposal(str(file), "kind").splitlines() if line.startswith("weight")]
-    ['weight = { kind = "number", low = 0.03, high = 5.0 }']
+    ['weight = { kind = "number", low = 0.03, high = 5 }']
     """
     if (spend is None) != (ledger is None):
         raise DataError("what a private schema costs goes on a ledger: name its file, and how much to spend.")
