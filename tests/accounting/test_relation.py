@@ -233,6 +233,12 @@ def test_a_ledger_of_version_1_is_read_and_gets_its_relation() -> None:
     assert ledger == Ledger(MNIST) and ledger.relation == "zero_out"
 
 
+def test_an_accountant_without_an_answer_confirms_none() -> None:
+    fixed = steps(FixedSize(1_000, 10), 1.0, 10)
+    said = {**account(fixed, 1e-5).to_dict(), "accountant": "gdp"}
+    assert confirmed("gdp", Fields(said, "here"), fixed, 1e-5) is None
+
+
 def test_an_older_guarantee_is_confirmed_with_the_relation_and_the_kind_that_hold() -> None:
     """Until version 2 of the ledger, add_remove and "numerically exact" were written there."""
     for events in (MNIST, steps(Poisson(60_000, 256, 330)), steps(FullBatch(100), 50.0)):

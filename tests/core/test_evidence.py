@@ -57,6 +57,16 @@ def test_a_batch_of_three_is_checked_with_the_loss_function(monkeypatch: pytest.
     assert asked == [3]
 
 
+def test_samples_that_mix_are_seen_beside_a_tensor_that_is_not_trained() -> None:
+    model, shift = mlp(), torch.zeros(3, requires_grad=True)  # it is on the graph, and in no optimizer
+    private = private_of(model)
+    batches = iter(private.loader(points()))
+    x, y = next(batches)
+    losses = F.cross_entropy(model(x - x.mean(0)) + shift, y, reduction="none")
+    with pytest.raises(cw.errors.NotSeparable, match="samples mix"):
+        private.step(losses)
+
+
 def test_a_watched_run_equals_an_unwatched_one_bit_for_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     weights = []
     for watched in (True, False):

@@ -237,7 +237,8 @@ def test_leaving_in_the_middle_of_a_logical_batch_drops_its_part() -> None:
 
 def test_one_batch_by_hand() -> None:
     private, model = private_for()
-    x, y = next(iter(private.loader(data())))
+    batches = iter(private.loader(data()))
+    x, y = next(batches)
     assert private.step(losses_of(model, x, y)) and private.ledger.steps == 1
 
 
@@ -251,7 +252,8 @@ def test_looking_at_batches_costs_nothing() -> None:
 
 def test_a_batch_cannot_count_twice() -> None:
     private, model = private_for()
-    x, y = next(iter(private.loader(data())))
+    batches = iter(private.loader(data()))
+    x, y = next(batches)
     private.step(losses_of(model, x, y))
     with pytest.raises(cw.InvalidSampling, match="given once"):
         private.step(losses_of(model, x, y))
@@ -320,7 +322,8 @@ def test_an_older_iteration_is_over_once_a_new_one_begins() -> None:
 
 def test_own_batches_cannot_be_mixed_in_once_a_loader_is_used() -> None:
     private, model = private_for()
-    x, y = next(iter(private.loader(data())))
+    batches = iter(private.loader(data()))
+    x, y = next(batches)
     private.step(losses_of(model, x, y))
     with pytest.raises(cw.InvalidSampling, match="do not belong"):
         private.step(losses_of(model, *data().tensors))

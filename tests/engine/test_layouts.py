@@ -72,6 +72,8 @@ def rows_to_samples(layer: torch.nn.Linear, x: Tensor, order: Tensor, how: str) 
         out = out.gather(0, back)
     elif how == "index_select":
         out = out.index_select(0, back)
+    elif how == "index_copy":
+        out = torch.zeros_like(out).index_copy(0, order, out)
     elif how == "index_add":
         return torch.zeros(batch, dtype=x.dtype).index_add(0, order // length, out)
     elif how == "scatter_add":
@@ -81,7 +83,7 @@ def rows_to_samples(layer: torch.nn.Linear, x: Tensor, order: Tensor, how: str) 
     return out.view(batch, length).sum(1)
 
 
-@pytest.mark.parametrize("how", ["index", "gather", "index_select", "index_add", "scatter_add", "matrix"])
+@pytest.mark.parametrize("how", ["index", "gather", "index_select", "index_copy", "index_add", "scatter_add", "matrix"])
 def test_a_cached_plan_is_not_used_for_rows_that_lie_otherwise(how: str) -> None:
     """Same structure, other row-to-sample map: exact every time, or refused; never the old map."""
     torch.manual_seed(0)

@@ -65,7 +65,7 @@ class Feeding:
     def leave(self, iteration: int) -> None:
         """The loop was left: never an error, since it may be the garbage collector that says so."""
         if iteration == self.release.position.iteration:
-            self.checks.abandon()
+            self.checks.lose() if self.batch.offered is not None else self.checks.abandon()
             self.release.position.is_iterating = False
             self.release.close_if_done()
 

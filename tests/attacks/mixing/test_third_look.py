@@ -288,3 +288,24 @@ def test_after_a_refusal_the_next_steps_are_watched() -> None:
                 losses = losses_of(model, batch)
             private.step(losses)
     assert refused == private.ledger.steps == 8
+
+
+@pytest.mark.parametrize("how", ["dropped iterator", "after a break"])
+def test_a_batch_whose_loop_was_left_is_not_taken_without_a_check(how: str) -> None:
+    """The pass was no longer watched when the iterator was gone, and every step of such a loop was accepted."""
+    model = mlp()
+    private = private_of(model, 8)
+    if how == "dropped iterator":
+        batch = next(iter(private.loader(points())))
+        losses = with_x(model, batch, batch[0] - batch[0].mean(0))
+    else:
+        for batch in private.loader(points()):
+            losses = with_x(model, batch, batch[0] - batch[0].mean(0))
+            break
+    with pytest.raises(cw.NotSeparable, match="keep the iterator"):
+        private.step(losses)
+    assert not private.ledger.events and not modes()
+    with private.watch(batch):
+        losses = losses_of(model, batch)
+    private.step(losses)
+    assert private.checked.steps == (0,)

@@ -88,7 +88,7 @@ class Checks:
         self._counted, self._entropy = counted, entropy
         self._watch: Watch | None = None
         self._again = False
-        self._blocked = False  # a pass was refused: nothing that was not watched is accepted until one was clean
+        self._blocked = ""  # why nothing is accepted until the next watched pass: one was refused, or lost
         self._forgiven = False
         self._wary = 0  # passes still to be watched after one was refused
         self._last = -1  # the last step that was watched
@@ -144,7 +144,7 @@ class Checks:
 
     def is_due(self, step: int) -> bool:
         """Whether the forward pass of this step is watched."""
-        wary = self._again or self._blocked or self._wary > 0
+        wary = self._again or bool(self._blocked) or self._wary > 0
         return wary or not self._number or step < _EARLY or step >= self._next
 
     def open_if_due(self, batch: Any, size: int, drawn_for: int, step: int, again: Again) -> None:
@@ -166,7 +166,7 @@ class Checks:
         self.abandon()
         if not self.watches:
             return
-        self._blocked = False
+        self._blocked = ""
         with none_watching():  # of another run in the same loop
             records = Records.of(batch, size)
             twins = [Twin(change) for change in self._changes(records, again)]
@@ -216,14 +216,20 @@ class Checks:
         """A watched pass was refused: until the next one, nothing is accepted."""
         if self._watch is not None or self._findings is not None:
             self.abandon()
-            self._blocked, self._findings, self._wary = True, None, _EARLY
+            self._blocked, self._findings, self._wary = "the losses of this batch were refused", None, _EARLY
+
+    def lose(self) -> None:
+        """The loop was left during a watched pass, such as by `next(iter(loader))`: its losses are not accepted."""
+        if self._watch is not None:
+            self.abandon()
+            self._blocked = _LEFT
 
     def close(self, losses: Tensor, position: dict[int, int], parameters: Sequence[Tensor]) -> Seen:
         """The forward pass is over: refuse samples that mix, and give the engine what is known of it."""
         watch = self._watch
         if watch is None:
             if self._blocked:
-                raise NotSeparable(f"the losses of this batch were refused, and {_UNWATCHED}")
+                raise NotSeparable(f"{self._blocked}, and {_UNWATCHED}")
             return Seen(self, None)
         watch.stop()
         if losses.grad_fn is None or losses.dim() != 1:
@@ -289,6 +295,10 @@ class Checks:
         return [self._origins.get(structure, Origin.UNSEEN) for structure in _structures(graph)]
 
 
+_LEFT = (
+    "the loop over the loader had ended before these losses were given (keep the iterator: `for batch in loader`, or "
+    "`batches = iter(loader)` and then `next(batches)`)"
+)
 _UNWATCHED = (
     "these losses were computed in a forward pass that was not watched. Compute them between the batch and step, on "
     "the same thread; continue with the next batch of the loader, or compute them in `with private.watch(batch):`."
