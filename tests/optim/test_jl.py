@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -239,6 +241,16 @@ def test_losses_that_change_from_call_to_call_are_refused() -> None:
     with pytest.raises(InvalidLosses, match="other losses when it was called again"):
         private.step(private.losses([column[:2] for column in data().tensors]))
     assert private.steps_done == 0 and not private.ledger.events
+
+
+@pytest.mark.parametrize(("samples", "allowed"), [(1, 0.025), (100, 0.7)])
+def test_slopes_may_differ_by_the_rounding_of_half_precision_and_no_more(samples: int, allowed: float) -> None:
+    """2 % of a sample's length, each by itself, and 0.5 % for all of them together."""
+    projections = cast(Projections, SimpleNamespace(_direction=lambda entropy, number: {"w": torch.ones(4)}))
+    slopes, lengths = torch.zeros(samples), torch.ones(samples)
+    for off, fine in ((0.95 * allowed, True), (1.05 * allowed, False)):
+        with nullcontext() if fine else pytest.raises(InvalidLosses, match="another gradient"):
+            Projections.demand_slope(projections, [torch.full((4,), off / 4)], slopes, lengths, Entropy(0))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
