@@ -43,6 +43,12 @@ class Problems:
         if found is not None:
             self._found.append(f"{str(found)[:LONG]!r} in {where}")
 
+    def add_absent(self, file: str, names: Sequence[str], remedy: str) -> None:
+        """Columns that a file should have and has not; none is no problem."""
+        if names:
+            shown = ", ".join(repr(name[:LONG]) for name in names[:FEW]) + (", ..." if len(names) > FEW else "")
+            self.add(file, "header", f"there is no column {shown}", remedy=remedy)
+
     def check(self) -> None:
         """Raise the error, if there is a problem."""
         count = sum(map(len, self._lines.values()))

@@ -120,10 +120,7 @@ def inputs_of(file: str, table: Table, features: Sequence[str], schema: Schema |
             f"{file} should have one array `x`: the data that the model was trained on had no named columns."
         )
     problems = Problems()
-    absent = [name for name in chosen if name not in table]
-    if absent:
-        shown = ", ".join(repr(name[:LONG]) for name in absent[:FEW]) + (", ..." if len(absent) > FEW else "")
-        problems.add(file, "header", f"there is no column {shown}", remedy="The model was trained with it.")
+    problems.add_absent(file, [name for name in chosen if name not in table], "The model was trained with it.")
     made = _inputs(file, table, tuple(name for name in chosen if name in table), problems) if table else None
     problems.check()
     assert made is not None

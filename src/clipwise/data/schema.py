@@ -17,7 +17,7 @@ from torch import Tensor
 
 from clipwise._validate import is_finite, is_line
 from clipwise.data.cells import Numbers, Problems, check_cells, is_missing, numbers, texts
-from clipwise.data.readers import FEW, LONG, Column, Table
+from clipwise.data.readers import LONG, Column, Table
 from clipwise.errors import DataError
 
 __all__ = ["Category", "Kind", "Number", "Schema"]
@@ -218,9 +218,7 @@ class Schema:
     def gather(self, table: Table, file: str, problems: Problems) -> Tensor | None:
         """As `encode`, but what is wrong is added to `problems`; None where columns are missing or do not fit."""
         absent = [column.name for column in self.columns if column.name not in table]
-        if absent:
-            shown = ", ".join(repr(name[:LONG]) for name in absent[:FEW]) + (", ..." if len(absent) > FEW else "")
-            problems.add(file, "header", f"there is no column {shown}", remedy="The schema names it.")
+        problems.add_absent(file, absent, "The schema names it.")
         parts = []
         for column in self.columns:
             if column.name not in table:
