@@ -109,16 +109,28 @@ def test_a_run_that_was_refused_before_its_first_step_is_no_continuation(
     later(earlier, tmp_path / "later")
 
 
-def test_a_killed_continuation_resumes_with_what_it_was_begun_with(earlier: Path, tmp_path: Path) -> None:
-    class Killed(BaseException):
-        pass
+class Killed(BaseException):
+    pass
 
+
+def killed(earlier: Path, folder: Path) -> None:
     def kill(progress: Any) -> None:
         if progress.step == 3:
             raise Killed
 
     with pytest.raises(Killed):
-        later(earlier, tmp_path / "later", "checkpoint_every=1", watch=kill)
+        later(earlier, folder, "checkpoint_every=1", watch=kill)
+
+
+def test_a_continuation_that_lost_what_was_charged_before_is_not_resumed(earlier: Path, tmp_path: Path) -> None:
+    killed(earlier, tmp_path / "later")
+    (tmp_path / "later" / "charged.json").unlink()
+    with pytest.raises(CheckpointError, match=r"charged\.json is gone"):
+        later(earlier, tmp_path / "later", "checkpoint_every=1", resume=True)
+
+
+def test_a_killed_continuation_resumes_with_what_it_was_begun_with(earlier: Path, tmp_path: Path) -> None:
+    killed(earlier, tmp_path / "later")
     shutil.rmtree(earlier)
     first(earlier, "steps=1")  # a cheaper run in the place of the earlier one
     run = later(earlier, tmp_path / "later", "checkpoint_every=1", resume=True)

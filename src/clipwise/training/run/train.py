@@ -11,9 +11,10 @@ from typing import Any
 
 from clipwise import report
 from clipwise._extras import need
-from clipwise.accounting import account
+from clipwise.accounting import Event, account
 from clipwise.calibration import RecalibrationMap
 from clipwise.data import DataSet
+from clipwise.errors import CheckpointError
 from clipwise.private import digests_file
 from clipwise.report import Choices, Run, guarantees_of, not_checked, provenance_of
 from clipwise.training.config import Config
@@ -59,7 +60,7 @@ def train(
     data = config.data.load() if data is None else data
     earlier = None if resume or config.continue_from is None else Earlier.read(config.continue_from)
     before = () if earlier is None else earlier.on(data.fingerprint, changed_data=changed_data)
-    job = prepare(config, data, folder.charged if resume else (*config.data.charged(), *before))
+    job = prepare(config, data, _charged_at_first(config, folder) if resume else (*config.data.charged(), *before))
     if earlier is not None:
         earlier.fill(job.model, data)
         tell(_announced(job, earlier))
@@ -83,6 +84,17 @@ def train(
         if page:
             report.write(run, folder.path)
     return run, folder.path
+
+
+def _charged_at_first(config: Config, folder: Folder) -> tuple[Event, ...]:
+    """What the run was begun with; refused where that is gone, since its epsilon would be too small."""
+    charged = folder.charged
+    if not charged and (config.continue_from is not None or config.data.columns_ledger is not None):
+        raise CheckpointError(
+            f"{folder.path} does not say any more what was released before the run (charged.json is gone), and that is "
+            "part of its epsilon. Restore the file, or start another run with --output."
+        )
+    return charged
 
 
 def _announced(job: Job, earlier: Earlier) -> str:
