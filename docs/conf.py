@@ -66,8 +66,17 @@ def link_copies(app: Any, name: str, source: list[str]) -> None:
     source[0] = re.sub(r"\]\(\.\./papers/(\w+)/README\.md", r"](paper/\1.md", source[0])
 
 
+def make_accessible(app: Any, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
+    """What screen readers and keyboards need: a level for the captions of the navigation, code that can be scrolled."""
+    for name in ("body", "furo_navigation_tree"):
+        if context.get(name):
+            levelled = context[name].replace('role="heading">', 'role="heading" aria-level="2">')
+            context[name] = levelled.replace("<pre>", '<pre tabindex="0">')
+
+
 def setup(app: Any) -> None:
     """Register what prepares docstrings and pages."""
     app.connect("autodoc-process-docstring", markdown_to_rst)
     app.connect("builder-inited", copy_experiments)
     app.connect("source-read", link_copies)
+    app.connect("html-page-context", make_accessible, priority=900)  # after the theme's own

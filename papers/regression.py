@@ -12,9 +12,10 @@ from matplotlib.ticker import LogLocator, NullFormatter
 from clipwise import plots
 from clipwise.calibration import Estimate, RegressionResult
 from clipwise.cli.published import Published
+from clipwise.experiments import Arm
 from clipwise.report import ArmResults, Run, arms_of
-from papers.tables import epsilon, estimate, figure, findings_table, page, setting
-from papers.verdicts import Finding, seeds_of
+from papers.figures import figure
+from papers.tables import Finding, epsilon, estimate, findings_table, page, seeds_of, setting
 
 NOTICED = 0.02
 """A climb of less cannot be seen in a figure."""
@@ -34,6 +35,12 @@ CHOSEN = {
     "the package that `clipwise data` falls back to lacks 207 of them, which raises epsilon a little.",
 }
 """What is the paper's and what is not, by data set."""
+
+
+def ladder(small: float, *larger: float, plain: Sequence[str] = ()) -> tuple[Arm, ...]:
+    """An arm with the R of the configuration, arms with larger ones, and one that is not private."""
+    private = (Arm(f"R = {small:g}"), *(Arm(f"R = {R:g}", (f"clip.R={R}",)) for R in larger))
+    return (*private, Arm("not private", ("privacy={private=false}", "clip={rule='NoClip'}", *plain)))
 
 
 def climb(values: Iterable[float | None]) -> float:
@@ -125,14 +132,16 @@ def write(title: str, published: Published, arms: Sequence[ArmResults], folder: 
     """The curves with one standard deviation to both sides, and the tables."""
     noiseless = [arm for arm in arms if arm.name.endswith(WITHOUT_NOISE)]
     drawn = _curves([arm for arm in arms if arm not in noiseless])
-    figures = [figure(folder, "training", drawn, "Test error over training, mean and deviation over the seeds")]
+    caption = "Test error over training, mean and deviation over the seeds"
     if noiseless:
         worst = climbs(noiseless[0])
         seed = noiseless[0].runs[worst.index(max(worst))].seed
         early = _curves(arms_of(run for arm in noiseless for run in arm.runs if run.seed == seed))
         early.axes[0].set_xlim(0, EARLY)
-        caption = f"Clipped, without noise: test error early on, of the one run in {len(worst)} that climbs most"
-        figures.append(figure(folder, "no_noise", early, caption))
+        drawn = [(drawn, early)]
+        early_on = f"Clipped, without noise: test error early on, of the one run in {len(worst)} that climbs most"
+        caption = f"(a) {caption}. (b) {early_on}"
+    figures = [figure(folder, "training", drawn, caption)]
     first = arms[0].first
     said = f"{setting(first)} {CHOSEN[first.provenance['data']['name']]}\n"
     return page(folder, title, arms, (), figures, [findings_table(findings(arms, published)), said])

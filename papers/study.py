@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from clipwise.cli.arguments import count
+from clipwise.cli.terminal import count
 from clipwise.errors import ClipwiseError
 from clipwise.experiments import Show, Standing, Study, pack, run_all
 from clipwise.report import ArmResults

@@ -1,21 +1,29 @@
-"""The shape of the code: layers, documentation, what an import costs, and what the repository may say."""
+"""The shape of the code: layers, documentation, what an import costs, and what the repository may say.
+
+Every test draws the same numbers from the global generators, whatever ran before it or made what it uses.
+"""
 
 from __future__ import annotations
 
 import ast
 import importlib
 import inspect
+import os
 import pkgutil
+import random
 import re
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 import clipwise
 from clipwise._extras import EXTRAS
@@ -104,9 +112,14 @@ def test_public_names_exist_and_are_documented(name: str) -> None:
             assert inspect.getdoc(value), f"{name}.{item} has no docstring"
 
 
+def lines_of(path: Path) -> list[str]:
+    """The lines of a file that are not blank."""
+    return [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+
+
 @pytest.mark.parametrize("path", MODULES, ids=relative)
 def test_module_is_short_and_silent(path: Path) -> None:
-    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    lines = lines_of(path)
     assert len(lines) <= 400, f"{relative(path)} has {len(lines)} lines that are not blank; split it"
     if "cli" not in path.parts:
         printed = [n.lineno for n in ast.walk(tree(path)) if isinstance(n, ast.Name) and n.id == "print"]
@@ -273,10 +286,35 @@ def test_repository_names_no_machine() -> None:
 
 
 def test_repository_is_small_enough_to_look_through() -> None:
+    """Decision 0022 says what is tracked and why."""
     names = tracked()
     logs = [name for name in names if Path(name).name in ("metrics.jsonl", "result.json", "ledger.json")]
     assert not logs, f"{logs[0]} is a file of a run's folder; `clipwise reproduce` packs runs"
-    assert len(names) <= 717, f"{len(names)} files are tracked"
+    others = [name for name in names if not name.startswith("tests/")]
+    assert len(others) <= 450, f"{len(others)} files are tracked beside the tests"
+
+
+def images_of(page: str, text: str) -> Iterator[str]:
+    """The image files that a page shows, from the root of the repository."""
+    for shown in re.findall(r"""(?:\]\(|src=")([^)"\s]+\.(?:png|svg))[)"]""", text):
+        yield os.path.normpath(Path(page).parent / shown)
+
+
+def test_an_image_is_tracked_because_a_page_shows_it() -> None:
+    shown = {image for page, text in repository_texts() if page.endswith(".md") for image in images_of(page, text)}
+    images = [name for name in tracked() if name.endswith((".png", ".svg"))]
+    assert images and not set(images) - shown, f"no page shows {sorted(set(images) - shown)}"
+    most = Counter(str(Path(name).parent) for name in images).most_common(1)
+    assert most[0][1] <= 5, f"figures that belong together are panels of one (papers/figures.py): {most}"
+
+
+def test_few_modules_are_too_small_to_be_a_subject() -> None:
+    """A module of a few lines belongs to the neighbour that uses it, unless it is a door or needs an extra."""
+    lines = {
+        path: sum(bool(line.strip()) for line in path.read_text(encoding="utf-8").splitlines()) for path in MODULES
+    }
+    small = [relative(path) for path in MODULES if lines[path] < 40 and not path.stem.startswith("__")]
+    assert len(small) <= 10, f"one subject, one module: {small}"
 
 
 def test_machine_path_is_recognised() -> None:
@@ -311,3 +349,16 @@ def test_every_public_name_is_in_the_reference(name: str) -> None:
     elsewhere = {each for other in {"clipwise", *documented_modules()} - {name} for each in documented_names(other)}
     assert not public - shown - elsewhere, f"docs/api.md does not show {sorted(public - shown - elsewhere)} of {name}"
     assert not {each for each in shown if not hasattr(importlib.import_module(name), each)}
+
+
+@pytest.fixture(scope="module")
+def shared() -> float:
+    return random.random()
+
+
+@pytest.mark.parametrize("turn", range(2))
+def test_the_generators_start_anew(turn: int, shared: float) -> None:
+    assert shared == random.Random(1).random()
+    assert random.random() == random.Random(0).random()
+    assert np.random.random() == np.random.RandomState(0).random_sample()  # noqa: NPY002
+    assert torch.equal(torch.rand(3), torch.rand(3, generator=torch.Generator().manual_seed(0)))

@@ -237,6 +237,10 @@ def test_recalibration_is_inside_the_same_epsilon() -> None:
         ({"ledger": "x", "random_state": 0}, "omit random_state"),
         ({"learning_rate": -1.0}, "learning_rate"),
         ({"hidden_sizes": (3, 0)}, "hidden_sizes"),
+        *(
+            ({"batch_size": size}, "batch_size, hidden_sizes must be")
+            for size in (float("nan"), float("inf"), True, "8", -0.5)
+        ),
         ({"clip": cw.NoClip()}, "private"),
     ],
 )
@@ -251,6 +255,8 @@ def test_defaults_follow_from_public_numbers() -> None:
     with pytest.warns(NotCoveredWarning):
         model = PrivateClassifier(steps=np.int64(2), batch_size=1_000).fit(X, Y)
     assert model.plan_.steps == 2 and model.plan_.batch_size == 60
+    for size in (12.5, np.float32(12.5)):
+        assert classifier(batch_size=size, steps=2).fit(X, Y).plan_.sampling == cw.Poisson(60, 12.5)
 
 
 # Fits on one ledger

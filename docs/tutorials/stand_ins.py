@@ -45,7 +45,77 @@ def mnist(folder: Path) -> Any:
     return cw.data.DataSet("mnist", "classification", *grown, digits.classes)
 
 
-STAND_INS: dict[str, Callable[[Path], Any]] = {"adult": adult, "mnist": mnist}
+WORDS = {"negative": ("bad", "dull", "slow"), "positive": ("good", "bright", "quick")}
+
+
+def _texts(name: str, classes: tuple[str, ...], second: bool) -> Any:
+    """Texts of a few words, half of which say the class."""
+    random = np.random.default_rng(0)
+    labels = tuple(int(label) for label in random.integers(0, 2, RECORDS))
+    words = [*WORDS.values()]
+    texts = tuple(f"film {k} was {random.choice(words[label])} and long" for k, label in enumerate(labels))
+    pairs = cw.data.Pairs(texts, texts if second else (), labels)
+    return cw.data.TextDataSet(name, pairs, pairs, classes)
+
+
+def imdb(folder: Path) -> Any:
+    """Reviews of one sentence, of which one word says what was thought."""
+    return _texts("imdb", ("negative", "positive"), second=False)
+
+
+def snli(folder: Path) -> Any:
+    """The same short sentences twice instead of captions."""
+    return _texts("snli", ("entailment", "neutral", "contradiction"), second=True)
+
+
+def _tokenizer(folder: Path) -> int:
+    """Write a tokenizer that knows the words of the texts, and return how many there are."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = (
+        "[PAD]",
+        "[UNK]",
+        "[END]",
+        "film",
+        "was",
+        "and",
+        "long",
+        *(word for some in WORDS.values() for word in some),
+    )
+    tokenizer = Tokenizer(models.WordLevel({word: k for k, word in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    named = {"pad_token": "[PAD]", "unk_token": "[UNK]", "eos_token": "[END]"}
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=512, **named).save_pretrained(folder)
+    return len(words)
+
+
+def distilbert(folder: Path) -> Any:
+    """A random network of its form, six layers of 16 numbers."""
+    from transformers import DistilBertConfig, DistilBertModel
+
+    size = _tokenizer(folder / "distilbert")
+    config = DistilBertConfig(vocab_size=size, dim=16, hidden_dim=16, n_layers=6, n_heads=2)
+    DistilBertModel(config).save_pretrained(folder / "distilbert")
+    return cw.data.Weights("distilbert", folder / "distilbert")
+
+
+def smollm2(folder: Path) -> Any:
+    """A random network of its form, two layers of 16 numbers."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    size = _tokenizer(folder / "smollm2")
+    config = LlamaConfig(
+        vocab_size=size, hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2,
+        bos_token_id=None, eos_token_id=2, pad_token_id=0,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(folder / "smollm2")
+    return cw.data.Weights("smollm2", folder / "smollm2")
+
+
+STAND_INS: dict[str, Callable[[Path], Any]] = {
+    each.__name__: each for each in (adult, distilbert, imdb, mnist, smollm2, snli)
+}
 
 
 @contextmanager

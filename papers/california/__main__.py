@@ -7,20 +7,11 @@ so the learning rate stays the same for every R.
 from functools import partial
 
 from clipwise.cli.published import PUBLISHED
-from clipwise.experiments import Arm, Study
+from clipwise.experiments import Study
 from papers import regression
 from papers.study import main
 
-STUDY = Study.beside(
-    __file__,
-    arms=(
-        Arm("R = 1"),
-        Arm("R = 10", ("clip.R=10.0",)),
-        Arm("R = 100", ("clip.R=100.0",)),
-        Arm("not private", ("privacy={private=false}", "clip={rule='NoClip'}")),
-    ),
-    seeds=30,
-)
+STUDY = Study.beside(__file__, arms=regression.ladder(1.0, 10.0, 100.0), seeds=30)
 QUICK = ("steps=40", "evaluation.every=10")
 
 write = partial(regression.write, "California Housing, DP-Adam", PUBLISHED["california"])

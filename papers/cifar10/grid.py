@@ -22,7 +22,7 @@ from clipwise.errors import DataError
 from clipwise.experiments import Show, side_by_side
 from clipwise.plots import Point
 from clipwise.report import write_text
-from papers.verdicts import BINS, calibration_of
+from papers.tables import BINS, calibration_of
 
 METRICS = ("accuracy", "nll", "ece", *(f"mce{bins}" for bins in BINS))
 

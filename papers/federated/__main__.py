@@ -16,8 +16,9 @@ from clipwise import plots
 from clipwise.experiments import Arm, Study
 from clipwise.plots import Curve
 from clipwise.report import ArmResults
+from papers.figures import figure
 from papers.study import main
-from papers.tables import figure, page
+from papers.tables import page
 
 FEDSGD = (
     "algorithm=dp-fedsgd",
@@ -93,10 +94,10 @@ def write(arms: Sequence[ArmResults], folder: Path) -> str:
         figure(
             folder,
             "rounds",
-            _over_rounds(curves),
-            "Test accuracy, ECE, loss and user-level epsilon over the rounds; without the arm with twice the rate",
-        ),
-        figure(folder, "reliability", plots.reliability_diagram(shown), "Reliability diagrams, first seed"),
+            [_over_rounds(curves), plots.reliability_diagram(shown)],
+            "(a) Test accuracy, ECE, loss and user-level epsilon over the rounds; without the arm with twice the rate. "
+            "(b) Reliability diagrams, first seed",
+        )
     ]
     return page(folder, "Federated MNIST with unlike users", arms, (), figures, REMARKS)
 

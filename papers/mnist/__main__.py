@@ -15,9 +15,21 @@ from clipwise import plots
 from clipwise.experiments import Arm, Study
 from clipwise.plots import Curve
 from clipwise.report import ArmResults
+from papers.figures import HISTOGRAMS, figure, histograms
 from papers.study import main
-from papers.tables import against, bins_table, figure, findings_table, number, page, setting
-from papers.verdicts import Claim, Finding, seeds_of, smaller, smaller_mce
+from papers.tables import (
+    Claim,
+    Finding,
+    against,
+    bins_table,
+    findings_table,
+    number,
+    page,
+    seeds_of,
+    setting,
+    smaller,
+    smaller_mce,
+)
 
 MIX_UP = "R = 1, then 200"
 LADDER = (10.0, 50.0)
@@ -60,6 +72,7 @@ NEARLY = 0.03
 _SIDE_BY_SIDE = ("R = 1", "R = 200", "not private")
 
 
+LATE = "The second half of training"
 OVER_R = (
     "Accuracy and ECE over R, with 95 % intervals of the mean over the seeds; a dashed level has no single R, and in "
     "the right panel the upper left corner is the best"
@@ -121,14 +134,15 @@ def write(arms: Sequence[ArmResults], folder: Path) -> str:
         figure(
             folder,
             "training",
-            plots.training_curves(curves),
-            "Test loss, accuracy and ECE over training; means and deviations",
+            [
+                plots.training_curves(curves),
+                plots.training_curves(late),
+                plots.accuracy_calibration([arm.point for arm in arms]),
+            ],
+            f"(a) Test loss, accuracy and ECE over training; means and deviations. (b) {LATE}. (c) {OVER_R}",
         ),
-        figure(folder, "training_late", plots.training_curves(late), "The second half of training"),
-        figure(folder, "over_R", plots.accuracy_calibration([arm.point for arm in arms]), OVER_R),
         figure(folder, "reliability", plots.reliability_diagram(shown), "Reliability diagrams, first seed"),
-        figure(folder, "confidence", plots.confidence_histogram(shown), "Confidence, first seed"),
-        figure(folder, "true_class", plots.true_class_histogram(shown), "Probability of the true class, first seed"),
+        figure(folder, "histograms", histograms(shown), HISTOGRAMS),
     ]
     said = f"{setting(arms[0].first)} {CHOSEN}\n"
     remarks = [findings_table(findings(by_name)), said, bins_table(arms)]

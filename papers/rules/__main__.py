@@ -15,11 +15,11 @@ from clipwise import plots
 from clipwise.calibration import metric_named
 from clipwise.experiments import Arm, Study, runs_of
 from clipwise.report import ArmResults, arms_of
+from papers.figures import figure
 from papers.mnist.__main__ import QUICK
 from papers.mnist.__main__ import STUDY as MNIST
 from papers.study import main
-from papers.tables import against, bins_table, figure, findings_table, page, setting
-from papers.verdicts import Finding, seeds_of
+from papers.tables import Finding, against, bins_table, findings_table, page, seeds_of, setting
 
 STUDY = Study(
     config=MNIST.config,

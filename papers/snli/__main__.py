@@ -18,9 +18,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from clipwise.experiments import Arm, Study
+from papers.snli.bert import write_tiny_bert
 from papers.snli.frozen import Choice, hidden
 from papers.snli.page import LARGE, MIX_UP, NOT_PRIVATE, SMALL, write
-from papers.snli.synthetic import write_tiny_bert
 from papers.study import complete, parser_of, placed, told
 
 HERE = Path(__file__).parent

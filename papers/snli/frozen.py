@@ -8,6 +8,8 @@ not there, so that a process that was stopped continues with the next one.
 from __future__ import annotations
 
 import shutil
+import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -21,10 +23,7 @@ from torch.utils.data import TensorDataset
 from clipwise.data import DataSet, TextDataSet, Weights, load_text, load_weights
 from clipwise.errors import DataError
 from papers.cache import cache_folder, digests_of_files, fill, kept
-from papers.snli.bert import frozen_layers
-from papers.snli.states import states_of
-from papers.snli.synthetic import synthetic_pairs
-from papers.snli.tokens import PARTS, SHARD, places_of, tokens_of
+from papers.snli.bert import frozen_layers, synthetic_pairs, tokenizer
 
 FORMAT = 1
 
@@ -141,3 +140,86 @@ def _compute(folder: Path, tokens: dict[str, Any], where: dict[str, Any], weight
         np.save(file, states_of(model, tokens, part, records))
 
     fill("shards of hidden states", paths, make)
+
+
+TOKENS_AT_ONCE = 1024
+
+
+def states_of(model: torch.nn.Module, tokens: dict[str, Any], part: str, records: Any) -> Any:
+    """The float16 states of consecutive records, one after the other; records of like lengths are run together."""
+    lengths = tokens[f"{part}_lengths"]
+    base = int(lengths[: records[0]].sum())
+    counts = lengths[records]
+    starts = np.cumsum(counts) - counts
+    states = None
+    for chosen in _alike(counts):
+        longest = int(counts[chosen].max())
+        mask = np.arange(longest) < counts[chosen][:, None]
+        rows = (starts[chosen][:, None] + np.arange(longest))[mask]
+        inputs = []
+        for name in ("ids", "types"):
+            padded = np.zeros(mask.shape, dtype=np.int64)
+            padded[mask] = tokens[f"{part}_{name}"][base + rows]
+            inputs.append(torch.from_numpy(padded))
+        with torch.inference_mode():
+            made = model(
+                input_ids=inputs[0], token_type_ids=inputs[1], attention_mask=torch.from_numpy(mask.astype(np.int64))
+            ).last_hidden_state
+        if states is None:
+            states = np.empty((int(counts.sum()), made.shape[2]), dtype=np.float16)
+        states[rows] = made.numpy()[mask]
+    return states
+
+
+def _alike(counts: Any) -> Iterator[Any]:
+    """Records in groups of like length, each of about `TOKENS_AT_ONCE` tokens."""
+    order = np.argsort(counts, kind="stable")
+    group: list[int] = []
+    for k in order:
+        if group and (len(group) + 1) * counts[k] > TOKENS_AT_ONCE:
+            yield np.array(group)
+            group = []
+        group.append(int(k))
+    yield np.array(group)
+
+
+SHARD = 4096
+"""Records of a shard: about half a minute of work, 80 MB of MiniLM's states."""
+PARTS = ("train", "test")
+
+
+def tokens_of(folder: Path, text: TextDataSet, weights: Weights, max_length: int) -> dict[str, Any]:
+    """Token numbers without padding, from the cache or from the tokenizer; test pairs by length, so that few pad."""
+    path = folder / "tokens.npz"
+    fill("files of tokens", [path], lambda _, file: np.savez(file, **_tokenised(text, weights, max_length)))
+    with kept(path), open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
+        return dict(arrays)
+
+
+def _tokenised(text: TextDataSet, weights: Weights, max_length: int) -> dict[str, Any]:
+    made = text.tokenised(tokenizer(weights.folder), max_length)
+    tokens = {}
+    for part, records in zip(PARTS, (made.train, made.test), strict=True):
+        *inputs, labels = (tensor.numpy() for tensor in records.tensors)
+        ids, mask, types = inputs if len(inputs) == 3 else (*inputs, np.zeros_like(inputs[0]))
+        order = np.argsort(mask.sum(1), kind="stable") if part == "test" else np.arange(len(mask))
+        real = mask[order].astype(bool)
+        tokens[f"{part}_ids"] = ids[order][real].astype(np.int32)
+        tokens[f"{part}_types"] = types[order][real].astype(np.int8)
+        tokens[f"{part}_lengths"] = real.sum(1)
+        tokens[f"{part}_labels"] = labels[order]
+    return tokens
+
+
+def places_of(tokens: dict[str, Any]) -> dict[str, Any]:
+    """Shard, first row, rows and checksum of every record; a part begins with a shard of its own."""
+    places, shards = {}, 0
+    for part in PARTS:
+        lengths, ids = tokens[f"{part}_lengths"], tokens[f"{part}_ids"]
+        shard = np.arange(len(lengths)) // SHARD
+        ends = np.cumsum(lengths)
+        starts = ends - lengths
+        checks = [zlib.crc32(ids[a:b].tobytes()) for a, b in zip(starts, ends, strict=True)]
+        places[part] = np.stack([shard + shards, starts - starts[shard * SHARD], lengths, checks], axis=1)
+        shards += int(shard[-1]) + 1
+    return places

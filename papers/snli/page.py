@@ -12,8 +12,8 @@ from clipwise.accounting import account
 from clipwise.calibration import CalibrationResult
 from clipwise.cli.published import PUBLISHED
 from clipwise.report import ArmResults, describe
-from papers.tables import against, bins_table, epsilon, figure, findings_table, number, page
-from papers.verdicts import Claim, Finding, seeds_of, smaller
+from papers.figures import figure, histograms
+from papers.tables import Claim, Finding, against, bins_table, epsilon, findings_table, number, page, seeds_of, smaller
 
 SMALL, MIX_UP, LARGE, NOT_PRIVATE = "R = 0.1", "R = 0.1, then 20", "R = 20", "not private"
 _SMALLER = "a smaller network, a fifth of the pairs"
@@ -50,9 +50,12 @@ def write(arms: Sequence[ArmResults], folder: Path, weights: str | None) -> str:
             _training(by_name),
             "Test loss, accuracy and ECE over training; the dotted line is the switch of mix-up training",
         ),
-        figure(folder, "reliability", plots.reliability_diagram(shown), "Reliability diagrams, first seed"),
-        figure(folder, "confidence", plots.confidence_histogram(shown), "Confidence, first seed"),
-        figure(folder, "true_class", plots.true_class_histogram(shown), "Probability of the true class, first seed"),
+        figure(
+            folder,
+            "calibration",
+            [plots.reliability_diagram(shown), *histograms(shown)],
+            "First seed: (a) reliability diagrams, (b) confidence, (c) probability of the true class",
+        ),
     ]
     other = "The paper's network: `clipwise reproduce snli --weights bert_base`, or a folder with a BERT.\n"
     remarks = [other, _setting(arms), _privacy(arms, weights), *_findings(by_name), bins_table(arms)]

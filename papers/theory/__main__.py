@@ -19,9 +19,9 @@ from typing import Any
 import torch
 
 import clipwise as cw
+from papers.figures import save
 from papers.pages import DOCS, put
-from papers.tables import save
-from papers.theory import figures, monitor, optimizers, order, table
+from papers.theory import figures, monitor, order, table
 from papers.theory.networks import Case
 from papers.theory.search import markdown as searched
 from papers.theory.search import positive_definite, search
@@ -68,23 +68,25 @@ def checked(instances: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return results
 
 
+FLOWS = {
+    "flat_rising": "Small R, flat: the loss rises for a while",
+    "layerwise_stuck": "Small R, layerwise: the flow stops above zero",
+    "layerwise_diverging": "Small R, layerwise: the loss grows without end",
+    "flat_diverging_normalized": "Normalized, logistic loss: it grows without end",
+}
+"""Instances that are drawn, with their titles."""
+
+
 def draw(out: Path, instances: dict[str, Any], found: dict[str, Any], flows: dict[str, Any], quick: bool) -> None:
     """All figures."""
     save(out, "spectra", cw.plots.spectra(found["spectra"], "Clipping and the spectrum"))
-    titles = {
-        "flat_rising": "Small R, flat: the loss rises for a while",
-        "layerwise_stuck": "Small R, layerwise: the flow stops above zero",
-        "layerwise_diverging": "Small R, layerwise: the loss grows without end",
-        "flat_diverging_normalized": "Normalized, logistic loss: it grows without end",
-    }
-    for name, title in titles.items():
+    drawn = []
+    for name, title in FLOWS.items():
         case = Case.from_dict(instances[name]["case"])
         compared = figures.compared(case, points=41 if quick else 401)
-        linear = name != "layerwise_stuck"
-        save(out, name, cw.plots.loss_flows(compared, title, linear=linear))
-    save(out, "order", figures.order_figure(found["orders"]))
-    save(out, "noise", figures.noise_figure(found["noise"]))
-    save(out, "optimizers", figures.optimizer_figure(flows))
+        drawn.append(cw.plots.loss_flows(compared, title, linear=name != "layerwise_stuck"))
+    save(out, "flows", [drawn[:2], drawn[2:], figures.optimizer_figure(flows)])
+    save(out, "noise", [figures.order_figure(found["orders"]), figures.noise_figure(found["noise"])])
 
 
 def reproduce(out: Path, quick: bool, instances: dict[str, Any]) -> dict[str, Any]:
@@ -93,8 +95,8 @@ def reproduce(out: Path, quick: bool, instances: dict[str, Any]) -> dict[str, An
     found: dict[str, Any] = {"instances": checked(instances)}
     progress("optimizers")
     stuck = Case.from_dict(instances["layerwise_stuck"]["case"])
-    flows = optimizers.flows(stuck, *((21, 3.0) if quick else (201,)))
-    found["optimizers"] = optimizers.summary(flows)
+    flows = order.flows(stuck, *((21, 3.0) if quick else (201,)))
+    found["optimizers"] = order.summary(flows)
     progress("Table 1")
     found["table"] = table.table(instances, networks=6 if quick else 60, flows=1 if quick else 24)
     progress("order of convergence")

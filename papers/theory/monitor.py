@@ -15,8 +15,8 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 import clipwise as cw
+from papers.figures import save
 from papers.mnist.network import network
-from papers.tables import save
 
 BATCH, NOISE, RATE = 256, 1.1, 0.15  # of section 5.3; the learning rate is RATE over the sensitivity
 MEAN, STD = 0.1307, 0.3081

@@ -14,10 +14,7 @@ from papers.study import main
 STUDY = Study.beside(
     __file__,
     arms=(
-        Arm("R = 2"),
-        Arm("R = 20", ("clip.R=20.0",)),
-        Arm("R = 200", ("clip.R=200.0",)),
-        Arm("not private", ("privacy={private=false}", "clip={rule='NoClip'}", "optimizer.learning_rate=0.001")),
+        *regression.ladder(2.0, 20.0, 200.0, plain=["optimizer.learning_rate=0.001"]),
         *(Arm(f"R = {R:g}{WITHOUT_NOISE}", (f"clip.R={R}", "privacy={private=false}"), 10) for R in (2.0, 20.0)),
     ),
     seeds=30,

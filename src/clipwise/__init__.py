@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         NoClip,
         Normalize,
     )
+    from clipwise.correlation import Banded, Independent, SquareRoot, Tree
     from clipwise.engine import Clipped, check, clipped_gradients, per_sample_gradients, per_sample_norms
     from clipwise.errors import (
         AccountingError,
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from clipwise.noise import SecureNormals
     from clipwise.plan import Plan
     from clipwise.private import Checked, Looked, Private, StepStatistics, Witness, check_model, without_batchnorm
-    from clipwise.sampling import FixedSize, FullBatch, Poisson, Shuffled
+    from clipwise.sampling import CyclicPoisson, FixedSize, FullBatch, Poisson, Shuffled
     from clipwise.training import Predictor, load
 
 __version__ = "1.0.0rc1"
@@ -57,6 +58,7 @@ _HOME = {
         *("Abadi", "Automatic", "BatchClip", "Flat", "Global", "GlobalScaled", "Groupwise", "Layerwise", "MixUp"),
         *("NoClip", "Normalize"),
     ),
+    "correlation": ("Banded", "Independent", "SquareRoot", "Tree"),
     "engine": ("Clipped", "check", "clipped_gradients", "per_sample_gradients", "per_sample_norms"),
     "errors": (
         *("AccountingError", "BudgetSpent", "CheckFailed", "CheckpointError", "ClipwiseError", "DataError"),
@@ -67,7 +69,7 @@ _HOME = {
     "noise": ("SecureNormals",),
     "plan": ("Plan",),
     "private": ("Checked", "Looked", "Private", "StepStatistics", "Witness", "check_model", "without_batchnorm"),
-    "sampling": ("FixedSize", "FullBatch", "Poisson", "Shuffled"),
+    "sampling": ("CyclicPoisson", "FixedSize", "FullBatch", "Poisson", "Shuffled"),
     "training": ("Predictor", "load"),
 }
 _PARTS = {  # used by name: cw.ntk.kernel
@@ -84,6 +86,7 @@ __all__ = [
     "AccountingError",
     "AdaptiveClip",
     "Automatic",
+    "Banded",
     "BatchClip",
     "BudgetSpent",
     "CheckFailed",
@@ -91,6 +94,7 @@ __all__ = [
     "CheckpointError",
     "Clipped",
     "ClipwiseError",
+    "CyclicPoisson",
     "DataError",
     "FixedSize",
     "Flat",
@@ -100,6 +104,7 @@ __all__ = [
     "GlobalScaled",
     "Groupwise",
     "Guarantee",
+    "Independent",
     "InvalidConfig",
     "InvalidLosses",
     "InvalidPlan",
@@ -120,8 +125,10 @@ __all__ = [
     "Private",
     "SecureNormals",
     "Shuffled",
+    "SquareRoot",
     "StepStatistics",
     "Steps",
+    "Tree",
     "UnaccountedUpdate",
     "UnsupportedNode",
     "Witness",

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from clipwise import clipping, mechanisms
+from clipwise.correlation import CORRELATIONS
 from clipwise.errors import InvalidPlan
 from clipwise.sampling import SAMPLINGS, arguments, made_from
 
@@ -22,7 +23,9 @@ _CLIPS = tuple(
     )
 )
 _MECHANISMS = tuple(getattr(mechanisms, name) for name in mechanisms.__all__ if name not in ("Mechanism", "Repeated"))
-_VALUES: dict[str, type[Any]] = {cls.__name__: cls for cls in (*_SAMPLINGS, *_CLIPS, *_MECHANISMS)}
+_VALUES: dict[str, type[Any]] = {
+    cls.__name__: cls for cls in (*_SAMPLINGS, *_CLIPS, *_MECHANISMS, *CORRELATIONS.values())
+}
 
 
 def keys(record: object) -> object:
@@ -38,6 +41,8 @@ def encode(value: Any) -> Any:
     """
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
+    if isinstance(value, tuple):
+        return [encode(item) for item in value]
     if isinstance(value, Mapping):
         return {"kind": "mapping", "items": [[key, encode(item)] for key, item in value.items()]}
     if not dataclasses.is_dataclass(value):

@@ -11,9 +11,10 @@ from typing import Any
 from clipwise._encoding import decode, encode, keys
 from clipwise._show import html_table
 from clipwise._validate import MOST_NOISE, is_count, is_noise
-from clipwise.accounting import Event, Relation, account, default_delta, noise_scale, round_up
+from clipwise.accounting import Event, Relation, account, check_correlation, default_delta, noise_scale, round_up
 from clipwise.clipping import Clip, Flat, Groupwise, Layerwise, MixUp, Rule, Style, as_clip, is_private
-from clipwise.errors import ClipwiseError, InvalidPlan
+from clipwise.correlation import CORRELATIONS, Correlation, Independent
+from clipwise.errors import AccountingError, ClipwiseError, InvalidPlan
 from clipwise.mechanisms import AdaptiveClip, Gaussian, Mechanism, Repeated, Steps
 from clipwise.sampling import SAMPLINGS, Sampling
 
@@ -29,9 +30,11 @@ class Plan:
     `noise_multiplier` is one number, or a schedule such as `cw.Steps({0: 2.0, 500: 1.0})`. None is for `calibrate`.
     `mechanism` is what is released: the sum of clipped gradients (`Gaussian()`, also for None), the same with norms
     that are only estimated (`cw.mechanisms.ProjectedNorms`), or rounds of users (`cw.mechanisms.Rounds`).
+    `correlation` says how the noise of the Gaussian mechanism depends on that of earlier steps, such as `cw.Banded(8)`.
 
-    Guarantees: the noise has `noise_multiplier` times the joint sensitivity of the style in force at each step, so
-    the privacy of the run depends on `sampling`, `steps`, `noise_multiplier` and `mechanism` alone.
+    Guarantees: the noise has `noise_multiplier` times the joint sensitivity of the style in force at each step (what is
+    correlated is noise in units of that), so the privacy of the run depends on `sampling`, `steps`, `noise_multiplier`,
+    `mechanism` and `correlation` alone.
 
     >>> from clipwise import Abadi, Poisson
     >>> plan = Plan(sampling=Poisson(60_000, 256), steps=14_040, clip=Abadi(1.0), noise_multiplier=1.1)
@@ -44,12 +47,13 @@ class Plan:
     clip: Clip | Rule
     noise_multiplier: float | Steps | None = None
     mechanism: Mechanism = Gaussian()  # noqa: RUF009 - a frozen value
+    correlation: Correlation = Independent()  # noqa: RUF009 - a frozen value
 
     def __post_init__(self) -> None:
         if not isinstance(self.sampling, tuple(SAMPLINGS.values())):
             raise InvalidPlan(
-                f"sampling must be Poisson, FullBatch, Shuffled or FixedSize, got {self.sampling!r}. A bare rate or "
-                "batch size does not say how batches are drawn."
+                f"sampling must be {_one_of(SAMPLINGS)}, got {self.sampling!r}. A bare rate or batch size does not say "
+                "how batches are drawn."
             )
         if not is_count(self.steps):
             raise InvalidPlan(
@@ -59,6 +63,7 @@ class Plan:
         if isinstance(self.clip, MixUp):
             self.clip.switch_step(self.steps)
         self._check_mechanism()
+        self._check_correlation()
         if self.noise_multiplier is None:
             return
         self._check_noise()
@@ -95,14 +100,30 @@ class Plan:
             )
         self.mechanism.check(self)
 
+    def _check_correlation(self) -> None:
+        if type(self.correlation) not in CORRELATIONS.values():  # another class could have other coefficients
+            raise InvalidPlan(f"correlation must be {_one_of(CORRELATIONS)}, got {self.correlation!r}.")
+        if self.correlation == Independent():
+            return
+        if self.mechanism != Gaussian():
+            raise InvalidPlan(f"correlated noise is for the sum of clipped gradients, not for {self.mechanism!r}.")
+        if isinstance(self.noise_multiplier, Steps) and len(self.noise_multiplier.noise) > 1:
+            raise InvalidPlan(
+                f"{self.noise_multiplier!r} together with {self.correlation!r} has no proof: use one noise."
+            )
+        try:
+            check_correlation(self.sampling, self.correlation)
+        except AccountingError as error:
+            raise InvalidPlan(str(error)) from error
+
     @property
     def is_private(self) -> bool:
         """Whether every step's clipping is bounded and there will be noise."""
         return self.noise_multiplier != 0 and all(is_private(style) for style in self.styles)
 
     @property
-    def batch_size(self) -> int:
-        """The expected batch size, a public number."""
+    def batch_size(self) -> float:
+        """The expected batch size, a public number; of `Poisson` it may be a fraction."""
         return self.sampling.batch_size
 
     @property
@@ -172,7 +193,10 @@ class Plan:
         if not 0 <= first < stop:
             raise InvalidPlan(f"there are no steps from {first!r} to {stop!r}.")
         stretches = noise.stretches(first, stop) if isinstance(noise, Steps) else [(noise, stop - first)]
-        return tuple(self.mechanism.event(self.sampling, each, count) for each, count in stretches)
+        found = tuple(self.mechanism.event(self.sampling, each, count) for each, count in stretches)
+        if self.correlation == Independent():
+            return found
+        return tuple(event.changed(correlation=self.correlation) for event in found)
 
     def event_at(self, step: int) -> Repeated:
         """What step `step` (from 0) puts on the ledger. Its noise multiplier is that of the step."""
@@ -193,6 +217,8 @@ class Plan:
         found = {"batches": self.sampling.description, "steps": f"{self.steps:,}", "clipping": repr(self.clip)}
         if self.mechanism != Gaussian():
             found["mechanism"] = repr(self.mechanism)
+        if self.correlation != Independent():
+            found["noise over steps"] = self.correlation.describe()
         if noise is None:
             return [*found.items(), ("noise multiplier", "none yet: plan.calibrate(epsilon, delta) finds it")]
         found["noise multiplier"] = f"{noise:g}" if is_noise(noise) else repr(noise)
@@ -213,10 +239,8 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """The plan as a JSON object; a rule of your own is described, see `from_dict`."""
-        record = {name: encode(getattr(self, name)) for name in _NAMES}
-        if self.mechanism == Gaussian():
-            del record["mechanism"]  # a plan reads as it did before there was a choice
-        return {"version": VERSION, **record}
+        kept = [name for name in _NAMES if getattr(self, name) != _LEFT_OUT.get(name, ...)]
+        return {"version": VERSION, **{name: encode(getattr(self, name)) for name in kept}}
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> Plan:
@@ -228,7 +252,7 @@ class Plan:
         True
         """
         expected = {"version", *_NAMES}
-        if not isinstance(record, Mapping) or {"mechanism", *record} != expected:
+        if not isinstance(record, Mapping) or {*_LEFT_OUT, *record} != expected:
             raise InvalidPlan(f"a plan has the keys {sorted(expected)}, got {keys(record)}.")
         if not is_count(record["version"]) or record["version"] != VERSION:
             raise InvalidPlan(f"the plan has version {record['version']!r}, this clipwise reads {VERSION}.")
@@ -236,3 +260,10 @@ class Plan:
 
 
 _NAMES = tuple(f.name for f in dataclasses.fields(Plan))
+_LEFT_OUT = {"mechanism": Gaussian(), "correlation": Independent()}
+"""Values that are not written down, so that a plan reads as it did before there was a choice."""
+
+
+def _one_of(kinds: Mapping[str, type[Any]]) -> str:
+    names = [kind.__name__ for kind in kinds.values()]
+    return f"{', '.join(names[:-1])} or {names[-1]}"

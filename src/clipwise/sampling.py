@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from fractions import Fraction
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from clipwise._validate import is_count, is_number
+from clipwise._validate import is_count, is_number, is_positive
 from clipwise.errors import InvalidSampling
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "SAMPLINGS",
+    "CyclicPoisson",
     "Draws",
     "FixedSize",
     "FullBatch",
@@ -44,9 +45,22 @@ def _check_size(name: str, value: object) -> None:
         raise InvalidSampling(f"{name} must be a positive integer, got {value!r}.")
 
 
-def _check_sizes(sample_size: int, batch_size: int) -> None:
+_LEAST = 1e-12
+"""Of an expected batch size: the gradient is divided by it. No smaller rate is accounted for."""
+
+
+def _expected(size: object) -> float:
+    """An expected batch size as it is written everywhere: a whole number without a decimal point."""
+    if not is_positive(size) or size < _LEAST:
+        raise InvalidSampling(
+            f"batch_size must be a finite int or float of at least {_LEAST:g}, got {size!r}. It is the expected batch "
+            "size: 256, or a fraction such as 12.5."
+        )
+    return int(size) if size == int(size) else float(size)
+
+
+def _check_sizes(sample_size: int, batch_size: float) -> None:
     _check_size("sample_size", sample_size)
-    _check_size("batch_size", batch_size)
     if batch_size > sample_size:
         raise InvalidSampling(
             f"batch_size {batch_size} is larger than sample_size {sample_size}: the sampling rate would be over 1."
@@ -61,26 +75,39 @@ class _Quotient(float):
 class Poisson:
     """Each sample joins each batch independently with the same probability, `rate`.
 
-    `batch_size` is the *expected* batch size, and the public denominator of the gradient. Either the number of records
-    is public (`sample_size`), and the rate is `batch_size / sample_size`; or the rate itself is, and then the data may
-    have any number of records, which is not revealed. That rate must not be computed from the records.
+    `batch_size` is the *expected* batch size, and the public denominator of the gradient; as a mean it may be a
+    fraction. Either the number of records is public (`sample_size`), and the rate is `batch_size / sample_size`; or the
+    rate itself is, and then the data may have any number of records, which is not revealed. That rate must not be
+    computed from the records.
 
     `max_batch_size` caps the batch (truncated Poisson), which is accounted as such. With a public rate it needs
     `largest`, a public number that the data never have more records than.
 
     >>> Poisson(sample_size=60_000, batch_size=256).rate
     0.004266666666666667
+    >>> Poisson(sample_size=1_000, batch_size=12.5).rate
+    0.0125
     >>> Poisson(rate=1 / 250, batch_size=256)
     Poisson(rate=0.004, batch_size=256)
     """
 
     sample_size: int | None = None
-    batch_size: int = 0
+    batch_size: float = 0
     max_batch_size: int | None = None
     rate: float = math.nan
     largest: int | None = None
 
+    keeps_order: ClassVar[bool] = False
+    """Whether a run keeps a random order of its records, or several. It claims no amplification by it."""
+    has_random_sizes: ClassVar[bool] = True
+    """Whether the number of records in a batch is drawn, and tells something of them."""
+
     def __post_init__(self) -> None:
+        if self.sample_size is None and self.rate is math.nan:
+            raise InvalidSampling(
+                "Poisson needs sample_size=, the public number of records, or rate=, a public probability."
+            )
+        object.__setattr__(self, "batch_size", _expected(self.batch_size))
         if self.sample_size is None:
             self._check_public_rate()
         else:
@@ -89,7 +116,7 @@ class Poisson:
                     "give sample_size= (the number of records is public) or rate= (the rate is), not both."
                 )
             _check_sizes(self.sample_size, self.batch_size)
-            object.__setattr__(self, "rate", _Quotient(Fraction(self.batch_size, self.sample_size)))
+            object.__setattr__(self, "rate", _Quotient(Fraction(self.batch_size) / self.sample_size))
         for name in ("max_batch_size", "largest"):
             size = getattr(self, name)
             if size is not None:
@@ -99,14 +126,9 @@ class Poisson:
 
     def _check_public_rate(self) -> None:
         rate = self.rate
-        if rate is math.nan:
-            raise InvalidSampling(
-                "Poisson needs sample_size=, the public number of records, or rate=, a public probability."
-            )
         if not is_number(rate) or not 0.0 < rate <= 1.0:
             raise InvalidSampling(f"rate must be a number over 0 and at most 1, got {rate!r}.")
         object.__setattr__(self, "rate", float(rate))
-        _check_size("batch_size", self.batch_size)
         if self.max_batch_size is not None and self.largest is None:
             raise InvalidSampling(
                 "max_batch_size= with rate= needs largest=, a public number that the data never have more records "
@@ -156,6 +178,9 @@ class FullBatch:
 
     sample_size: int
 
+    keeps_order: ClassVar[bool] = False
+    has_random_sizes: ClassVar[bool] = False
+
     def __post_init__(self) -> None:
         _check_sizes(self.sample_size, self.sample_size)
 
@@ -186,12 +211,21 @@ class FullBatch:
 
 @dataclass(frozen=True)
 class _KnownSizes:
-    """Batches of a size that is known before they are drawn."""
+    """Batches of a size that is known before they are drawn, and so whole."""
 
     sample_size: int
     batch_size: int
 
+    keeps_order: ClassVar[bool] = False
+    has_random_sizes: ClassVar[bool] = False
+
     def __post_init__(self) -> None:
+        if is_number(self.batch_size) and not isinstance(self.batch_size, int):
+            raise InvalidSampling(
+                f"batch_size must be a positive integer, got {self.batch_size!r}: a batch of {type(self).__name__} has "
+                "exactly so many records. Only the expected batch size of cw.Poisson may be a fraction."
+            )
+        _check_size("batch_size", self.batch_size)
         _check_sizes(self.sample_size, self.batch_size)
 
     @property
@@ -204,27 +238,92 @@ class _KnownSizes:
 class Shuffled(_KnownSizes):
     """Each epoch is a random order cut into batches, each sample once per epoch. Accounted without amplification.
 
+    With `reshuffle=False` all epochs have the order of the first, so that a sample is in every so many steps exactly.
     The last batch of an epoch may be short; the gradient is still divided by `batch_size`.
 
     >>> Shuffled(sample_size=10, batch_size=4).batches_per_epoch
     3
     """
 
+    reshuffle: bool = True
+
+    keeps_order = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.reshuffle, bool):
+            raise InvalidSampling(f"reshuffle must be True or False, got {self.reshuffle!r}.")
+
     def draw(self, draws: Draws, step: int, records: int | None) -> Indices:
         """The batch of a step, in the order of its epoch."""
         epoch, position = divmod(step, self.batches_per_epoch)
         start = position * self.batch_size
-        return draws.order(epoch, self.sample_size)[start : start + self.batch_size]
+        return draws.order(epoch if self.reshuffle else 0, self.sample_size)[start : start + self.batch_size]
 
     @property
     def description(self) -> str:
         """How batches are drawn, in words."""
-        return f"shuffled batches of {self.batch_size} from {self.sample_size:,} records"
+        order = "" if self.reshuffle else ", in the same order every epoch"
+        return f"shuffled batches of {self.batch_size} from {self.sample_size:,} records{order}"
 
     @property
     def batches_per_epoch(self) -> int:
         """Batches that together hold each sample once."""
         return -(-self.sample_size // self.batch_size)
+
+
+@dataclass(frozen=True)
+class CyclicPoisson:
+    """Poisson sampling from one of `bands` groups of the records, a group after the other.
+
+    Choquette-Choo et al. (2023) have it for banded noise. The records are dealt to groups once, at random. Step t draws
+    from group t modulo `bands`, each record of it with probability `rate`, which is `bands * batch_size / sample_size`.
+    So a record is never in two of `bands` consecutive steps. `batch_size` is the expected batch size.
+
+    >>> CyclicPoisson(sample_size=60_000, batch_size=256, bands=8).rate
+    0.034133333333333335
+    """
+
+    sample_size: int
+    batch_size: float
+    bands: int
+
+    keeps_order: ClassVar[bool] = True
+    has_random_sizes: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "batch_size", _expected(self.batch_size))
+        _check_sizes(self.sample_size, self.batch_size)
+        _check_size("bands", self.bands)
+        if self.bands * Fraction(self.batch_size) > self.sample_size:
+            raise InvalidSampling(
+                f"{self.bands} groups of {self.sample_size:,} records are too small for batches of {self.batch_size}: "
+                f"there can be at most {int(self.sample_size // self.batch_size)}."
+            )
+
+    @property
+    def rate(self) -> float:
+        """The probability with which a record of the step's own group joins."""
+        return float(self.bands * Fraction(self.batch_size) / self.sample_size)
+
+    @property
+    def largest_batch(self) -> int:
+        """No batch can have more samples than a group has."""
+        return -(-self.sample_size // self.bands)
+
+    @property
+    def description(self) -> str:
+        """How batches are drawn, in words."""
+        return (
+            f"Poisson in turns: {self.sample_size:,} records in {self.bands} groups, each of a step's group with "
+            f"probability {self.bands * self.batch_size}/{self.sample_size:,}"
+        )
+
+    def draw(self, draws: Draws, step: int, records: int | None) -> Indices:
+        """The batch of a step, from its group."""
+        group = draws.order(0, self.sample_size)[step % self.bands :: self.bands]
+        chosen = draws.subset(step, lambda random: int(random.binomial(len(group), self.rate)), len(group))
+        return np.sort(group[chosen])
 
 
 @dataclass(frozen=True)
@@ -245,11 +344,14 @@ class FixedSize(_KnownSizes):
         return f"batches of exactly {self.batch_size} from {self.sample_size:,} records"
 
 
-Sampling: TypeAlias = Poisson | FullBatch | Shuffled | FixedSize
+Sampling: TypeAlias = Poisson | FullBatch | Shuffled | FixedSize | CyclicPoisson
 
 SAMPLINGS: Mapping[str, type[Sampling]] = MappingProxyType(
-    {"poisson": Poisson, "full_batch": FullBatch, "shuffled": Shuffled, "fixed_size": FixedSize}
-)
+    {
+        "poisson": Poisson, "full_batch": FullBatch, "shuffled": Shuffled, "fixed_size": FixedSize,
+        "cyclic_poisson": CyclicPoisson,
+    }
+)  # fmt: skip
 """All kinds of sampling, by their name on a ledger and, with hyphens, on the command line."""
 
 
@@ -274,7 +376,10 @@ def arguments(sampling: Sampling) -> dict[str, Any]:
         cut = {"max_batch_size": sampling.max_batch_size, "largest": sampling.largest}
         return {"rate": sampling.rate, "batch_size": sampling.batch_size, **(cut if sampling.largest else {})}
     named = (f.name for f in fields(sampling) if f.name not in ("rate", "largest"))
-    return {name: getattr(sampling, name) for name in named}
+    found = {name: getattr(sampling, name) for name in named}
+    if found.get("reshuffle") is True:
+        del found["reshuffle"]  # so that files read as they did before there was a choice
+    return found
 
 
 def made_from(kind: type[Any], given: Mapping[str, Any]) -> Sampling:
@@ -302,7 +407,7 @@ class Draws:
     def __init__(self, sampling: Sampling, entropy: Entropy, order_key: bytes | None = None) -> None:
         self.sampling = sampling
         self._entropy = entropy
-        # Only Shuffled needs a memory: the epoch's order. It claims no amplification, so the key is not a secret.
+        # Shuffled epochs and cyclic groups need a memory. It claims no amplification, so the key is not a secret.
         self.order_key = entropy.take(16, "order") if order_key is None else order_key
         self._epoch: tuple[int, Indices] | None = None
 

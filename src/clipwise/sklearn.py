@@ -13,7 +13,7 @@ import random
 import secrets
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from itertools import pairwise
 from typing import Any, TypeAlias
 
@@ -51,13 +51,15 @@ Bounds: TypeAlias = tuple[Any, Any]
 
 _ELSEWHERE = (
     "Not covered: what else was computed from the records, such as a transformer of a pipeline that was fitted to "
-    "them, or scores on private records by which parameters were chosen."
+    "them, scores on private records by which parameters were chosen, or `calibration_` on private records."
 )
 _ALONE = "This is about this fit alone. Other fits on the same records add to it: ledger=PATH adds them up."
 _TOGETHER = (
     "This is about every fit that the ledger had when this one began, each as if every record were in it. Later fits "
     "add to it."
 )
+_READ_OFF = ", read off the records: "
+"""In the reason of an event: what its fit read off."""
 _SEEDED = (
     "The noise was drawn with random_state: there is no privacy from anyone who knows it or guesses it, and it is a "
     "parameter of this estimator. Omit it for a real release."
@@ -73,8 +75,8 @@ class Defaults:
     """What an estimator uses where nothing is said."""
 
     hidden_sizes: Sequence[int]
-    batch_size: int
-    """Expected; at most the number of records."""
+    batch_size: float
+    """Expected, so it may be a fraction; at most the number of records."""
     steps: int
     clip: Clip | Rule
     learning_rate: float
@@ -97,8 +99,23 @@ def defaults(records: int, features: int, outputs: int, epsilon: float) -> Defau
     return Defaults((), batch_size, 150 if many else 60, Abadi(R), 0.4 / R, recalibration=0.25)
 
 
+@dataclass(eq=False, repr=False)  # scikit-learn's own are by identity, and short
 class _PrivateEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
-    """What both estimators share: the charge, training, and the outputs of the network."""
+    """What both estimators share: parameters, the charge, training, and the outputs of the network."""
+
+    epsilon: float = 1.0
+    delta: float | None = None
+    _: KW_ONLY
+    bounds: Bounds | None = None
+    strict: bool = False
+    hidden_sizes: Sequence[int] | None = None
+    batch_size: float | None = None
+    steps: int | None = None
+    clip: Clip | Rule | None = None
+    learning_rate: float | None = None
+    ledger: str | os.PathLike[str] | None = None
+    epsilon_total: float | None = None
+    random_state: Any = None
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -114,11 +131,17 @@ class _PrivateEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         table, labels = found if isinstance(found, tuple) else (found, None)
         return table.toarray() if issparse(table) else table, labels
 
-    def _fit(self, X_NF: Floats, target_N: Tensor, outputs: int, read_off: Sequence[str], recalibrate: bool) -> None:
-        """Plan, charge, train. What is refused is refused before the charge; from then on the fit is spent."""
+    def _fit(
+        self, X_NF: Floats, target_N: Tensor, outputs: int, read_off: Sequence[str], recalibrate: bool, **fitted: Any
+    ) -> None:
+        """Plan, charge, train. What is refused is refused before the charge; from then on the fit is spent.
+
+        Attributes are set at once, `fitted` too: no interruption leaves weights with the guarantee of an earlier fit.
+        """
         bounds, found = _bounds("bounds", self.bounds, X_NF, "each feature")
         delta, fit_id, ledger = self._delta(len(X_NF)), secrets.token_hex(8), None
-        self._refuse_or_warn([*read_off, *found])
+        read_off = [*read_off, *found]
+        self._refuse_or_warn(read_off)
         chosen = self._chosen(len(X_NF), X_NF.shape[1], outputs)
         plan = Plan(Poisson(len(X_NF), chosen.batch_size), chosen.steps, chosen.clip)
         scaling: list[PrivateTemperatureScaling] = []
@@ -128,7 +151,8 @@ class _PrivateEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         further = [each.event for each in scaling]
         plan = plan.calibrate(self.epsilon, delta, fixed=further)
         if self.ledger is not None:  # the whole fit, before its first noise is drawn
-            events = [event.changed(reason=f"fit {fit_id}") for event in (*plan.events, *further)]
+            reason = f"fit {fit_id}{_READ_OFF * bool(read_off)}{', '.join(read_off)}"
+            events = [event.changed(reason=reason) for event in (*plan.events, *further)]
             ledger = Ledger.charge(self.ledger, events, delta, epsilon=self.epsilon_total)
         x_NF = torch.from_numpy(_to_unit(X_NF, *bounds)).float()
         with _own_randomness(self.random_state) as seed:
@@ -137,12 +161,13 @@ class _PrivateEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
             private = _trained(Private(plan, model, optimizer, seed=seed), x_NF, target_N)
             with torch.no_grad():
                 maps = [replace(each, seed=seed).fit(model(x_NF), target_N, private.ledger) for each in scaling]
-        self.plan_, self.fit_id_, self.bounds_ = plan, fit_id, bounds
-        self.coefs_, self.intercepts_ = _weights(model)
-        self.temperature_ = maps[0].temperature if maps else 1.0
-        self.ledger_ = private.ledger.kept() if ledger is None else ledger
-        self.guarantee_ = self._guarantee(delta, [*read_off, *found])
+        ledger = private.ledger.kept() if ledger is None else ledger
+        fitted |= {"plan_": plan, "fit_id_": fit_id, "bounds_": bounds, "ledger_": ledger}
+        fitted["coefs_"], fitted["intercepts_"] = _weights(model)
+        fitted["temperature_"] = maps[0].temperature if maps else 1.0
+        fitted["guarantee_"] = self._guarantee(ledger, fit_id, delta, read_off)
         self.__dict__.pop("calibration_", None)  # of an earlier fit
+        self.__dict__.update(fitted)
 
     def _chosen(self, records: int, features: int, outputs: int) -> Defaults:
         """The defaults, with what the parameters say in their place."""
@@ -151,10 +176,10 @@ class _PrivateEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         plain = {name: each.item() if isinstance(each, np.generic) else each for name, each in given.items()}
         said = {name: each for name, each in plain.items() if each is not None}
         chosen = replace(defaults(records, features, outputs, self.epsilon), **said)
-        rate, sizes = chosen.learning_rate, chosen.hidden_sizes
-        if not is_positive(rate) or not all(map(is_count, sizes)):
-            raise InvalidPlan(f"learning_rate and hidden_sizes must be positive, sizes integers: {rate!r}, {sizes!r}.")
-        return replace(chosen, batch_size=min(chosen.batch_size, records))
+        rate, sizes, batch = chosen.learning_rate, chosen.hidden_sizes, chosen.batch_size
+        if not (is_positive(rate) and is_positive(batch) and all(map(is_count, sizes))):
+            raise InvalidPlan(f"learning_rate, batch_size, hidden_sizes must be positive, got {rate, batch, sizes!r}.")
+        return replace(chosen, batch_size=min(batch, records))
 
     def _refuse_or_warn(self, read_off: Sequence[str]) -> None:
         """What is not covered by epsilon is refused with `strict`, and warned about without."""
@@ -187,13 +212,15 @@ class _PrivateEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
             )
         return delta
 
-    def _guarantee(self, delta: float, read_off: Sequence[str]) -> Guarantee:
-        known = self.ledger_.guarantee(delta)
+    def _guarantee(self, ledger: Ledger, fit_id: str, delta: float, read_off: Sequence[str]) -> Guarantee:
+        known = ledger.guarantee(delta)
+        others = [event.reason for event in ledger.events if not event.reason.startswith(f"fit {fit_id}")]
+        theirs = dict.fromkeys(what for reason in others if (what := reason.partition(_READ_OFF)[2]))
         notes = [_ALONE if self.ledger is None else _TOGETHER]
         notes += [f"Not covered: {each}, read off the records." for each in read_off]
+        notes += [f"Not covered: {each}, read off the records by another fit on the ledger." for each in theirs]
         notes += [_ELSEWHERE, *([] if self.random_state is None else [_SEEDED])]
-        mixed = {event.reason for event in self.ledger_.events} - {f"fit {self.fit_id_}"}
-        if self.ledger is not None and mixed and known.kind == "numerically exact":
+        if self.ledger is not None and others and known.kind == "numerically exact":
             known = replace(known, kind="upper bound")  # not every record is in every fit
         return replace(known, warnings=(*known.warnings, *notes))
 
@@ -201,7 +228,8 @@ class _PrivateEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
     def epsilon_(self) -> float:
         """The epsilon of `guarantee_`."""
         check_is_fitted(self)
-        return self.guarantee_.epsilon
+        guarantee: Guarantee = self.guarantee_
+        return guarantee.epsilon
 
     # Predicting
 
@@ -215,6 +243,7 @@ class _PrivateEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         return outputs
 
 
+@dataclass(eq=False, repr=False)
 class PrivateClassifier(ClassifierMixin, _PrivateEstimator):  # type: ignore[misc]
     """A classifier whose weights are (epsilon, delta)-differentially private.
 
@@ -240,38 +269,9 @@ class PrivateClassifier(ClassifierMixin, _PrivateEstimator):  # type: ignore[mis
     (3.0, True)
     """
 
-    def __init__(
-        self,
-        epsilon: float = 1.0,
-        delta: float | None = None,
-        *,
-        classes: Sequence[Any] | None = None,
-        bounds: Bounds | None = None,
-        strict: bool = False,
-        recalibrate: bool = False,
-        hidden_sizes: Sequence[int] | None = None,
-        batch_size: int | None = None,
-        steps: int | None = None,
-        clip: Clip | Rule | None = None,
-        learning_rate: float | None = None,
-        ledger: str | os.PathLike[str] | None = None,
-        epsilon_total: float | None = None,
-        random_state: Any = None,
-    ) -> None:
-        self.epsilon = epsilon
-        self.delta = delta
-        self.classes = classes
-        self.bounds = bounds
-        self.strict = strict
-        self.recalibrate = recalibrate
-        self.hidden_sizes = hidden_sizes
-        self.batch_size = batch_size
-        self.steps = steps
-        self.clip = clip
-        self.learning_rate = learning_rate
-        self.ledger = ledger
-        self.epsilon_total = epsilon_total
-        self.random_state = random_state
+    _: KW_ONLY
+    classes: Sequence[Any] | None = None
+    recalibrate: bool = False
 
     def fit(self, X: Any, y: Any) -> PrivateClassifier:
         """Train on n records; n is public."""
@@ -281,13 +281,12 @@ class PrivateClassifier(ClassifierMixin, _PrivateEstimator):  # type: ignore[mis
         if len(classes) < 2:
             raise DataError("A classifier needs two classes, and there is 1 class: give all there can be as classes=.")
         read_off = ["the classes"] if self.classes is None else []
-        self._fit(X_NF, _places(y_N, classes), len(classes), read_off, self.recalibrate)
-        self.classes_ = classes
+        self._fit(X_NF, _places(y_N, classes), len(classes), read_off, self.recalibrate, classes_=classes)
         return self
 
     def decision_function(self, X: Any) -> Floats:
         """The recalibrated logits; of two classes, that of the second minus that of the first."""
-        logits = self._outputs(X) / self.temperature_
+        logits: Floats = self._outputs(X) / self.temperature_
         return logits if len(self.classes_) > 2 else logits[:, 1] - logits[:, 0]
 
     def predict_proba(self, X: Any) -> Floats:
@@ -315,6 +314,7 @@ class PrivateClassifier(ClassifierMixin, _PrivateEstimator):  # type: ignore[mis
         return self.calibration_
 
 
+@dataclass(eq=False, repr=False)
 class PrivateRegressor(RegressorMixin, _PrivateEstimator):  # type: ignore[misc]
     """A regressor of one number whose weights are (epsilon, delta)-differentially private.
 
@@ -328,36 +328,8 @@ class PrivateRegressor(RegressorMixin, _PrivateEstimator):  # type: ignore[misc]
     (3.0, True)
     """
 
-    def __init__(
-        self,
-        epsilon: float = 1.0,
-        delta: float | None = None,
-        *,
-        bounds: Bounds | None = None,
-        target_bounds: Bounds | None = None,
-        strict: bool = False,
-        hidden_sizes: Sequence[int] | None = None,
-        batch_size: int | None = None,
-        steps: int | None = None,
-        clip: Clip | Rule | None = None,
-        learning_rate: float | None = None,
-        ledger: str | os.PathLike[str] | None = None,
-        epsilon_total: float | None = None,
-        random_state: Any = None,
-    ) -> None:
-        self.epsilon = epsilon
-        self.delta = delta
-        self.bounds = bounds
-        self.target_bounds = target_bounds
-        self.strict = strict
-        self.hidden_sizes = hidden_sizes
-        self.batch_size = batch_size
-        self.steps = steps
-        self.clip = clip
-        self.learning_rate = learning_rate
-        self.ledger = ledger
-        self.epsilon_total = epsilon_total
-        self.random_state = random_state
+    _: KW_ONLY
+    target_bounds: Bounds | None = None
 
     def fit(self, X: Any, y: Any) -> PrivateRegressor:
         """Train on n records; n is public."""
@@ -365,8 +337,7 @@ class PrivateRegressor(RegressorMixin, _PrivateEstimator):  # type: ignore[misc]
         y_N1 = y_N.astype(np.float64).reshape(-1, 1)
         bounds, read_off = _bounds("target_bounds", self.target_bounds, y_N1, "the target")
         target_N = torch.from_numpy(_to_unit(y_N1, *bounds)).float().squeeze(1)
-        self._fit(X_NF, target_N, 1, read_off, recalibrate=False)
-        self.target_bounds_ = bounds
+        self._fit(X_NF, target_N, 1, read_off, recalibrate=False, target_bounds_=bounds)
         return self
 
     def predict(self, X: Any) -> Floats:

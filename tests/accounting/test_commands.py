@@ -125,6 +125,21 @@ def test_plot_and_ledger(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert (tmp_path / "curve.svg").read_text().lstrip().startswith("<?xml")
 
 
+def test_an_expected_batch_size_may_be_a_fraction(capsys: pytest.CaptureFixture[str]) -> None:
+    half = "--sample-size 1000 --batch-size 12.5 --steps 100 --delta 1e-5 --json"
+    whole = half.replace("1000", "2000").replace("12.5", "25")
+    spent = []
+    for options in (half, whole):
+        assert call(epsilon_command, f"--noise-multiplier 1.1 {options} --accountant exact") == 0
+        spent.append(json.loads(capsys.readouterr().out)["accountants"]["exact"]["epsilon"])
+    assert spent[0] == spent[1]
+    assert call(noise_command, f"--epsilon 1 {half} --free-cap") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["batch_size"] == 12.5 and 12 < found["free_cap"] <= 65
+    assert call(noise_command, f"--epsilon 1 {half.replace(' --json', '')}") == 0
+    assert "batch size: 12.5\n" in capsys.readouterr().out
+
+
 def test_shuffled_prints_an_interval(capsys: pytest.CaptureFixture[str]) -> None:
     assert call(epsilon_command, f"{MNIST_OPTIONS} --sampling shuffled --accountant exact") == 0
     out = capsys.readouterr().out
@@ -141,6 +156,8 @@ def test_delta_over_one_over_n_warns(capsys: pytest.CaptureFixture[str]) -> None
     [
         (MNIST_OPTIONS.replace("1e-5", "1"), "delta"),
         (MNIST_OPTIONS.replace("--batch-size 256", "--batch-size 70000"), "rate would be over 1"),
+        (MNIST_OPTIONS.replace("--batch-size 256", "--batch-size nan"), "finite int or float"),
+        (MNIST_OPTIONS.replace("256", "25.5") + " --sampling fixed-size", "exactly so many records"),
         (MNIST_OPTIONS.replace("1.1", "0"), "noise-multiplier"),
         (MNIST_OPTIONS.replace("1.1", "-2"), "noise-multiplier"),
         (MNIST_OPTIONS.replace("1.1", "nan"), "noise-multiplier"),

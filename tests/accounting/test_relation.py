@@ -175,8 +175,8 @@ def test_delta_is_judged_by_public_numbers() -> None:
     [
         ({"batch_size": 8}, "sample_size=, the public number of records, or rate="),
         ({"sample_size": 100, "batch_size": 8, "rate": 0.08}, "not both"),
-        ({"rate": 0.08}, "batch_size must be a positive integer"),
-        ({"rate": 0.08, "batch_size": 8.5}, "batch_size must be a positive integer"),
+        ({"rate": 0.08}, "batch_size must be a finite int or float"),
+        ({"rate": 0.08, "batch_size": "8.5"}, "batch_size must be a finite int or float"),
         ({"rate": 0.0, "batch_size": 8}, "over 0 and at most 1"),
         ({"rate": 1.1, "batch_size": 8}, "over 0 and at most 1"),
         ({"rate": float("nan"), "batch_size": 8}, "over 0 and at most 1"),
@@ -193,7 +193,13 @@ def test_half_said_sampling_is_refused(given: dict[str, Any], said: str) -> None
         Poisson(**given)
 
 
-@pytest.mark.parametrize("sampling", [RATE, CUT, Poisson(60_000, 256), Poisson(60_000, 256, 330)])
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        *(RATE, CUT, Poisson(60_000, 256), Poisson(60_000, 256, 330), Poisson(60_000, 100 / 3)),
+        Poisson(rate=0.1, batch_size=12.5),
+    ],
+)
 def test_a_sampling_is_made_again_from_its_arguments(sampling: Poisson) -> None:
     assert made_from(Poisson, arguments(sampling)) == sampling == eval(repr(sampling), {"Poisson": Poisson})
     ledger, plan = Ledger(steps(sampling)), Plan(sampling, 3, Abadi(1.0), 2.0)
@@ -251,3 +257,14 @@ def test_an_older_guarantee_is_confirmed_with_the_relation_and_the_kind_that_hol
     bare = steps(Poisson(100, 10), 0.0, 3)
     infinite = confirmed("exact", Fields(account(bare, 1e-5).to_dict(), "here"), bare, 1e-5)
     assert infinite is not None and infinite.epsilon == float("inf")
+
+
+def test_a_fraction_of_a_batch_is_accounted_by_its_rate() -> None:
+    """Half the batch of half the records: the same rate, the same epsilon; and between its whole neighbours."""
+    spent = {size: account(steps(Poisson(1_000, size)), 1e-5).epsilon for size in (12, 12.5, 13)}
+    assert spent[12] < spent[12.5] < spent[13]
+    assert spent[12.5] == account(steps(Poisson(2_000, 25)), 1e-5).epsilon
+    by_rate = account(steps(Poisson(rate=0.0125, batch_size=12.5)), 1e-5, relation="zero_out").epsilon
+    assert by_rate == spent[12.5]
+    with pytest.raises(AccountingError, match="rate must be at least 1e-12"):
+        steps(Poisson(10**6, 1e-7))

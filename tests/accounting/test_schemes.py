@@ -260,3 +260,14 @@ def test_delta_of_an_interval_has_a_lower_end() -> None:
 def test_sampling_text_stays_short_for_long_schedules() -> None:
     ledger = Ledger(GaussianSteps(Poisson(10_000, 10 + k), 2.0, 5) for k in range(30))
     assert len(pose(ledger.events).sampling) < 200
+
+
+def test_a_large_group_that_is_sampled_often_is_accounted() -> None:
+    """About half of the records are in each batch: nearly a Gaussian step of half their reach, and somewhat wider."""
+    event = GaussianSteps(Poisson(2_000, 1_000), 1_000.0, 10)
+    for name in ("exact", "rdp"):
+        found = account((event,), 1e-5, name, group=1_000).epsilon
+        assert found > gaussian_epsilon(0.5 * 10**0.5, 1e-5) * 0.999
+    assert account((event,), 1e-5, group=1_000).epsilon == pytest.approx(
+        gaussian_epsilon(0.5 * 10**0.5, 1e-5), rel=1e-2
+    )

@@ -11,7 +11,7 @@ from scipy import stats
 
 from clipwise.calibration import Bins, CalibrationResult, evaluate, metrics_of
 from clipwise.calibration.bins import summarise
-from clipwise.calibration.bootstrap import GROUPS, Groups, pivotal, weights
+from clipwise.calibration.estimators import GROUPS, Groups, pivotal, weights
 from clipwise.errors import DataError
 from tests.calibration.reference import Known, draw_labels, samples, softmax
 

@@ -183,6 +183,63 @@ def test_a_search_without_a_sign_change_halves_its_way_to_the_limit(label: int, 
     assert fitted.at_limit and math.log(fitted.temperature / limit) == pytest.approx(towards * left, rel=1e-9)
 
 
+@pytest.mark.parametrize(
+    ("asked", "expected", "crossed"),
+    [
+        ([], 0.5 * (math.log(0.05) + math.log(20.0)), False),
+        ([(1.0, 4.0)], 0.5 * (math.log(20.0) + 1.0), False),
+        ([(1.0, -4.0)], 0.5 * (math.log(0.05) + 1.0), False),
+        ([(1.0, 0.0)], 0.5 * (math.log(0.05) + 1.0), False),
+        ([(1.0, 9.0), (2.0, 4.0), (2.5, 3.0)], 0.5 * (math.log(20.0) + 2.5), False),
+        ([(1.0, 9.0), (2.0, 4.0), (2.5, 0.0)], 0.5 * (math.log(20.0) + 2.5), False),
+        ([(1.0, -3.0), (-2.0, -1.0), (0.5, -2.0)], 0.5 * (math.log(0.05) - 2.0), False),
+        ([(1.0, 0.0), (2.0, -3.0)], 0.5 * (math.log(0.05) + 1.0), False),
+        ([(2.0, -4.0), (1.0, 4.0)], 1.5, True),
+        ([(1.0, 0.5), (2.0, -0.5)], 1.5, True),
+        ([(1.0, 6.0), (2.0, 1.0), (3.0, -3.0)], 2.25, True),
+        ([(1.0, 6.0), (2.0, -2.0), (3.0, -3.0)], 1.75, True),
+        ([(1.0, 6.0), (2.0, 0.5), (3.0, -0.5)], 2.5, True),
+        # What rises is pooled: the fit is then 5, 0, 0, -6 at 1, 2, 3, 4.
+        ([(1.0, 5.0), (2.0, -1.0), (3.0, 1.0), (4.0, -6.0)], 2.5, True),
+        # 4, 4, -1.5, -1.5: from the middle of the first two to that of the others.
+        ([(1.0, 3.0), (2.0, 5.0), (3.0, -2.0), (4.0, -1.0)], 1.5 + 2.0 * 4.0 / 5.5, True),
+        ([(1.0, 7.0), (1.5, 3.0), (2.0, 5.0), (3.0, -2.0), (4.0, -1.0), (4.5, -9.0)], 1.75 + 1.75 * 4.0 / 5.5, True),
+    ],
+    ids=str,
+)
+def test_the_next_temperature_is_where_a_falling_fit_crosses_zero(
+    asked: list[tuple[float, float]], expected: float, crossed: bool
+) -> None:
+    found, said = PrivateTemperatureScaling(1.0)._next(asked)
+    assert found == pytest.approx(expected, rel=1e-12) and said is crossed
+
+
+def test_the_statistic_is_the_sum_of_confidence_minus_hit() -> None:
+    logits = torch.tensor([[2.0, 0.0, 1.0], [0.0, 3.0, 0.0], [math.nan, 0.0, 0.0], [math.inf, 0.0, 0.0]]).double()
+    hits = torch.tensor([True, False, False, True])
+    confidences = [
+        max(math.exp(z / 2.0) for z in row) / sum(math.exp(z / 2.0) for z in row) for row in logits[:2].tolist()
+    ]
+    assert float(statistic(logits, hits, 2.0)) == pytest.approx(confidences[0] - 1 + confidences[1], rel=1e-12)
+
+
+def test_neither_seed_nor_ledger_is_shown() -> None:
+    scaling = PrivateTemperatureScaling(2.0, seed=987_654, noise=Watched())
+    assert repr(scaling) == "PrivateTemperatureScaling(noise_multiplier=2.0, disjoint=False, low=0.05, high=20.0)"
+    assert scaling == PrivateTemperatureScaling(2.0, seed=987_654) != PrivateTemperatureScaling(2.0, seed=1)
+    one, other = (scaling.fit(*data(0, 50), ledger=cw.Ledger()) for _ in range(2))
+    other.ledger.record(PrivateCalibration(1.0))
+    assert one == other and "edger" not in repr(one) and one.epsilon(1e-5) < other.epsilon(1e-5)
+    bare = cw.calibration.PrivateTemperature(1.5)
+    assert (bare.noise_multiplier, bare.disjoint, bare.ledger.events) == (0.0, False, ())
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.0, 20.0), (2.0, 2.0), (3.0, 2.0), (0.05, math.inf), (math.nan, 2.0)])
+def test_the_limits_of_the_temperature_are_two_numbers(low: float, high: float) -> None:
+    with pytest.raises(ClipwiseError):
+        PrivateTemperatureScaling(1.0, low=low, high=high)
+
+
 def test_the_charge_is_that_of_one_gaussian_mechanism() -> None:
     """Eight sums with sqrt(8) times the noise compose to one with the noise multiplier asked for."""
     ledger = cw.Ledger()
@@ -243,12 +300,14 @@ def test_within_spends_what_is_left(disjoint: bool) -> None:
     inputs, labels = dataset.tensors
     target = private.epsilon(1e-5) + 0.5
     scaling = PrivateTemperatureScaling.within(target, 1e-5, private.ledger, disjoint=disjoint)
+    assert scaling.disjoint is disjoint
     fitted = scaling.fit(model(inputs), labels, private.ledger)
     assert 0.99 * target < fitted.epsilon(1e-5) <= target
 
 
 def test_a_budget_that_is_spent_already_leaves_nothing() -> None:
     private, *_ = trained()
+    assert not PrivateTemperatureScaling.within(10.0, 1e-5, private.ledger).disjoint  # unless it is said
     with pytest.raises(ClipwiseError):
         PrivateTemperatureScaling.within(0.5 * private.epsilon(1e-5), 1e-5, private.ledger)
 

@@ -70,7 +70,13 @@ def test_every_optimizer_resumes_bit_for_bit(name: str, tmp_path: Path) -> None:
     assert str(optimizer.state_dict()["param_groups"]) == str(state["param_groups"])
 
 
-@pytest.mark.parametrize("sampling", [cw.Poisson(N, 1), cw.FullBatch(N), cw.Shuffled(N, 7), cw.Poisson(N, 10, 8)])
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        *(cw.Poisson(N, 1), cw.Poisson(N, 12.5), cw.Poisson(rate=0.2, batch_size=100 / 3), cw.Poisson(N, 10, 8)),
+        *(cw.FullBatch(N), cw.Shuffled(N, 7)),
+    ],
+)
 def test_every_sampling_resumes_at_any_step(sampling: Any, tmp_path: Path) -> None:
     p = plan(sampling=sampling, steps=5, clip=cw.MixUp(cw.Abadi(0.1), cw.Abadi(2.0), switch_at=3))
     model = mlp()
@@ -539,6 +545,47 @@ def test_the_journal_counts_in_place(tmp_path: Path) -> None:
     assert checkpoint.read(path)[1:] == (10**12, False) and path.stat().st_size == size
     with pytest.raises(cw.CheckpointError, match="cannot be written"):
         checkpoint.Journal(tmp_path / "absent")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_file_that_another_run_continues_is_not_replaced(tmp_path: Path) -> None:
+    """The lock comes before the writing; and a forked process has none."""
+    path = tmp_path / "file"
+    journal = checkpoint.write(path, {"x": 1}, begun=2)
+    assert "another process" in refused_elsewhere(lambda: checkpoint.write(path, {"x": 2}, begun=0))
+    assert checkpoint.read(path) == ({"x": 1}, 2, True)
+    assert "was forked from the one that continues" in refused_elsewhere(lambda: journal.charge(3))
+    journal.charge(3)
+    assert checkpoint.read(path)[1] == 3
+
+
+def test_a_file_that_was_replaced_before_it_was_locked_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, other = tmp_path / "file", tmp_path / "other"
+    for target in (path, other):
+        checkpoint.write(target, {"x": 1}, begun=2).lock.release()
+    lock = checkpoint.Lock
+
+    def late(*args: Any) -> Any:
+        os.replace(other, path)
+        return lock(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "Lock", late)
+        with pytest.raises(cw.CheckpointError, match="moved, removed or replaced"):
+            checkpoint.Journal(path)
+    checkpoint.Journal(path)
+
+
+def test_a_count_that_was_not_written_whole_is_no_charge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = checkpoint.write(tmp_path / "file", {"x": 1}, begun=2)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", lambda handle, line: len(line) - 1)
+        with pytest.raises(cw.CheckpointError, match=r"the step cannot be counted in .*No space left"):
+            journal.charge(3)
+    journal.charge(3)
+    assert journal.begun() == 3
 
 
 def summed(words: bytes) -> bytes:

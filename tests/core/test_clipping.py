@@ -126,9 +126,22 @@ def test_a_rule_that_understates_its_sensitivity_is_refused() -> None:
         def __call__(self, norms: torch.Tensor) -> torch.Tensor:
             return torch.ones_like(norms) if self.sensitivity < 2 else norms * math.nan
 
+    good = cw.Abadi(1.0)
     for wrong in (Wrong(1.0), Wrong(3.0)):
-        with pytest.raises(InvalidPlan, match="times the sensitivity it states"):
-            cw.Flat(wrong)
+        for make in (
+            lambda rule: cw.Flat(rule),
+            lambda rule: cw.Layerwise(rule),
+            lambda rule: cw.Layerwise({"a": good, "b": rule}),
+            lambda rule: cw.Groupwise({"a": good, "b": rule}),
+            lambda rule: cw.MixUp(good, rule, switch_at=0.5),
+            lambda rule: cw.MixUp(rule, good, switch_at=0.5),
+            lambda rule: as_clip(rule),
+        ):
+            with pytest.raises(InvalidPlan, match="times the sensitivity it states"):
+                make(wrong)
+    for nothing in (1.0, cw.Abadi, lambda norms: norms):
+        with pytest.raises(InvalidPlan, match="expected a clipping rule"):
+            cw.Layerwise(nothing)  # type: ignore[arg-type]
 
 
 def whole_vector_ratio(style: cw.Layerwise | cw.Groupwise | cw.Flat, groups: list[str]) -> float:
@@ -152,6 +165,18 @@ def test_the_joint_noise_ratio_is_the_noise_multiplier(bounds: list[float], nois
     assert whole_vector_ratio(same, groups) == pytest.approx(1.0)
     assert same.sensitivity(len(groups)) == pytest.approx(same.sensitivity(groups))
     assert whole_vector_ratio(cw.Flat(cw.Abadi(bounds[0])), groups) == pytest.approx(1.0)
+
+
+def test_the_sensitivity_of_layers_is_that_of_all_together() -> None:
+    """Four layers of 1/2 are 1 in length, as are 0.6 and 0.8."""
+    assert (
+        cw.Layerwise(cw.Abadi(0.5)).sensitivity(4) == cw.Layerwise(cw.Abadi(0.5)).sensitivity(["a", "b", "c", "d"]) == 1
+    )
+    rules = {"a": cw.Abadi(0.6), "b": cw.Abadi(0.8), "c": cw.Abadi(9.0)}
+    for style in (cw.Layerwise(rules), cw.Groupwise(rules)):
+        assert style.sensitivity(["a", "b"]) == pytest.approx(1.0) and style.noise_scales(["c"]) == {"c": 9.0}
+    assert cw.Layerwise(cw.Abadi(0.5)).noise_scales(["a", "b", "c", "d"]) == dict.fromkeys("abcd", 1.0)
+    assert cw.Flat(cw.Abadi(0.5)).noise_scales(["a", "b"]) == {"a": 0.5, "b": 0.5}
 
 
 def test_noise_scales_of_the_two_layerwise_forms() -> None:
@@ -250,3 +275,64 @@ def test_a_norm_that_torch_cannot_read_is_refused() -> None:
     with pytest.raises(InvalidPlan, match=r"Abadi\(R=...\) is an integer beyond 64 bits; write 1e\+299"):
         cw.Abadi(10**299)
     assert float(cw.Abadi(1e299)(torch.tensor([2.0]))) == 1.0
+
+
+def test_the_largest_and_the_smallest_clipping_norm() -> None:
+    """The last integer that torch reads, and the smallest number that float32 holds with all its digits."""
+    assert cw.Abadi(2**63 - 1).sensitivity == 2**63 - 1
+    with pytest.raises(InvalidPlan, match="beyond 64 bits"):
+        cw.Abadi(2**63)
+    assert cw.Abadi(2.0**-126).sensitivity == 2.0**-126
+    with pytest.raises(InvalidPlan, match="smaller than float32"):
+        cw.Abadi(math.nextafter(2.0**-126, 0.0))
+
+
+def test_what_a_rule_takes_unless_it_is_given() -> None:
+    assert cw.Automatic() == cw.Automatic(R=1.0, gamma=0.01) and cw.Normalize() == cw.Normalize(R=1.0)
+    assert cw.Flat(cw.Abadi(3.0)).sensitivity() == 3.0
+
+
+@pytest.mark.parametrize("rule", [cw.Automatic(), cw.Normalize(), cw.Global(1.0), cw.GlobalScaled(1.0, 2.0)], ids=repr)
+def test_a_gradient_that_is_not_finite_is_left_out(rule: Rule) -> None:
+    assert rule(torch.tensor([math.nan, math.inf])).tolist() == [0.0, 0.0]
+
+
+@dataclass(frozen=True)
+class Bump:
+    """A rule that keeps to its sensitivity of 1, but for gradients of about this norm."""
+
+    at: float
+    height: float
+    sensitivity: float = 1.0
+
+    def __call__(self, norms: torch.Tensor) -> torch.Tensor:
+        near = (norms / self.at).log().abs() < 0.01
+        return torch.where(near, self.height, 0.5) / norms
+
+
+@pytest.mark.parametrize("at", [1e-6, 1e-5, 0.1, 1.0, 10.0, 1e6])
+def test_a_rule_is_tried_at_small_and_at_large_norms(at: float) -> None:
+    assert cw.Flat(Bump(at, 1.0000005)).sensitivity() == 1.0  # the last digits of float32
+    with pytest.raises(InvalidPlan, match=r"contribute 1\.00001 times the sensitivity"):
+        cw.Flat(Bump(at, 1.000005))
+
+
+def test_parameters_belong_to_the_module_that_owns_them() -> None:
+    names = ["encoder.0.weight", "encoder.0.bias", "head.weight", "scale"]
+    assert clipping.by_layer(names) == {"encoder.0": names[:2], "head": names[2:3], "": names[3:]}
+    assert cw.Layerwise(cw.Abadi(1.0)).groups(names) == clipping.by_layer(names)
+    assert cw.Flat(cw.Abadi(1.0)).groups(names) == {"": names}
+    style = cw.Groupwise({"*.bias": cw.Abadi(1.0), "encoder.*": cw.Abadi(2.0), "*": cw.Abadi(3.0)})
+    assert style.groups(names) == {"encoder.*": names[:1], "*.bias": names[1:2], "*": names[2:]}
+
+
+def test_a_schedule_is_refused_where_one_style_is_needed() -> None:
+    schedule = cw.MixUp(cw.Abadi(0.1), cw.Abadi(20.0), switch_at=0.5)
+    for refused in (
+        lambda: clipping.as_style(schedule),
+        lambda: cw.MixUp(schedule, cw.Abadi(1.0), switch_at=0.5),
+        lambda: cw.MixUp(cw.Abadi(1.0), schedule, switch_at=0.5),
+    ):
+        with pytest.raises(InvalidPlan, match="expected a rule or a style, got the schedule MixUp"):
+            refused()
+    assert clipping.as_style(schedule.at(0, 10)) == clipping.as_style(cw.Abadi(0.1)) == cw.Flat(cw.Abadi(0.1))

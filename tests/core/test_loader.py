@@ -17,6 +17,7 @@ from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
 import clipwise as cw
 from clipwise.hashing import digest_of, whole
+from clipwise.private.loader import PhysicalBatch, _Again
 from tests.core.common import (
     Constant,
     N,
@@ -107,7 +108,7 @@ def test_a_run_of_nothing_but_empty_batches_still_ends() -> None:
     p = plan(sampling=cw.Poisson(10_000, 1), steps=1)
     records = TensorDataset(torch.zeros(10_000))
     runs = (private_for(p, seed=seed)[0] for seed in range(50))
-    private = next(run for run in runs if not len(run.loader(records)._feed._draws.batch(0)))
+    private = next(run for run in runs if not len(run.loader(records)._feed._draws().batch(0)))
     assert list(private.loader(records)) == []
     assert private.ledger.steps == 1
 
@@ -480,3 +481,72 @@ def test_workers_of_different_seeds_draw_different_numbers() -> None:
         private = cw.Private(plan(), model, sgd(model), seed=seed)
         seeds.append(private.loader(data())._dataloader.generator.initial_seed())
     assert seeds[0] != seeds[1]
+
+
+class Whole(Dataset[Any]):
+    """Gives the records of a batch at once, in a form of its own."""
+
+    def __init__(self, form: Any) -> None:
+        self.form = form
+
+    def __len__(self) -> int:
+        return N
+
+    def __getitem__(self, i: int) -> Tensor:
+        return torch.full((2,), float(i))
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        return self.form([self[i] for i in indices])
+
+
+def again_of(dataset: Dataset[Any], indices: tuple[int, ...] = (5, 30, 7)) -> _Again:
+    return _Again(dataset, dataset, torch.stack, PhysicalBatch(0, 0, len(indices), True, indices))
+
+
+def test_a_batch_is_made_again_of_other_records() -> None:
+    class OneByOne(Whole):
+        __getitems__ = None  # type: ignore[assignment]
+
+    for dataset in (Whole(list), OneByOne(list)):
+        again = again_of(dataset)
+        assert again.scaled([True, False, True], 4.0)[:, 0].tolist() == [5.0, 120.0, 7.0]
+        # The longest and the shortest of 32 records from all over the data set.
+        assert again.replaced([False, True, False], longest=True)[:, 0].tolist() == [38.0, 30.0, 38.0]
+        assert again.replaced([True, True, False], longest=False)[:, 0].tolist() == [5.0, 30.0, 0.0]
+
+
+@pytest.mark.parametrize("form", [tuple, torch.stack, lambda items: items[1:], lambda items: [*items, items[0]]])
+def test_a_data_set_of_whole_batches_cannot_exchange_records(form: Any) -> None:
+    again = again_of(Whole(form))
+    for other in (lambda: again.scaled([True] * 3, 4.0), lambda: again.replaced([True] * 3, longest=True)):
+        with pytest.raises(cw.DataError, match="whole batches, whose records cannot be exchanged"):
+            other()
+
+
+def test_an_empty_batch_of_no_records_has_no_form() -> None:
+    nobody = TensorDataset(torch.zeros(0, 3), torch.zeros(0))
+    private, _ = private_for(plan(sampling=cw.Poisson(rate=0.1, batch_size=4)), seed=None)
+    with pytest.raises(cw.DataError, match="there is none"):
+        next(iter(private.loader(nobody, yield_empty=True)))
+    for _ in private.loader(nobody):
+        raise AssertionError("a batch of nobody")
+    assert private.ledger.steps == 6
+
+
+def test_the_losses_of_an_empty_batch_are_none() -> None:
+    model = nn.Linear(3, 1, bias=False)
+    called: list[int] = []
+
+    def loss_fn(model: nn.Module, batch: Any) -> Tensor:
+        called.append(len(batch[0]))
+        return losses_of(model, *batch)
+
+    p = plan(sampling=cw.Poisson(N, 1), steps=12)
+    private = cw.Private(p, model, sgd(model), seed=8, loss_fn=loss_fn)
+    lengths = []
+    for batch in private.loader(data(), yield_empty=True):
+        losses = private.losses(batch)
+        assert losses.shape == (len(batch[0]),) and losses.dtype == torch.float32
+        lengths.append(len(losses))
+        private.step(losses)
+    assert 0 in lengths and max(lengths) > 0 and 0 not in called and private.ledger.steps == 12

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import FrozenInstanceError, dataclass, fields, replace
 from typing import Any
 
@@ -191,3 +192,63 @@ def test_labels_of_a_seeded_run_know_the_mechanism() -> None:
 
     assert len({of_plan(plan(row)) for row in ROWS}) == len(ROWS)
     assert of_plan(plan(ROWS[1])) != of_plan(plan(replace(ROWS[1], mechanism=ProjectedNorms(61))))
+
+
+@pytest.mark.parametrize("name", ["quantile", "share"])
+@pytest.mark.parametrize("value", [0, 0.0, 1, 1.0, 1.5, 2, -0.5, "0.5", True, float("nan")])
+def test_a_quantile_and_a_share_lie_between_0_and_1(name: str, value: Any) -> None:
+    with pytest.raises(cw.InvalidPlan, match=rf"AdaptiveClip\({name}=...\) must lie between 0 and 1"):
+        cw.AdaptiveClip(**{"R": 1.0, name: value})
+    assert cw.AdaptiveClip(1.0) == cw.AdaptiveClip(R=1.0, quantile=0.5, learning_rate=0.2, share=0.01)
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, float("inf"), "1", True])
+def test_an_adaptive_norm_needs_positive_numbers(value: Any) -> None:
+    for name in ("R", "learning_rate"):
+        with pytest.raises(cw.InvalidPlan, match="positive finite number"):
+            cw.AdaptiveClip(**{"R": 1.0, name: value})
+
+
+@pytest.mark.parametrize("within", [-1e4, -0.25, 0.0, 0.8, 1.0, 3.0, 1e4])
+def test_an_adaptive_norm_moves_towards_its_quantile_and_not_far_from_its_start(within: float) -> None:
+    """R exp(-learning_rate (share within - quantile)), within six powers of ten of the first norm."""
+    clip = cw.AdaptiveClip(R=2.0, quantile=0.8, learning_rate=0.3)
+    for bound in (0.5, 2.0, 7.0):
+        expected = min(max(bound * math.exp(max(min(-0.3 * (within - 0.8), 50), -50)), 2e-6), 2e6)
+        assert clip.move(bound, within) == pytest.approx(expected, rel=1e-12)
+    assert clip.at(0, 9) == clip.at(8, 9) == cw.Flat(cw.Abadi(2.0)) and clip.style(5.0) == cw.Flat(cw.Abadi(5.0))
+
+
+@pytest.mark.parametrize("name", ["weight_cap", "total_weight"])
+def test_weights_are_numbers_that_float32_can_be_divided_by(name: str) -> None:
+    assert all(getattr(Rounds(**{name: value}), name) == value for value in (1e-30, 1, 0.5, 1 / 1e-30))
+    for value in (0.9e-30, 1.1e30, 0, -1.0, float("nan"), float("inf"), "1", True):
+        with pytest.raises(cw.InvalidPlan, match=f"{name} must be a positive number from 1e-30 to 1e\\+30"):
+            Rounds(**{name: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("sampling", "weights", "denominator"),
+    [
+        (POISSON, {}, 50.0),
+        (POISSON, {"weight_cap": 3.0}, 150.0),
+        (POISSON, {"weight_cap": 3.0, "total_weight": 700.0}, 35.0),
+        (cw.Poisson(rate=0.05, batch_size=40), {"weight_cap": 3.0}, 120.0),
+        (cw.Poisson(rate=0.05, batch_size=40), {"weight_cap": 3.0, "total_weight": 700.0}, 35.0),
+        (cw.FullBatch(9), {"weight_cap": 2.0}, 18.0),
+    ],
+    ids=str,
+)
+def test_a_sum_over_users_is_divided_by_the_expected_weight_of_a_round(
+    sampling: Any, weights: dict[str, float], denominator: float
+) -> None:
+    rounds = Rounds(**weights)
+    assert rounds.denominator(sampling) == pytest.approx(denominator, rel=1e-12)
+    assert rounds.rate(sampling) == {"Poisson": 0.05, "FullBatch": 1.0}[type(sampling).__name__]
+
+
+def test_a_rule_that_needs_the_norms_of_all_is_refused_for_users_at_every_step() -> None:
+    batch, own = cw.BatchClip(1.0), cw.Abadi(1.0)
+    for clip in (batch, cw.MixUp(batch, own, switch_at=1), cw.MixUp(own, batch, switch_at=6)):
+        with pytest.raises(cw.InvalidPlan, match="BatchClip needs the norms of all"):
+            cw.Plan(POISSON, 7, clip, 0.0, mechanism=Rounds())

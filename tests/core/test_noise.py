@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import hashlib
 import math
 import os
 import random
@@ -21,7 +22,7 @@ from scipy import stats
 from torch import Tensor
 
 import clipwise as cw
-from clipwise.entropy import Entropy
+from clipwise.entropy import Entropy, arm_seed
 from clipwise.errors import ClipwiseError, InvalidPlan, MissingExtra
 from clipwise.noise import (
     DefaultNormals,
@@ -148,7 +149,7 @@ def test_the_bits_are_those_of_sfc64_and_the_key_is_not_kept() -> None:
 def test_a_numpy_that_draws_in_another_way_is_refused(module: Any, place: int, monkeypatch: pytest.MonkeyPatch) -> None:
     module._check.cache_clear()
     key, known = module._KNOWN
-    monkeypatch.setattr(module, "_KNOWN", (key, {**known, place: known[place] * (1 + 1e-9)}))
+    monkeypatch.setattr(module, "_KNOWN", (key, {**known, place: known[place] * (1 + 5e-12)}))
     try:
         with pytest.raises(ClipwiseError, match="numpy"):
             DefaultNormals()
@@ -179,6 +180,50 @@ def test_secure_noise_takes_no_seed() -> None:
         cw.federated.Server(rounds, model, seed=1, noise=SecureNormals())
     with pytest.raises(InvalidPlan, match="no seed"):
         draw(SecureNormals(), 3, seed=1)
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 8])
+def test_secure_numbers_are_those_of_box_and_muller(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """First all cosines, then the sines; the radius is made of 128 bits, the angle of 53."""
+    pytest.importorskip("cryptography")
+    source, pairs = SecureNormals(), -(-size // 2)
+    stream = b"".join(Entropy(4).take(8, "words", k) for k in range(3 * pairs))
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(source, "_keystream", lambda key, n: asked.append((len(key), n)) or stream)  # type: ignore[func-returns-value]
+    words = [int.from_bytes(stream[k : k + 8], "little") for k in range(0, len(stream), 8)]
+    cosines, sines = [], []
+    for high, low, turn in zip(words[:pairs], words[pairs : 2 * pairs], words[2 * pairs :], strict=True):
+        radius = math.sqrt(-2 * math.log(Fraction(2 * (high * 2**64 + low) + 1, 2**129)))
+        angle = 2 * math.pi * (turn >> 11) / 2**53
+        cosines.append(radius * math.cos(angle))
+        sines.append(radius * math.sin(angle))
+    around = torch.zeros(size + 1, dtype=torch.float64)
+    source.fill_(around[:-1], Entropy(), 0, 0)
+    assert around.tolist() == pytest.approx([*cosines, *sines[: size - pairs], 0.0], rel=1e-13)
+    assert asked == [(32, 24 * pairs)]
+
+
+def test_secure_bytes_are_those_of_aes_256_in_counter_mode() -> None:
+    """The counters from 0 on, each encrypted."""
+    ciphers = pytest.importorskip("cryptography.hazmat.primitives.ciphers")
+    key = bytes(range(32))
+    blocks = ciphers.Cipher(ciphers.algorithms.AES(key), ciphers.modes.ECB()).encryptor()
+    counters = b"".join(number.to_bytes(16, "big") for number in range(3))
+    assert SecureNormals()._keystream(key, 48) == blocks.update(counters)
+
+
+def test_small_tensors_share_a_piece_and_large_ones_are_cut() -> None:
+    def parts(sizes: list[int], kinds: str) -> list[list[tuple[int, int, int]]]:
+        found = pieces.cut(sizes, kinds)
+        assert [piece.number for piece in found] == list(range(len(found)))
+        assert [piece.size for piece in found] == [sum(part.size for part in piece.parts) for piece in found]
+        return [[(part.tensor, part.start, part.stop) for part in piece.parts] for piece in found]
+
+    assert parts([65_531, 5], "aa") == [[(0, 0, 65_531), (1, 0, 5)]]  # just room enough
+    assert parts([65_531, 6], "aa") == [[(0, 0, 65_531)], [(1, 0, 6)]]
+    assert parts([1, 2, 3], "aab") == [[(0, 0, 1), (1, 0, 2)], [(2, 0, 3)]]
+    assert parts([0, 131_073, 0], "aaa") == [[(1, 0, 65_536)], [(1, 65_536, 131_072)], [(1, 131_072, 131_073)]]
+    assert parts([], "") == parts([0], "a") == []
 
 
 def adder_for(sums: list[Tensor], source: Normals | None = None) -> GaussianNoise:
@@ -388,6 +433,57 @@ def test_no_tensor_of_several_goes_without_noise(std: float, scale: float, place
     assert all((total == 1).all() for total in sums)  # refused before anything was added
 
 
+@pytest.mark.parametrize("power", [-900, 900])
+def test_standard_deviations_end_where_the_grid_would_leave_the_range_of_numbers(power: int) -> None:
+    sums = [torch.zeros(1000, dtype=torch.float64)]
+    last = 2.0 ** (power - 1 if power > 0 else power + 1)
+    for std, scale in ((last, 1.0), (1.0, last)):
+        released = adder_for(sums).release([sums[0].clone()], [std], scale, 0)[0]
+        assert 0.9 < float((released / last).std()) < 1.1
+    for std, scale in ((2.0**power, 1.0), (1.0, 2.0**power), (2.0**power, 2.0 ** (-power / 2))):
+        with pytest.raises(InvalidPlan, match="positive finite standard deviations"):
+            adder_for(sums).release([sums[0].clone()], [std], scale, 0)
+
+
+@pytest.mark.parametrize("stds", [[1.0], [1.0, 1.0, 1.0]])
+def test_there_is_one_standard_deviation_for_each_tensor(stds: list[float]) -> None:
+    sums = [torch.ones(3), torch.ones(2)]
+    adder = adder_for(sums)
+    with pytest.raises(ValueError, match="argument"):
+        adder.release(sums, stds, 1.0, 0)
+    assert all((total == 1).all() for total in sums)
+    adder.release(sums, [1.0, 1.0], 1.0, 0)  # nothing was used up
+
+
+def test_tensors_of_another_size_are_refused() -> None:
+    adder = adder_for([torch.zeros(3), torch.zeros(2)])
+    for sizes in ((2, 3), (3,), (3, 2, 1)):
+        sums = [torch.ones(size) for size in sizes]
+        with pytest.raises(InvalidPlan, match="differ in size"):
+            adder.release(sums, [1.0] * len(sizes), 1.0, 0)
+
+
+def test_a_seeded_release_tells_its_digest_before_anything_is_drawn() -> None:
+    told: list[bytes] = []
+
+    class Counting(DefaultNormals):
+        def fill_(self, buffer: Tensor, entropy: Entropy, step: int, piece: int) -> None:
+            assert len(told[-1]) == 16
+            super().fill_(buffer, entropy, step, piece)
+
+    def release_of(value: float, std: float = 1.0, scale: float = 1.0, step: int = 0, label: bytes = b"") -> bytes:
+        sums = [torch.full((3,), value)]
+        adder_for(sums, Counting()).release(sums, [std], scale, step, label, told.append)
+        return told[-1]
+
+    first = release_of(7.0)
+    assert first == release_of(7.0)
+    others = [release_of(8.0), release_of(7.0, std=2.0), release_of(7.0, scale=0.5), release_of(7.0, step=1)]
+    assert len({first, *others, release_of(7.0, label=b"other")}) == 6
+    sums = [torch.zeros(3)]
+    GaussianNoise(sums, Entropy()).release(sums, [1.0], 1.0, 0, before=lambda digest: pytest.fail("without a seed"))
+
+
 @pytest.mark.parametrize("seed", [-1, 1.0, "1", True])
 def test_a_seed_is_a_non_negative_integer(seed: object) -> None:
     with pytest.raises(InvalidPlan, match="seed"):
@@ -434,6 +530,37 @@ def test_seeding_the_globals_repeats_all_three() -> None:
     state = torch.get_rng_state()
     Entropy(None).seed_globals("model", 3)
     assert torch.equal(state, torch.get_rng_state())
+
+
+def test_a_seed_gives_the_same_bytes_for_ever() -> None:
+    """Results that were published with a seed can be made again: recomputed from SHAKE-256 and SHA-256."""
+    asked = b"clipwise/7/noise/3/1"
+    assert Entropy(7).take(40, "noise", 3, 1) == hashlib.shake_256(asked).digest(40)
+    label = hashlib.sha256(b"0:4:data").digest()
+    labelled = Entropy(7).labelled(b"data")
+    assert labelled.take(40, "noise", 3, 1) == hashlib.shake_256(asked + b"/" + label).digest(40)
+    key = int.from_bytes(hashlib.shake_256(b"clipwise/7/x").digest(16), "little")
+    assert Entropy(7).child("x") == Entropy(key)
+    theirs = np.random.Generator(np.random.Philox(key=key))
+    assert Entropy(7).generator("x").random(5).tolist() == theirs.random(5).tolist()
+    arm = hashlib.sha256(b"12:clipwise arm1:77:R = 0.1").digest()
+    assert arm_seed(7, "R = 0.1") == int.from_bytes(arm[:16], "little") and arm_seed(None, "R = 0.1") is None
+    with pytest.raises(InvalidPlan, match="seed"):
+        arm_seed(-1, "R = 0.1")
+
+
+def test_every_global_generator_has_a_seed_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_devices: list[int] = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", on_devices.append)
+    Entropy(1).seed_globals("model", 3)
+    words = np.frombuffer(Entropy(1).take(16, "model", 3), np.uint32)
+    assert torch.initial_seed() == words[0] and on_devices == [int(words[0])]
+    own = np.random.RandomState(words[1])
+    assert np.random.rand() == own.rand() and random.random() == random.Random(words[2:].tobytes()).random()  # noqa: NPY002
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    Entropy(1).seed_globals("model", 4)
+    assert len(on_devices) == 1
 
 
 def test_threads_of_a_dropped_run_end() -> None:

@@ -189,3 +189,64 @@ def test_a_schedule_of_ones_own() -> None:
 def test_what_is_not_a_frozen_value_cannot_be_written_down(value: object) -> None:
     with pytest.raises(cw.errors.InvalidPlan, match="cannot be written down: make it a frozen dataclass"):
         encode(value)
+
+
+def test_the_styles_of_a_schedule_are_those_of_its_first_and_last_step() -> None:
+    """A rule without a bound is seen where it holds for a single step, too."""
+    for small, large, switch_at in ((cw.NoClip(), cw.Abadi(1.0), 1), (cw.Abadi(1.0), cw.NoClip(), 99)):
+        with pytest.raises(cw.InvalidPlan, match="does not bound"):
+            plan(clip=cw.MixUp(small, large, switch_at=switch_at))
+
+    @dataclass(frozen=True)
+    class ByStep:
+        def at(self, step: int, steps: int) -> Style:
+            return cw.Flat(cw.Abadi(1.0 + step))
+
+    p = plan(clip=ByStep())
+    assert p.styles == (cw.Flat(cw.Abadi(1.0)), cw.Flat(cw.Abadi(100.0))) and p.style(7) == cw.Flat(cw.Abadi(8.0))
+    assert plan(clip=cw.Layerwise(cw.Abadi(1.0))).styles == (cw.Layerwise(cw.Abadi(1.0)),)
+
+
+@pytest.mark.parametrize("version", [0, 2, True, 1.0, "1", None])
+def test_a_plan_of_another_version_is_refused(version: object) -> None:
+    good = plan().to_dict()
+    assert good["version"] == 1
+    with pytest.raises(cw.InvalidPlan, match=r"the plan has version .*, this clipwise reads 1"):
+        cw.Plan.from_dict({**good, "version": version})
+
+
+def test_a_plan_says_what_is_planned_and_what_it_costs() -> None:
+    epsilon = ("epsilon", "0.357 at delta 0.01")
+    few = plan(sampling=cw.FullBatch(10), steps=5, noise_multiplier=9.0)
+    head = [("batches", "all 10 records in every step"), ("steps", "5"), ("clipping", "Flat(rule=Abadi(R=1.0))")]
+    assert few.rows() == [*head, ("noise multiplier", "9"), epsilon]
+    asked: list[float] = []
+    assert few.rows(lambda delta: asked.append(delta) or 0.1234)[-1] == ("epsilon spent", "0.124 at delta 0.01")  # type: ignore[func-returns-value]
+    assert asked == [0.01]
+    assert few.rows(lambda delta: math.inf)[-1] == ("epsilon spent", "infinite")
+    rounds = replace(few, mechanism=cw.mechanisms.Rounds())
+    assert rounds.rows()[3:] == [("mechanism", repr(rounds.mechanism)), ("noise multiplier", "9"), epsilon]
+    none = replace(few, noise_multiplier=None)
+    assert none.rows() == [*head, ("noise multiplier", "none yet: plan.calibrate(epsilon, delta) finds it")]
+    changing = replace(few, noise_multiplier=cw.Steps({0: 9.0, 3: 8.0})).rows()
+    assert changing[3] == ("noise multiplier", "Steps({0: 9.0, 3: 8.0})")
+    assert replace(few, noise_multiplier=0.0).rows()[-1] == ("epsilon", "infinite: not private")
+    unknown = replace(few, sampling=cw.Poisson(rate=0.1, batch_size=5)).rows()
+    assert unknown[-1] == ("epsilon", "at a delta of your choice: the number of records is not public")
+    assert plan(steps=14_040).rows()[1] == ("steps", "14,040")
+
+    def failing(delta: float) -> float:
+        raise cw.AccountingError("too far out")
+
+    assert few.rows(failing)[-1] == ("epsilon spent", "unknown: too far out")
+
+
+def test_a_mapping_of_a_damaged_plan_names_no_key_twice() -> None:
+    record = plan(clip=cw.Groupwise({"a*": cw.Abadi(1.0), "*": cw.Abadi(2.0)})).to_dict()
+    items = record["clip"]["rules"]["items"]
+    record["clip"]["rules"]["items"] = [*items, items[0]]
+    with pytest.raises(cw.InvalidPlan, match="is given twice"):
+        cw.Plan.from_dict(record)
+    record["clip"]["rules"] = {"kind": "mapping", "items": 5}
+    with pytest.raises(cw.InvalidPlan, match="written as pairs"):
+        cw.Plan.from_dict(record)

@@ -45,11 +45,14 @@ def test_an_ordinary_loop_trains_and_keeps_the_ledger() -> None:
     assert all(p.grad is None for p in model.parameters())
 
 
+@pytest.mark.parametrize("expected_size", [10, 12.5])
 @pytest.mark.parametrize("size", [None, 3, 1])
-def test_the_step_is_clipped_sum_plus_noise_over_the_expected_batch_size(size: int | None) -> None:
+def test_the_step_is_clipped_sum_plus_noise_over_the_expected_batch_size(
+    size: int | None, expected_size: float
+) -> None:
     model, ds = mlp(), data()
     optimizer, source = Recorder(model.parameters()), Constant(1.0)
-    p = plan(noise_multiplier=0.7, clip=cw.Abadi(0.3))
+    p = plan(noise_multiplier=0.7, clip=cw.Abadi(0.3), sampling=cw.Poisson(N, expected_size))
     private = cw.Private(p, model, optimizer, seed=1, noise=source)
     batches: list[list[tuple[Tensor, Tensor]]] = [[]]
     for x, y in private.loader(ds, physical_batch_size=size, yield_empty=True):
@@ -59,7 +62,7 @@ def test_the_step_is_clipped_sum_plus_noise_over_the_expected_batch_size(size: i
     assert len(optimizer.seen) == 6 and source.steps == list(range(6))
     for seen, parts in zip(optimizer.seen, batches, strict=False):
         x, y = (torch.cat(column) for column in zip(*parts, strict=True))
-        expected = [(s + 0.7 * 0.3) / 10 for s in loop_sum(model, x, y, cw.Abadi(0.3))]
+        expected = [(s + 0.7 * 0.3) / expected_size for s in loop_sum(model, x, y, cw.Abadi(0.3))]
         for got, want in zip(seen, expected, strict=True):
             torch.testing.assert_close(got, want)
 

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -32,6 +37,18 @@ def test_poisson_batch_sizes_are_binomial() -> None:
     observed = [np.sum(sizes <= 1), *(np.sum(sizes == k) for k in edges[1:-1]), np.sum(sizes >= 10)]
     expected = np.array([law.cdf(1), *(law.pmf(k) for k in edges[1:-1]), law.sf(9)]) * len(sizes)
     assert stats.chisquare(observed, expected).pvalue > LEVEL
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.integers(1, 200), st.floats(0.01, 1.0), st.booleans(), st.integers(0, 2**32))
+def test_the_mean_size_of_poisson_batches_is_the_expected_one(n: int, share: float, public: bool, seed: int) -> None:
+    """Fractions too, and with a rate of one's own."""
+    expected, steps = n * share, 400
+    sampling = Poisson(rate=share, batch_size=expected) if public else Poisson(n, expected)
+    draws = Draws(sampling, Entropy(seed))
+    drawn = sum(len(draws.batch(step, n)) for step in range(steps))
+    spread = np.sqrt(steps * n * share * (1 - share))
+    assert abs(drawn - steps * expected) <= 7 * spread + 1e-9
 
 
 def test_poisson_samples_join_independently_with_the_rate() -> None:
@@ -141,7 +158,6 @@ def test_split(size: int | None, sizes: list[int]) -> None:
 def test_sizes_that_are_not_positive_integers_are_refused(value: object) -> None:
     for make in (
         lambda: Poisson(value, 1),  # type: ignore[arg-type]
-        lambda: Poisson(10, value),  # type: ignore[arg-type]
         lambda: FullBatch(value),  # type: ignore[arg-type]
         lambda: Shuffled(10, value),  # type: ignore[arg-type]
         lambda: FixedSize(value, 1),  # type: ignore[arg-type]
@@ -153,16 +169,50 @@ def test_sizes_that_are_not_positive_integers_are_refused(value: object) -> None
             Poisson(10, 1, max_batch_size=value)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    "size",
+    [0, -2.5, 0.0, True, "3", None, float("nan"), float("inf"), 10**400, 1e-320, np.float32(2.5), Fraction(5, 2)],
+)
+@pytest.mark.parametrize("size_or_rate", [{"sample_size": 10}, {"rate": 0.1}])
+def test_an_expected_batch_size_is_a_positive_finite_number(size: object, size_or_rate: dict[str, float]) -> None:
+    with pytest.raises(InvalidSampling, match="batch_size must be a finite int or float"):
+        Poisson(batch_size=size, **size_or_rate)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("size", [256, 256.0, np.float64(256.0)])
+def test_a_whole_expected_batch_size_is_written_as_ever(size: float) -> None:
+    """Also in the label of a seed: the same plan, the same noise."""
+    sampling = Poisson(1_000, size)
+    assert sampling == Poisson(1_000, 256) and repr(sampling) == repr(Poisson(1_000, 256))
+    assert json.dumps(arguments(sampling)) == '{"sample_size": 1000, "batch_size": 256, "max_batch_size": null}'
+    assert type(Poisson(1_000, np.float64(12.5)).batch_size) is float
+    assert "12.5/1,000" in Poisson(1_000, 12.5).description
+
+
+def test_batches_of_a_known_size_have_no_fractions() -> None:
+    for kind in (Shuffled, FixedSize):
+        with pytest.raises(InvalidSampling, match=f"got 2.5: a batch of {kind.__name__} has exactly so many records"):
+            kind(10, 2.5)  # type: ignore[arg-type]
+    for cut in ({"max_batch_size": 4.5}, {"max_batch_size": 4, "largest": 20.5}):
+        with pytest.raises(InvalidSampling, match="must be a positive integer"):
+            Poisson(rate=0.1, batch_size=2.5, **{"largest": 20, **cut})  # type: ignore[arg-type]
+
+
 def test_a_rate_over_one_is_refused() -> None:
     for kind in (Poisson, Shuffled, FixedSize):
         with pytest.raises(InvalidSampling, match="over 1"):
             kind(10, 11)
+    with pytest.raises(InvalidSampling, match=r"10\.000000000000002 is larger than sample_size 10"):
+        Poisson(10, 10.000000000000002)
     assert Poisson(10, 10).rate == 1.0
 
 
 @pytest.mark.parametrize(
     "sampling",
-    [Poisson(10, 2), Poisson(rate=0.1, batch_size=2), Poisson(10, 2, max_batch_size=4), FullBatch(10), Shuffled(10, 2)],
+    [
+        *(Poisson(10, 2), Poisson(10, 2.5), Poisson(rate=0.1, batch_size=2), Poisson(rate=0.1, batch_size=1 / 3)),
+        *(Poisson(10, 2, max_batch_size=4), FullBatch(10), Shuffled(10, 2)),
+    ],
 )
 def test_a_written_sampling_has_each_of_its_arguments(sampling: Sampling) -> None:
     """One that is left out would take a default that was not the run's."""
@@ -171,3 +221,86 @@ def test_a_written_sampling_has_each_of_its_arguments(sampling: Sampling) -> Non
     for name in written:
         with pytest.raises(InvalidSampling):
             made_from(type(sampling), {key: value for key, value in written.items() if key != name})
+
+
+POISSON: dict[str, object] = {"sample_size": 100, "batch_size": 5}
+PUBLIC: dict[str, object] = {"rate": 0.25, "batch_size": 5}
+CUT: dict[str, object] = {**PUBLIC, "max_batch_size": 8, "largest": 30}
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({}, "Poisson needs sample_size="),
+        ({"batch_size": 5}, "Poisson needs sample_size="),
+        ({"sample_size": 100}, "batch_size must be a finite int or float"),
+        ({"rate": 0.25}, "batch_size must be a finite int or float"),
+        ({**POISSON, "rate": 0.05}, "not both"),
+        ({**POISSON, "rate": float("nan")}, "not both"),
+        *(({**PUBLIC, "rate": rate}, "rate must be a number over 0") for rate in (0.0, 0, -0.1, 1.5, 5, "0.5", True)),
+        ({**PUBLIC, "rate": float("nan")}, "rate must be a number over 0"),
+        ({**PUBLIC, "batch_size": 0}, "batch_size must be"),
+        ({**PUBLIC, "max_batch_size": 8}, "needs largest="),
+        ({**PUBLIC, "largest": 30}, "largest= goes with rate= and max_batch_size= only"),
+        ({**POISSON, "largest": 100}, "largest= goes with rate= and max_batch_size= only"),
+        ({**POISSON, "max_batch_size": 8, "largest": 100}, "largest= goes with rate= and max_batch_size= only"),
+        ({**CUT, "largest": 0}, "largest must be a positive integer"),
+        ({**CUT, "max_batch_size": 0}, "max_batch_size must be a positive integer"),
+    ],
+    ids=str,
+)
+def test_a_poisson_sampling_that_is_not_whole_is_refused(given: dict[str, Any], reason: str) -> None:
+    with pytest.raises(InvalidSampling, match=reason):
+        Poisson(**given)
+
+
+@pytest.mark.parametrize(
+    ("given", "rate", "largest_batch", "is_cut"),
+    [
+        (POISSON, 0.05, 100, False),
+        ({**POISSON, "max_batch_size": 99}, 0.05, 99, True),
+        ({**POISSON, "max_batch_size": 100}, 0.05, 100, False),
+        (PUBLIC, 0.25, None, False),
+        ({"rate": 1, "batch_size": 5}, 1.0, None, False),
+        ({"rate": 1e-9, "batch_size": 5}, 1e-9, None, False),
+        (CUT, 0.25, 8, True),
+        ({**CUT, "largest": 8}, 0.25, 8, False),
+        ({**CUT, "largest": 9}, 0.25, 8, True),
+    ],
+    ids=str,
+)
+def test_what_a_poisson_sampling_says_of_its_batches(
+    given: dict[str, Any], rate: float, largest_batch: int | None, is_cut: bool
+) -> None:
+    sampling = Poisson(**given)
+    assert sampling.rate == rate and isinstance(sampling.rate, float)
+    assert (sampling.largest_batch, sampling.is_cut) == (largest_batch, is_cut)
+    assert ("at most" in sampling.description) == (sampling.max_batch_size is not None)
+    assert replace(sampling, batch_size=4).rate == (0.04 if sampling.sample_size else rate)
+
+
+def test_with_a_public_rate_the_data_say_how_many_records_there_are() -> None:
+    draws = Draws(Poisson(**PUBLIC), Entropy(0))  # type: ignore[arg-type]
+    assert max(draws.batch(step, 40).max() for step in range(20)) > 30
+    assert all(draws.batch(step, 3).max(initial=0) < 3 for step in range(20))
+    with pytest.raises(InvalidSampling, match="does not say how many records there are"):
+        draws.batch(0)
+
+
+def test_the_order_of_an_epoch_has_a_key_of_128_bits() -> None:
+    assert len(Draws(Shuffled(10, 4), Entropy()).order_key) == len(Draws(Shuffled(10, 4), Entropy(0)).order_key) == 16
+
+
+@pytest.mark.parametrize(
+    ("kind", "given"),
+    [
+        (FullBatch, {"sample_size": 10, "batch_size": 10}),
+        (FixedSize, {"sample_size": 10}),
+        (Poisson, {"sample_size": 10, "batch_size": 2, "max_batch_size": None, "rate": 0.2}),
+        (Poisson, {"sample_size": 10, "batch_size": 2, "max_batch_size": None, "largest": None}),
+        (Poisson, {"rate": 0.1, "batch_size": 2, "max_batch_size": None, "largest": None}),
+    ],
+)
+def test_a_written_sampling_has_no_other_arguments(kind: type[Sampling], given: dict[str, Any]) -> None:
+    with pytest.raises(InvalidSampling):
+        made_from(kind, given)

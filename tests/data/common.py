@@ -13,7 +13,7 @@ from urllib.error import URLError
 import pytest
 
 from clipwise.data import origins
-from clipwise.data.entries import Entry, File, Form, Supply
+from clipwise.data.catalog import Entry, File, Form, Supply
 from clipwise.data.origins import Address, PyPI
 from clipwise.progress import Console
 

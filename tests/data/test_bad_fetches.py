@@ -238,7 +238,7 @@ def server() -> Iterator[Server]:
 Start = Callable[[], "subprocess.Popen[str]"]
 SCRIPT = """
 import sys
-from clipwise.data.entries import Entry, File, Form, Supply
+from clipwise.data.catalog import Entry, File, Form, Supply
 from clipwise.data.origins import Address
 from clipwise.data.store import obtain
 from tests.data.common import FILES, FIRST, SECOND, sha

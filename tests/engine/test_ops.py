@@ -18,6 +18,7 @@ from .reference import flat, loop_gradients, norms_of, relative_errors
 
 Program: TypeAlias = Callable[[Tensor, Tensor], Tensor]  # a parameter and data (B, 3) -> values, samples first
 FIRST = torch.tensor([0, 1])
+ONES = torch.arange(1.0, 7.0, dtype=torch.float64).view(2, 3)
 
 
 def tokens(x: Tensor) -> Tensor:
@@ -44,6 +45,16 @@ def written(w: Tensor, x: Tensor) -> Tensor:
 def twice(x: Tensor) -> Tensor:
     """(B, 3) -> (2 B, 3), two rows for every sample."""
     return pairs(x).transpose(0, 1).reshape(-1, 3)
+
+
+def images(x: Tensor) -> Tensor:
+    """(B, 3) -> (B, 4, 3, 3)"""
+    return torch.stack([x.unsqueeze(2) ** k * x.unsqueeze(1) for k in range(4)], 1)
+
+
+def half_of(x: Tensor, w: Tensor) -> Tensor:
+    """The data with its second column equal to the parameter's: a tie."""
+    return torch.stack([x[:, 0], w.detach()[1].expand(len(x)), x[:, 2]], 1)
 
 
 def one_by_one(join: Callable[[list[Tensor]], Tensor]) -> Program:
@@ -116,7 +127,92 @@ FURTHER: dict[str, tuple[str, tuple[int, ...], Program]] = {
     "two rows of a sample": ("MvBackward0", (3,), lambda w, x: torch.mv(twice(x), w).view(len(x), 2)),
     "roots of zeros": ("PowBackward1", (3,), lambda w, x: (x * torch.tensor([1.0, 0.0, 0.0])) ** (w / 2)),
     "two axes repeated": ("RepeatBackward0", (2, 3), lambda w, x: w.repeat(len(x), 2, 2) * x.repeat(1, 2).unsqueeze(1)),
-}
+    # Products: the other factor, scaled, with what is added, several rows of a sample.
+    "left factor": ("MmBackward0", (2, 3), lambda w, x: (w @ x.T).T),
+    "rows of a product": ("MmBackward0", (3, 2), lambda w, x: (twice(x) @ w).view(len(x), 4)),
+    "columns of a product": ("MmBackward0", (2, 3), lambda w, x: (w @ twice(x).T).view(2, len(x), 2).transpose(0, 1)),
+    "left factors": ("BmmBackward0", (2, 2, 3), lambda w, x: torch.bmm(w, pairs(x).mT).permute(2, 0, 1)),
+    "one stack": ("BmmBackward0", (1, 3, 2), lambda w, x: torch.bmm(x.unsqueeze(0), w)[0]),
+    "scaled factor": ("AddmmBackward0", (2, 3), lambda w, x: torch.addmm(ONES[:, :1], w, x.T, alpha=3).T),
+    "scaled rows": ("AddmmBackward0", (3, 2), lambda w, x:
+        torch.addmm(ONES[0, :2], twice(x), w, alpha=3).view(len(x), 4)),
+    "added to a product": ("AddmmBackward0", (2,), lambda w, x: torch.addmm(w, x, ONES.T, beta=3).square()),
+    "added as it is": ("AddmmBackward0", (2,), lambda w, x: torch.addmm(w, x, ONES.T)),
+    "added to rows": ("AddmmBackward0", (1, 2), lambda w, x: torch.addmm(w, twice(x), ONES.T).view(len(x), 4)),
+    "scaled stacks": ("BaddbmmBackward0", (2, 3, 2), lambda w, x:
+        torch.baddbmm(pairs(x)[..., :2], pairs(x), w, alpha=3).transpose(0, 1)),
+    "scaled left stacks": ("BaddbmmBackward0", (2, 2, 3), lambda w, x:
+        torch.baddbmm(ONES.view(2, 3, 1)[:, :2], w, pairs(x).mT, alpha=3).permute(2, 0, 1)),
+    "added to stacks": ("BaddbmmBackward0", (2, 1, 2), lambda w, x:
+        torch.baddbmm(w, pairs(x), ONES.T.expand(2, 3, 2), beta=3).transpose(0, 1)),
+    "scaled vector": ("AddmvBackward0", (3,), lambda w, x: torch.addmv(x[:, 0], x, w, alpha=3).unsqueeze(1)),
+    "added to a vector": ("AddmvBackward0", (1,), lambda w, x: torch.addmv(w, x, ONES[0], beta=3).unsqueeze(1)),
+    # Element by element: each operand in each place.
+    "first summand": ("AddBackward0", (3,), lambda w, x: torch.add(w, x, alpha=2)),
+    "added as one": ("AddBackward0", (3,), lambda w, x: x + w),
+    "subtracted from": ("SubBackward0", (3,), lambda w, x: torch.sub(w, x, alpha=2)),
+    "reversed": ("RsubBackward0", (3,), lambda w, x: torch.rsub(x, w, alpha=2)),
+    "first factor": ("MulBackward0", (3,), lambda w, x: w * x),
+    "numerator": ("DivBackward0", (3,), lambda w, x: w / x),
+    "where true": ("WhereBackward0", (3,), lambda w, x: torch.where(x > 1, w, x)),
+    "what is filled": ("MaskedFillBackward1", (3,), lambda w, x: w.masked_fill(x > 1, torch.tensor(0.5).double())),
+    "from": ("LerpBackward0", (3,), lambda w, x: torch.lerp(w, x, 0.3)),
+    "from, by the data": ("LerpBackward1", (3,), lambda w, x: torch.lerp(w, x, x / 3)),
+    "to, by the data": ("LerpBackward1", (3,), lambda w, x: torch.lerp(x, w, x / 3)),
+    "added to products": ("AddcmulBackward0", (3,), lambda w, x: torch.addcmul(w, x, x, value=2)),
+    "first of a product": ("AddcmulBackward0", (3,), lambda w, x: torch.addcmul(x, w, x, value=2)),
+    "base": ("PowBackward1", (3,), lambda w, x: w**x),
+    "larger of equals": ("MaximumBackward0", (3,), lambda w, x: torch.maximum(w, half_of(x, w))),
+    "smaller of equals": ("MinimumBackward0", (3,), lambda w, x: torch.minimum(half_of(x, w), w)),
+    "larger, second": ("MaximumBackward0", (3,), lambda w, x: torch.maximum(half_of(x, w), w)),
+    "a slope for all": ("PreluKernelBackward0", (1,), lambda w, x: F.prelu(x - 1, w)),
+    "a number": ("MulBackward0", (), lambda w, x: x * w),
+    "over positions": ("MulBackward0", (2, 1), lambda w, x: pairs(x).transpose(0, 1) * w),
+    "over samples inside": ("AddBackward0", (2, 1, 3), lambda w, x: (pairs(x) + w).transpose(0, 1)),
+    "two rows of a sample each": ("AddBackward0", (3,), lambda w, x: (twice(x) + w).view(len(x), 6)),
+    "expanded inside": ("ExpandBackward0", (2, 1, 3), lambda w, x: (w.expand(2, len(x), 3) * pairs(x)).transpose(0, 1)),
+    # Normalization.
+    "shift of a layer norm": ("NativeLayerNormBackward0", (3,), lambda w, x: F.layer_norm(x, (3,), ONES[0], w)),
+    "layer norm inside": ("NativeLayerNormBackward0", (3,), lambda w, x:
+        F.layer_norm(pairs(x), (3,), w).transpose(0, 1)),
+    "layer norm of two axes": ("NativeLayerNormBackward0", (2, 3), lambda w, x:
+        F.layer_norm(pairs(x).transpose(0, 1), (2, 3), w)),
+    "shift of a group norm": ("NativeGroupNormBackward0", (3,), lambda w, x:
+        F.group_norm(pairs(x).permute(1, 2, 0), 3, ONES[0], w)),
+    "group norm, in order": ("NativeGroupNormBackward0", (4,), lambda w, x:
+        F.group_norm(images(x).contiguous(), 2, w)),
+    "group norm of several rows": ("NativeGroupNormBackward0", (4,), lambda w, x:
+        F.group_norm(images(twice(x)), 2, w).view(len(x), -1)),
+    "batch norm of images": ("NativeBatchNormBackward0", (4,), lambda w, x:
+        F.batch_norm(images(x), torch.arange(4.0).double(), torch.arange(1.0, 5.0).double(), w, eps=0.5)),
+    "shift of a batch norm": ("NativeBatchNormBackward0", (3,), lambda w, x:
+        F.batch_norm(x, ONES[0], ONES[0], ONES[0], w)),
+    # Tables.
+    "padding": ("EmbeddingBackward0", (5, 2), lambda w, x: F.embedding(tokens(x), w, padding_idx=1)),
+    "padding from the end": ("EmbeddingBackward0", (5, 2), lambda w, x: F.embedding(tokens(x), w, padding_idx=-1)),
+    "first row as padding": ("EmbeddingBackward0", (5, 2), lambda w, x: F.embedding(tokens(x) // 3, w, padding_idx=0)),
+    "looked up inside": ("EmbeddingBackward0", (5, 2), lambda w, x: F.embedding(tokens(x).T, w).transpose(0, 1)),
+    "two indices": ("IndexBackward0", (5, 4, 2), lambda w, x: w[tokens(x), tokens(x) - 3]),
+    "from the end": ("IndexBackward0", (5, 2), lambda w, x: w[tokens(x) - 5]),
+    "bags in sums": ("EmbeddingBagBackward0", (5, 2), lambda w, x: F.embedding_bag(tokens(x), w, mode="sum")),
+    "bags of maxima": ("EmbeddingBagBackward0", (5, 2), lambda w, x: F.embedding_bag(tokens(x), w, mode="max")),
+    "bags with padding": ("EmbeddingBagBackward0", (5, 2), lambda w, x:
+        F.embedding_bag(tokens(x), w, mode="mean", padding_idx=2)),
+    "weighted bags": ("EmbeddingBagBackward0", (5, 2), lambda w, x:
+        F.embedding_bag(tokens(x), w, mode="sum", per_sample_weights=x)),
+    "bags of several lengths": ("EmbeddingBagBackward0", (5, 2), lambda w, x: F.embedding_bag(
+        tokens(x).flatten(), w, torch.arange(len(x)).square().clamp(max=3 * len(x)), mode="mean")),
+    "maxima of bags, some of them empty": ("EmbeddingBagBackward0", (5, 2), lambda w, x: F.embedding_bag(
+        tokens(x).flatten(), w, 3 * (torch.arange(len(x)) // 2), mode="max")),
+    "two bags of a sample": ("EmbeddingBagBackward0", (5, 2), lambda w, x:
+        F.embedding_bag(tokens(twice(x)), w, mode="sum").view(len(x), 4)),
+    # Convolutions.
+    "shift of images": ("ConvolutionBackward0", (2,), lambda w, x: F.conv1d(x.unsqueeze(1), ONES.view(2, 1, 3), w)),
+    "shift of several images": ("ConvolutionBackward0", (2,), lambda w, x:
+        F.conv1d(twice(x).unsqueeze(1), ONES[:, :2].unsqueeze(1), w).view(len(x), -1)),
+    "several images": ("ConvolutionBackward0", (2, 1, 2), lambda w, x:
+        F.conv1d(twice(x).unsqueeze(1), w, padding=1, stride=2).view(len(x), -1)),
+}  # fmt: skip
 WITHOUT_EXAMPLE = {
     "GroupedMmBackward0": "experts, in the zoo",
     "LinearBackward0": "made on other devices than the CPU",
@@ -153,3 +249,12 @@ def test_a_name_is_one_row_and_torch_has_it() -> None:
     assert len(names) == len(set(names))
     unknown = [name for name in names if not hasattr(torch._C._functions, name) and name != IN_PLACE_WRITE]
     assert not unknown
+
+
+def test_what_reads_nothing_but_its_input_saves_no_other_tensor() -> None:
+    """Views do, and two more; where the batch cannot enter, nobody has to look for it."""
+    views = {name for op in TABLE if op.view is not None for name in op.names.split()}
+    found = {name for op in TABLE if op.only_input for name in op.names.split()}
+    assert found == views | {"AsStridedBackward0", "AsStridedBackward1", "ExpandBackward0"}
+    for name in found:
+        assert not any(member.startswith("_raw_saved_") for member in dir(getattr(torch._C._functions, name)))

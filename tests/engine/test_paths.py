@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import pytest
 import torch
@@ -287,3 +288,80 @@ def test_the_graph_is_freed_unless_it_is_to_be_kept(question: Callable[..., obje
         question(losses, list(model.parameters()))
     with pytest.raises(RuntimeError, match="second time"):
         losses.sum().backward()
+
+
+class Cubed(torch.autograd.Function):
+    """A function of a user, which vmap cannot batch."""
+
+    @staticmethod
+    def forward(ctx: Any, w: Tensor) -> Tensor:
+        ctx.save_for_backward(w)
+        return w**3
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        (w,) = ctx.saved_tensors
+        return grads[0] * 3 * w**2
+
+
+Use: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]  # data (B, 4), matrices (4, 4) a and b -> (B, any)
+TO_A_PARAMETER: dict[str, Use] = {
+    "itself and a function of it": lambda x, a, b: x @ a + x @ a.tanh(),
+    "turned and a function of it": lambda x, a, b: x @ a.t() + (x @ a.tanh()).sigmoid(),
+    "itself and in another shape": lambda x, a, b: x @ a + x @ a.view(2, 8).reshape(4, 4).tanh(),
+    "itself and turned": lambda x, a, b: (x @ a).tanh() @ a.t(),
+    "a part of it, twice": lambda x, a, b: (x @ a[:, :2]).tanh() @ a[:, :2].t(),
+    "parts that overlap": lambda x, a, b: x @ a[:, :3] + (x @ a[:, 1:]).tanh(),
+    "every second column": lambda x, a, b: x @ a[:, ::2],
+    "a function of two": lambda x, a, b: x @ (a * b) + x @ a,
+    "functions of one and of both": lambda x, a, b: x @ (a * b) + (x @ b.tanh()).sigmoid(),
+    "a function of a user": lambda x, a, b: x @ Cubed.apply(a) + x @ b,
+    "one operand of two products": lambda x, a, b: (lambda t: (x @ t).tanh() @ t)(a.t()),
+    "rows of a function": lambda x, a, b: a.tanh()[(x > 0).long()].flatten(1) * 0.5,
+    "a function that is turned": lambda x, a, b: x @ (a + b).t() + (x @ (a + b)).tanh(),
+}
+
+
+@pytest.mark.parametrize("small", [False, True], ids=["at once", "in chunks"])
+@pytest.mark.parametrize("name", TO_A_PARAMETER)
+def test_every_way_from_an_operand_to_its_parameter(name: str, small: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if small:
+        in_chunks(monkeypatch)
+    torch.manual_seed(0)
+    params = {key: nn.Parameter(torch.randn(4, 4, dtype=torch.float64)) for key in ("one.a", "two.b")}
+    for batch in (3, 4):
+        x = torch.randn(batch, 4, dtype=torch.float64)
+        losses = TO_A_PARAMETER[name](x, *params.values()).square().sum(1)
+        loop = loop_gradients(losses, params)
+        size = norms_of(loop)
+        torch.testing.assert_close(per_sample_norms(losses, params, retain_graph=True), size)
+        torch.testing.assert_close(flat(per_sample_gradients(losses, params, retain_graph=True)), flat(loop))
+        for style in (Flat(Abadi(0.1)), Layerwise(Abadi(0.1))):
+            for way in ("bookkeeping", "second_backward"):
+                found = clipped_gradients(losses, params, style, retain_graph=True, way=way)  # type: ignore[arg-type]
+                torch.testing.assert_close(flat_sum(found.gradients), flat(clipped_loop(loop, style)).sum(0))
+
+
+HALVED: dict[str, Callable[[Tensor], Tensor]] = {
+    "cast": lambda a: a.bfloat16(),
+    "cast and turned": lambda a: a.bfloat16().t(),
+    "turned and cast": lambda a: a.t().bfloat16(),
+    "part of a cast": lambda a: a.bfloat16()[:, 1:],
+    "another shape": lambda a: a.bfloat16().view(2, 8).view(4, 4),
+    "axes swapped": lambda a: a.bfloat16().unsqueeze(0).permute(2, 0, 1)[:, 0],
+}
+
+
+@pytest.mark.parametrize("name", HALVED)
+def test_a_weight_that_is_cast_is_clipped_without_rounding_its_sum(name: str) -> None:
+    """Samples of the same gradient: the sum is a multiple of it, which half precision would round."""
+    torch.manual_seed(0)
+    a, b = nn.Parameter(torch.randn(4, 4)), nn.Parameter(torch.randn(4, 4))
+    x = torch.randn(1, 4).expand(257, 4)
+    losses = ((x.bfloat16() @ HALVED[name](a)).float() + (x @ b).sum(1, keepdim=True)).sum(1)
+    params = {"a": a, "b": b}
+    one = {key: g[:1] for key, g in loop_gradients(losses[:1], params).items()}
+    found = clipped_gradients(losses, params, Abadi(1e-3), way="bookkeeping")
+    expected = 257 * flat(clipped_loop(one, Flat(Abadi(1e-3))))[0]
+    torch.testing.assert_close(flat_sum(found.gradients), expected, rtol=2e-3, atol=1e-6)
+    assert float(flat_sum(found.gradients).norm()) <= 257e-3 * (1 + 1e-5)

@@ -419,6 +419,17 @@ OF_SHAPE_OF_THE_BATCH: dict[str, tuple[tuple[int, ...], Callable[[Tensor], Tenso
     "sum": ((BATCH,), lambda w: (w + torch.randn(5, BATCH)).square().sum(0)),
     "hypot": ((BATCH, 3), lambda w: torch.hypot(w, torch.randn(BATCH, 3)).sum(1)),
     "hypot_sequence_first": ((BATCH,), lambda w: torch.hypot(w, torch.randn(5, BATCH)).sum(0)),
+    "left factor": ((BATCH, 3), lambda w: (w @ torch.randn(3, 2)).square().sum(1)),
+    "right factor": ((3, BATCH), lambda w: (torch.randn(5, 3) @ w).square().sum(0)),
+    "stacks": ((BATCH, 2, 3), lambda w: torch.bmm(w, torch.randn(BATCH, 3, 2)).square().sum((1, 2))),
+    "added rows": ((BATCH, 2), lambda w: torch.addmm(w, torch.randn(BATCH, 3), torch.randn(3, 2)).square().sum(1)),
+    "matrix of a vector": ((BATCH, 3), lambda w: torch.mv(w, torch.randn(3)).square()),
+    "scaled matrix of a vector": ((BATCH, 3), lambda w: torch.addmv(torch.ones(BATCH), w, torch.randn(3)).square()),
+    "images": ((BATCH, 2, 5), lambda w: F.conv1d(w, torch.randn(3, 2, 2)).square().sum((1, 2))),
+    "channels": ((BATCH, 2, 2), lambda w: F.conv1d(torch.randn(5, 2, 4), w).square().sum((0, 2))),
+    "embedding": ((7, BATCH), lambda w: F.embedding(torch.randint(7, (5,)), w).square().sum(0)),
+    "index": ((7, BATCH), lambda w: w[torch.randint(7, (5,))].square().sum(0)),
+    "index_select": ((7, BATCH), lambda w: w.index_select(0, torch.randint(7, (5,))).square().sum(0)),
     "repeated": ((BATCH, 3), lambda w: (w.repeat(2, 1) * torch.randn(2 * BATCH, 3)).view(2, BATCH, 3).sum((0, 2))),
     **{
         f"embedding_bag_{mode}": (
@@ -460,6 +471,39 @@ def test_a_parameter_with_an_entry_for_each_place_in_the_batch_is_refused(
     torch.manual_seed(0)
     weight = nn.Parameter(torch.randn(*shape))
     with pytest.raises(NotSeparable, match="Backward0: "):
+        per_sample_norms(losses(weight), {"weight": weight})
+
+
+def test_losses_that_nothing_of_the_batch_enters_are_refused() -> None:
+    """A parameter of the batch's own shape: no operand is broadcast, so that nothing else could be the batch."""
+    weight = nn.Parameter(torch.randn(BATCH, 3))
+    with pytest.raises(NotSeparable, match=r"samples mix after SumBackward1 \(parameters weight\)"):
+        per_sample_norms((weight * torch.randn(BATCH, 3)).sum(1), {"weight": weight})
+
+
+UNSUPPORTED: dict[str, tuple[tuple[int, ...], Callable[[Tensor], Tensor], str]] = {
+    "a mask": ((BATCH, 3), lambda w: w[torch.tensor([True] * BATCH)].square().sum(1), "an index with a mask"),
+    "not on the leading axes": (
+        (3, 7), lambda w: (w[:, torch.arange(BATCH)].T * torch.randn(BATCH, 3)).sum(1), "not on the leading axes",
+    ),
+    "other columns": (
+        (3, 7), lambda w: (w.index_select(1, torch.arange(BATCH)).T * torch.randn(BATCH, 3)).sum(1), "another axis",
+    ),
+    "weights of a bag": (
+        (BATCH, 3),
+        lambda w: F.embedding_bag(torch.randint(7, (BATCH, 3)), torch.randn(7, 2), mode="sum", per_sample_weights=w)
+        .square().sum(1), "per_sample_weights",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("shape", "losses", "why"), UNSUPPORTED.values(), ids=UNSUPPORTED)
+def test_a_form_of_an_operation_without_a_rule_is_refused_with_the_reason(
+    shape: tuple[int, ...], losses: Callable[[Tensor], Tensor], why: str
+) -> None:
+    torch.manual_seed(0)
+    weight = nn.Parameter(torch.randn(*shape))
+    with pytest.raises(UnsupportedNode, match=why):
         per_sample_norms(losses(weight), {"weight": weight})
 
 

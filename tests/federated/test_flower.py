@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import secrets
 import subprocess
 import sys
@@ -26,7 +27,7 @@ from torch import nn
 
 import clipwise as cw
 from clipwise.entropy import Entropy
-from clipwise.federated import LocalTraining, Server, run, select
+from clipwise.federated import LocalTraining, Reply, Server, Task, flower, run, select
 from clipwise.federated.flower import DPFedAvg, answer
 from tests.conftest import HANG
 from tests.federated.common import federated_plan, flat, loss_fn, make_model, make_users
@@ -172,6 +173,47 @@ def test_the_round_goes_on_whatever_nodes_send(logged: pytest.LogCaptureFixture)
     assert logged.text.count("continues without") == 6
 
 
+@pytest.mark.parametrize(
+    ("reason", "said"), [("", "no reason given"), (" \n ", "no reason given"), ("a\n" + "b" * 300, "b" * 200)]
+)
+def test_an_error_of_a_node_is_told_in_one_line(reason: str, said: str) -> None:
+    model = make_model()
+    strategy = DPFedAvg(make_plan(sampling=cw.FullBatch(NODES), steps=1), model)
+    start(strategy, Broken(reason, whole=3), model, 1)
+    assert strategy.server.last is not None
+    told = {reason for _, reason in strategy.server.last.problems}
+    assert told == {f"Flower reports an error: {said}"} and len(strategy.server.last.problems) == NODES - 3
+
+
+@pytest.mark.parametrize(("sampling", "warned"), [(cw.Poisson(11, 5), 1), (cw.Poisson(12, 5), 0), (None, 0)], ids=str)
+def test_more_nodes_than_users_are_told(sampling: Any, warned: int, logged: pytest.LogCaptureFixture) -> None:
+    plan = make_plan(sampling=sampling or cw.Poisson(rate=0.5, batch_size=5))
+    strategy = DPFedAvg(plan, make_model(), min_available_nodes=1)
+    strategy.configure_train(1, ArrayRecord(make_model().state_dict()), ConfigRecord(), StandIn().grid)
+    assert logged.text.count("12 nodes are connected, the plan counts on 11 users") == warned
+    assert logged.text.count("nodes are connected") == warned
+
+
+def test_a_node_is_told_its_number_the_round_and_how_to_clip(caplog: pytest.LogCaptureFixture) -> None:
+    plan, asked = make_plan(sampling=cw.FullBatch(NODES), steps=2, clip=cw.NoClip(), noise_multiplier=0.0), []
+
+    def work(model: nn.Module, dataset: Any, task: Task) -> Reply:
+        asked.append(task)
+        return Reply({name: torch.zeros_like(p) for name, p in model.named_parameters()}, 1)
+
+    class Asking(StandIn):
+        def reply(self, message: Message) -> Message:
+            return answer(message, make_model(), self.users[0], work)
+
+    model = make_model()
+    strategy = DPFedAvg(plan, model)
+    with caplog.at_level("INFO", "clipwise.federated"):
+        start(strategy, Asking(), model, 2)
+    assert [(task.number, task.user) for task in asked] == [(n, 100 + k) for n in range(2) for k in range(NODES)]
+    assert {task.style for task in asked} == {cw.Flat(cw.NoClip())} and not any(task.asks_within for task in asked)
+    assert repr(plan) in caplog.text
+
+
 def test_a_round_without_nodes_is_noise() -> None:
     plan = make_plan(sampling=cw.Poisson(10**6, 1), steps=1)
     model = make_model()
@@ -235,6 +277,24 @@ def test_arrays_and_messages_of_others_are_refused() -> None:
     [message, *_] = plain.configure_train(1, ArrayRecord(make_model().state_dict()), ConfigRecord(), StandIn().grid)
     with pytest.raises(cw.InvalidPlan, match="DPFedAvg"):
         answer(message, make_model(), make_users(1)[0], WORK)
+
+
+def test_usage_reports_are_off_unless_somebody_turned_them_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("FLWR_TELEMETRY_ENABLED", "RAY_USAGE_STATS_ENABLED"):
+        for before, after in ((None, "0"), ("1", "1")):
+            with monkeypatch.context() as patch:
+                if before is None:
+                    patch.delenv(name, raising=False)
+                else:
+                    patch.setenv(name, before)
+                runpy.run_path(str(flower.__file__))
+                assert os.environ[name] == after
+
+
+def test_without_flower_the_extra_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "flwr.serverapp", None)
+    with pytest.raises(cw.errors.MissingExtra, match=r"clipwise\[flower\]"):
+        runpy.run_path(str(flower.__file__))
 
 
 @pytest.mark.slow

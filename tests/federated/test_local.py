@@ -106,6 +106,69 @@ def test_updates_that_blow_up_are_sent_as_they_are_and_left_out() -> None:
         assert bool(joint(work(make_model(1), broken, task).update).isnan().any())
 
 
+def test_an_update_with_one_infinite_layer_is_sent_as_it_is() -> None:
+    """The server leaves it out and says so; zeros would be taken for an honest update."""
+    model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)).double()
+    style = cw.Layerwise(cw.Abadi(1.0))
+
+    def loss(m: nn.Module, batch: Any) -> Tensor:
+        return 0.5 * m[0].weight.sum() + batch[0] * m[1].weight.sum()  # type: ignore[index, operator, no-any-return]
+
+    for value in (float("inf"), float("nan")):
+        task = Task(0, 0, model.state_dict(), style, asks_within=True)
+        reply = LocalGradient(loss, lr=1.0)(model, TensorDataset(torch.tensor([value]).double()), task)
+        assert float(reply.update["0.weight"]) == -0.5 and not torch.isfinite(reply.update["1.weight"]).any()
+        assert reply.within is False and reply.weight == 1
+
+
+def test_an_update_is_within_if_all_its_layers_are_no_longer_than_their_norms() -> None:
+    model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)).double()
+
+    def loss(m: nn.Module, batch: Any) -> Tensor:
+        return (m[0].weight.sum() + 2.0 * m[1].weight.sum()) * torch.ones(len(batch[0]))  # type: ignore[index, operator, no-any-return]
+
+    data = TensorDataset(torch.zeros(3, 1).double())
+    for first, second, within in ((1.0, 2.0, True), (0.9, 2.0, False), (1.0, 1.9, False), (5.0, 5.0, True)):
+        style = cw.Layerwise({"0": cw.Abadi(first), "1": cw.Abadi(second)})
+        task = Task(0, 0, model.state_dict(), style, asks_within=True)
+        reply = LocalGradient(loss, lr=1.0)(model, data, task)
+        assert reply.within is within
+        assert float(reply.update["1.weight"]) == pytest.approx(-min(second, 2.0), rel=1e-12)
+
+
+def test_a_parameter_that_the_loss_does_not_use_stays() -> None:
+    model = make_model()
+    model.register_parameter("idle", nn.Parameter(torch.ones(2).double()))
+    for work in (LocalGradient(loss_fn, lr=0.1), LocalTraining(loss_fn, partial(torch.optim.SGD, lr=0.1))):
+        update = work(model, DATA, make_task(model)).update
+        assert not update["idle"].any() and update["2.bias"].any()
+
+
+@pytest.mark.parametrize("batch_size", [None, 1, 3, 100])
+def test_one_gradient_is_that_of_so_many_examples(batch_size: int | None) -> None:
+    """Its examples are chosen anew in every round, and are all of the user's where there are no more."""
+    model, data = nn.Linear(1, 1, bias=False), TensorDataset(2.0 ** torch.arange(8.0)[:, None])
+
+    def loss(m: nn.Module, batch: Any) -> Tensor:
+        return m(batch[0])[:, 0]
+
+    taken = min(8, batch_size or 8)
+    found = set()
+    for number in range(10):
+        task = Task(number, 0, model.state_dict(), cw.Flat(cw.Abadi(1e6)))
+        reply = LocalGradient(loss, lr=1.0, batch_size=batch_size, seed=1)(model, data, task)
+        total = round(-float(reply.update["weight"]) * taken)
+        assert total.bit_count() == taken and reply.weight == 8  # a sum of so many different powers of two
+        found.add(total)
+    assert (len(found) > 1) == (taken < 8)
+
+
+def test_what_local_training_does_unless_told() -> None:
+    assert LocalTraining(loss_fn, torch.optim.SGD) == LocalTraining(
+        loss_fn, torch.optim.SGD, epochs=1, batch_size=32, clip_every="round", collate_fn=None, seed=None
+    )
+
+
 def test_within_is_said_only_when_asked() -> None:
     model = make_model()
     work = LocalGradient(loss_fn, lr=0.1)
@@ -147,6 +210,9 @@ def test_settings_that_make_no_sense_are_refused(make: Any) -> None:
 
 def test_losses_must_be_one_per_example() -> None:
     model = make_model()
+    for wrong in (lambda m, b: 1.0, lambda m, b: m(b[0]), lambda m, b: loss_fn(m, b)[:0]):
+        with pytest.raises(cw.InvalidLosses, match="one loss per example"):
+            LocalTraining(wrong, partial(torch.optim.SGD, lr=0.1))(model, DATA, make_task(model))  # type: ignore[arg-type]
     with pytest.raises(cw.InvalidLosses, match="one loss per example"):
         LocalGradient(lambda m, batch: loss_fn(m, batch).mean(), lr=1.0)(model, DATA, make_task(model))
 

@@ -1,10 +1,14 @@
-"""Selection, noise, ledger, and rounds that go on whatever some users do."""
+"""Selection, noise, ledger, and rounds that go on whatever some users do.
+
+Runs that are saved and resumed: what must not be forgotten, and who may go on.
+"""
 
 from __future__ import annotations
 
 import gc
 import logging
 import math
+import os
 import re
 from functools import partial
 from pathlib import Path
@@ -19,7 +23,8 @@ from torch.utils.data import Dataset, TensorDataset
 import clipwise as cw
 from clipwise.accounting import FederatedRounds
 from clipwise.entropy import Entropy
-from clipwise.federated import LocalTraining, Reply, Server, Task, apply, run, select
+from clipwise.federated import LocalTraining, Reply, Server, Task, apply, clip_update, run, select, shorten
+from tests.core.common import refused_elsewhere
 from tests.federated.common import federated_plan, flat, loss_fn, make_model, make_users
 
 
@@ -163,6 +168,25 @@ def test_adaptive_norm_is_one_release_of_the_planned_noise() -> None:
     assert float(moves.mean()) == pytest.approx(0.5, abs=4 * sigma_b / 5 / 20)
 
 
+def test_adaptive_norm_moves_by_the_share_of_expected_users_that_were_within() -> None:
+    """Without noise: 1/2 + (two within - one beyond) / 2 / 5 expected users, whatever the weights."""
+    clip = cw.AdaptiveClip(R=0.7, quantile=0.3, learning_rate=0.4)
+    sampling, model = cw.Poisson(rate=1.0, batch_size=5), nn.Linear(1, 1, bias=False)
+    server = Server(make_plan(clip=clip, sampling=sampling, noise_multiplier=0.0, weight_cap=3.0), model)
+    assert server.bound == 0.7
+    opened = server.open(range(4))
+    assert opened.asks_within and opened.style == cw.Flat(cw.Abadi(0.7))
+    replies = [Reply({"weight": torch.full((1, 1), 0.1)}, 2.0, within) for within in (True, False, True, None)]
+    update = server.close(enumerate(replies))
+    assert float(update["weight"]) == pytest.approx(4 * 2.0 * 0.1 / 15.0, rel=1e-6)
+    bound = 0.7 * math.exp(-0.4 * (0.5 + 0.5 / 5 - 0.3))
+    assert server.bound == pytest.approx(bound, rel=1e-12) and server.last is not None
+    assert server.last.bound == server.bound and server.style == cw.Flat(cw.Abadi(server.bound))
+    again = Server(server.plan, model)
+    again.load_state_dict(server.state_dict())
+    assert again.bound == server.bound == again.open(range(4)).style.sensitivity(1)
+
+
 @pytest.mark.slow
 def test_adaptive_norm_finds_the_quantile() -> None:
     lengths = torch.linspace(0.1, 10.0, 50, dtype=torch.float64)
@@ -263,6 +287,35 @@ def test_a_server_needs_noise_and_a_model_without_gathered_statistics() -> None:
         Server(make_plan(), nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
     with pytest.raises(cw.InvalidPlan, match="no trainable"):
         Server(make_plan(), nn.Linear(1, 1).requires_grad_(False))
+    for norm in (nn.BatchNorm1d(2).eval(), nn.BatchNorm1d(2, track_running_stats=False)):
+        assert Server(make_plan(), nn.Sequential(nn.Linear(2, 2), norm)).parameters[-1] == "1.bias"
+    for nothing in (None, "plan", 3.0):
+        with pytest.raises(cw.InvalidPlan, match="plan must be a clipwise"):
+            Server(nothing, make_model())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_updates_are_added_up_in_at_least_float32(dtype: torch.dtype) -> None:
+    model = nn.Linear(1, 1, bias=False).to(dtype)
+    server = Server(make_plan(sampling=cw.FullBatch(2), noise_multiplier=0.0), model)
+    server.open([0, 1])
+    update = server.close([(k, Reply({"weight": torch.full((1, 1), 0.3, dtype=dtype)}, 1)) for k in range(2)])
+    assert update["weight"].dtype == torch.promote_types(dtype, torch.float32)
+    apply(model, update)
+    assert model.weight.dtype == dtype
+
+
+def test_a_seeded_run_begins_with_the_values_that_the_model_has_when_its_server_is_made() -> None:
+    released = []
+    for later in (0.0, 1.0):
+        model = make_model()
+        server = Server(make_plan(), model, seed=3)
+        with torch.no_grad():
+            for p in model.parameters():
+                p.add_(later)
+        server.open(range(20))
+        released.append(server.close([])["0.weight"])
+    assert torch.equal(*released)
 
 
 def test_a_saved_run_goes_on_as_if_not_interrupted() -> None:
@@ -336,6 +389,42 @@ def test_saved_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     private.save(tmp_path / "other")
     with pytest.raises(cw.CheckpointError, match="has no 'federated'"):
         Server(plan, model).resume(tmp_path / "other", model)
+
+
+def test_a_saved_state_that_is_not_of_this_run_is_refused() -> None:
+    model, fixed, adaptive = make_model(), make_plan(), make_plan(clip=cw.AdaptiveClip(R=0.1))
+    saved = Server(adaptive, model).state_dict()
+    assert saved["version"] == 3 and saved["bound"] == 0.1
+    for bound in (0.0, -1.0, math.inf, "0.1", None):
+        with pytest.raises(cw.CheckpointError):
+            Server(adaptive, model).load_state_dict({**saved, "bound": bound})
+    with pytest.raises(cw.CheckpointError, match="whether its norm adapts"):
+        Server(fixed, model).load_state_dict({**Server(fixed, model).state_dict(), "bound": 0.1})
+    for version in (2, 4):
+        with pytest.raises(cw.CheckpointError, match="version"):
+            Server(adaptive, model).load_state_dict({**saved, "version": version})
+
+
+def test_no_ledger_is_lost_by_a_resume() -> None:
+    """One that was given, though it is empty, and one on which something was recorded."""
+    model, plan = make_model(), make_plan()
+    saved = Server(plan, model).state_dict()
+    given, used = Server(plan, model, ledger=cw.Ledger()), Server(plan, model)
+    used.ledger.record(FederatedRounds(cw.Poisson(20, 5), 1.0, 1, "earlier"))
+    for server in (given, used):
+        with pytest.raises(cw.CheckpointError, match="its own ledger"):
+            server.load_state_dict(saved)
+
+
+def test_an_update_leaves_no_gradients_behind() -> None:
+    model = make_model()
+    apply(
+        model,
+        {name: torch.ones_like(p) for name, p in model.named_parameters()},
+        torch.optim.SGD(model.parameters(), 1.0),
+    )
+    assert all(p.grad is None for p in model.parameters())
+    torch.testing.assert_close(flat(model), flat(make_model()) + 1)
 
 
 def test_the_servers_optimizer_must_know_the_parameters() -> None:
@@ -415,6 +504,88 @@ def test_the_round_goes_on_without_a_bad_user(how: str, caplog: pytest.LogCaptur
     assert server.ledger.steps == 2
 
 
+@pytest.mark.parametrize(
+    ("length", "shortened"), [(2.0, 0), (2.0 * (1 + 1e-4), 0), (2.0004, 1), (math.nextafter(2.0 * (1 + 1e-4), 3.0), 1)]
+)
+def test_an_update_is_called_too_long_beyond_rounding_only(
+    length: float, shortened: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is brought to the bound either way. Of several groups one suffices."""
+    model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)).double()
+    plan = make_plan(sampling=cw.FullBatch(3), clip=cw.Layerwise(cw.Abadi(2.0)), noise_multiplier=0.0)
+    server = Server(plan, model)
+    server.open(range(3))
+    one, long = (torch.full((1, 1), value, dtype=torch.float64) for value in (1.0, -length))
+    with caplog.at_level(logging.WARNING, "clipwise.federated"):
+        update = server.close([(k, Reply({"0.weight": one, "1.weight": long}, 1)) for k in range(3)])
+    assert server.last is not None and server.last.shortened == 3 * shortened and server.last.used == 3
+    assert caplog.text.count("and was shortened to 2; its client does not clip") == 3 * shortened
+    assert float(update["0.weight"]) == 1.0 and float(update["1.weight"]) == pytest.approx(-2.0, rel=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("reply", "reason"),
+    [
+        (Reply([("weight", torch.ones(1, 1))], 1), "expected a Reply"),  # type: ignore[arg-type]
+        (Reply({"weight": torch.ones(1, 1), "more": torch.ones(1)}, 1), r"missing \[\], unknown \['more'\]"),
+        (Reply({"weight": torch.ones(1, 1, dtype=torch.int64)}, 1), "dense tensor of real numbers, got torch.int64"),
+        (Reply({"weight": torch.ones(1, 1).to_sparse()}, 1), "dense tensor of real numbers"),
+        (Reply({"weight": [[1.0]]}, 1), "dense tensor of real numbers, got list"),  # type: ignore[dict-item]
+        (Reply({"weight": torch.tensor([[math.nan]])}, 1), "not finite"),
+        (Reply({"weight": torch.ones(1, 1)}, math.inf), "the weight must be"),
+        (Reply({"weight": torch.ones(1, 1)}, math.nan), "the weight must be"),
+        (Reply({"weight": torch.ones(1, 1)}, "1"), "the weight must be"),  # type: ignore[arg-type]
+        (Reply({"weight": torch.ones(1, 1)}, 1, within=1), "within must be True, False or None, got int"),  # type: ignore[arg-type]
+        (Reply({"weight": torch.ones(1, 1)}, 0, within=True), None),
+        (Reply({"weight": torch.ones(1, 1).half()}, 1, within=False), None),
+    ],
+    ids=str,
+)
+def test_what_the_server_lets_through(reply: Reply, reason: str | None) -> None:
+    server = Server(make_plan(sampling=cw.FullBatch(1), noise_multiplier=0.0), nn.Linear(1, 1, bias=False))
+    server.open([8])
+    update = server.close([(8, reply)])
+    assert server.last is not None and server.last.used == (reason is None) and server.last.selected == 1
+    if reason is None:
+        assert server.last.problems == () and float(update["weight"]) == reply.weight
+    else:
+        ((user, said),) = server.last.problems
+        assert user == 8 and re.search(reason, said) and float(update["weight"]) == 0
+
+
+def test_one_bad_number_of_many_is_enough() -> None:
+    server = Server(make_plan(sampling=cw.FullBatch(1), noise_multiplier=0.0), nn.Linear(3, 1, bias=False))
+    server.open([0])
+    update = server.close([(0, Reply({"weight": torch.tensor([[0.1, math.inf, 0.1]])}, 1))])
+    assert not update["weight"].any() and server.last is not None and "not finite" in server.last.problems[0][1]
+
+
+@pytest.mark.parametrize("clipped_by", [clip_update, shorten])
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_an_update_that_is_not_finite_becomes_zero(value: float, clipped_by: Any) -> None:
+    """All of it, also in the layers that are."""
+    update = {"0.weight": torch.tensor([1.0, value]), "1.weight": torch.ones(2)}
+    for style in (cw.Flat(cw.Abadi(1.0)), cw.Layerwise(cw.Abadi(1.0)), cw.Flat(cw.NoClip())):
+        assert not any(part.any() for part in clipped_by(update, style).values())
+    empty = {"0.weight": torch.zeros(0), "1.weight": torch.tensor([3.0, 4.0])}
+    found = clipped_by(empty, cw.Layerwise(cw.Abadi(1.0)))
+    assert found["1.weight"].tolist() == pytest.approx([0.6, 0.8]) and not found["0.weight"].numel()
+
+
+def test_after_one_success_a_round_in_which_all_fail_goes_on() -> None:
+    plan, model = make_plan(sampling=cw.FullBatch(2), noise_multiplier=0.0), nn.Linear(1, 1, bias=False)
+    before = model.weight.item()
+
+    def work(bench: nn.Module, dataset: Dataset[Any], task: Task) -> Reply:
+        if (task.number, task.user) != (0, 1):
+            raise OSError("no power")
+        return Reply({"weight": torch.ones(1, 1)}, 1)
+
+    reports = list(run(Server(plan, model), model, [TensorDataset(torch.zeros(1, 1))] * 2, work))
+    assert [report.used for report in reports] == [1, 0, 0]
+    assert model.weight.item() == pytest.approx(before + 0.5)
+
+
 def test_replies_of_strangers_and_second_replies_do_not_count() -> None:
     model = nn.Linear(1, 1, bias=False)
     server = Server(make_plan(sampling=cw.FullBatch(2), noise_multiplier=0.0), model)
@@ -453,3 +624,50 @@ def test_rounds_leave_nothing_behind() -> None:
             gc.collect()
             alive.append(sum(type(each) in (torch.Tensor, nn.Parameter) for each in gc.get_objects()))
     assert alive[0] == alive[1]
+
+
+PLAN = federated_plan(sampling=cw.Poisson(20, 5), steps=3, clip=cw.Abadi(1.0), noise_multiplier=1.0)
+
+
+def test_a_given_ledger_cannot_be_lost_by_a_resume(tmp_path: Path) -> None:
+    """The saved ledger takes its place, which would forget what the given one holds."""
+    model = nn.Linear(1, 1)
+    server = Server(PLAN, model)
+    server.save(tmp_path / "run", model)
+    spent = cw.Ledger([FederatedRounds(cw.Poisson(20, 5), 1.0, 7)])
+    again = Server(PLAN, model, ledger=spent)
+    with pytest.raises(cw.CheckpointError, match="its own ledger"):
+        again.resume(tmp_path / "run", model)
+    with pytest.raises(cw.CheckpointError, match="its own ledger"):
+        again.load_state_dict(server.state_dict())
+    assert again.ledger is spent and spent.steps == 7
+
+
+def test_a_run_begun_with_a_ledger_keeps_it(tmp_path: Path) -> None:
+    model = nn.Linear(1, 1)
+    spent = cw.Ledger([FederatedRounds(cw.Poisson(20, 5), 1.0, 7, "earlier")])
+    Server(PLAN, model, ledger=spent).save(tmp_path / "run", model)
+    again = Server(PLAN, model)
+    again.resume(tmp_path / "run", model)
+    assert again.ledger.events == spent.events and again.rounds_done == 0
+
+
+def test_a_file_that_does_not_fit_leaves_the_server_as_it_was(tmp_path: Path) -> None:
+    model = nn.Linear(1, 1)
+    server = Server(PLAN, model)
+    server.open(range(20))
+    server.close([])
+    server.save(tmp_path / "run", model)
+    again = Server(PLAN, nn.Linear(2, 1))
+    with pytest.raises(cw.CheckpointError, match="does not fit"):
+        again.resume(tmp_path / "run", nn.Linear(2, 1))
+    assert again.rounds_done == 0 and again.ledger.steps == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_two_processes_cannot_go_on_from_one_file(tmp_path: Path) -> None:
+    """Each would count its own rounds over the other's, and both release."""
+    model = nn.Linear(1, 1)
+    server = Server(PLAN, model)
+    server.save(tmp_path / "run", model)
+    assert "another process" in refused_elsewhere(lambda: Server(PLAN, model).resume(tmp_path / "run", model))

@@ -1,22 +1,31 @@
-"""`clipwise train` with the federated algorithms: users out of records, rounds as steps, kills survived."""
+"""`clipwise train` with the federated algorithms: users out of records, rounds as steps, kills survived.
+
+The examples of docs/federated.md run.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.supercore.task_identity import TaskIdentity
 from safetensors.torch import load_file
 
 import clipwise as cw
 from clipwise.accounting import FederatedRounds, account
 from clipwise.federated import dirichlet, shards, uniform
-from clipwise.report.describe import event_row, plan_rows
+from clipwise.federated.flower import DPFedAvg
+from clipwise.report.wording import event_row, plan_rows
 from clipwise.training import Config, Progress, train
 from clipwise.training.run import train as training
+from tests.federated.common import federated_plan
+from tests.federated.test_flower import StandIn
 from tests.training.common import DIGITS
 
 TINY = f"""
@@ -144,12 +153,72 @@ def test_partitions_differ_by_seed_and_need_enough_records() -> None:
     assert np.array_equal(dirichlet(labels, 10, seed=4)[0], dirichlet(labels, 10, seed=4)[0])
     for deal in (lambda *s: uniform(100, 10, *s), lambda *s: shards(labels, 10, 2, *s)):
         assert np.array_equal(deal()[0], deal(0)[0])  # the seed that the documents name
+    assert all(map(np.array_equal, shards(labels, 10), shards(labels, 10, shards_per_user=2, seed=0)))
+    assert all(map(np.array_equal, dirichlet(labels, 10), dirichlet(labels, 10, concentration=0.5, seed=0)))
     with pytest.raises(cw.InvalidConfig, match="cannot be cut"):
         shards(labels, 60)
-    with pytest.raises(cw.InvalidConfig, match="positive"):
-        dirichlet(labels, 3, concentration=0.0)
+    assert [len(part) for part in shards(labels, 50)] == [2] * 50 and len(uniform(100, 100)) == 100
+    for wrong in (0.0, -1.0, np.inf, np.nan):
+        with pytest.raises(cw.InvalidConfig, match="positive"):
+            dirichlet(labels, 3, concentration=wrong)
+    with pytest.raises(cw.InvalidConfig, match="positive integers"):
+        shards(labels, 3, 0)
+
+
+def test_a_dirichlet_partition_deals_every_class_by_itself() -> None:
+    """With a large concentration users are alike, in every class; with a small one a class has hardly an owner more."""
+    labels = torch.arange(4).repeat_interleave(250)
+    alike, apart = dirichlet(labels, 5, 1e6), dirichlet(labels, 5, 1e-3)
+    for label in range(4):
+        counts = [int((labels[torch.from_numpy(part)] == label).sum()) for part in alike]
+        assert sum(counts) == 250 and min(counts) >= 48 and max(counts) <= 52
+        owners = [int((labels[torch.from_numpy(part)] == label).sum()) for part in apart]
+        assert max(owners) >= 245
+    assert dirichlet(labels, 1, 0.7)[0].tolist() == list(range(1000))
     with pytest.raises(cw.InvalidConfig, match="positive finite"):
         dirichlet(labels, 3, concentration=float("inf"))
     for users, each in ((2.5, 1), (-5, -1), (True, 1)):
         with pytest.raises(cw.InvalidConfig, match="must be positive integers"):
             shards(labels, users, each)  # type: ignore[arg-type]
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "federated.md"
+HERE, FLOWER = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
+
+
+@pytest.mark.slow
+def test_the_example_in_one_process_learns(capsys: pytest.CaptureFixture[str]) -> None:
+    names: dict[str, Any] = {}
+    exec(HERE, names)
+    assert 7.9 < float(capsys.readouterr().out) <= 8.0
+    accuracy = (names["model"](names["x"]).argmax(dim=1) == names["y"]).float().mean()
+    assert float(accuracy) > 0.75
+
+
+def test_the_example_on_flower_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_run_id", "_task_id", "_node_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)
+    names: dict[str, Any] = {}
+    exec(FLOWER, names)
+    plan = federated_plan(cw.FullBatch(2), steps=1, clip=cw.Abadi(0.5), noise_multiplier=1.0)
+    strategy = DPFedAvg(plan, names["make_model"](), min_available_nodes=0)
+    arrays = ArrayRecord(names["make_model"]().state_dict())
+    messages = list(strategy.configure_train(1, arrays, ConfigRecord(), StandIn(2).grid))
+    replies: list[Message] = [names["train"](message, None) for message in messages]
+    before = arrays.to_torch_state_dict()
+    after, _ = strategy.aggregate_train(1, replies)
+    assert strategy.server.last is not None and strategy.server.last.used == 2
+    assert after is not None and not torch.equal(after.to_torch_state_dict()["weight"], before["weight"])
+
+
+def test_the_table_shows_the_results_of_the_recipe() -> None:
+    results = json.loads((PAGE.parents[1] / "papers" / "federated" / "results.json").read_text())["arms"]
+    rows = re.findall(
+        r"^\| (.+) \| ([\d.]+) % \| ([\d.]+) \| ([\d.]+) % \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE
+    )
+    shown = {name: tuple(map(float, numbers)) for name, *numbers in rows}
+    units = {"accuracy": (100, 2), "nll": (1, 4), "ece": (100, 2)}
+    assert shown == {
+        name: tuple(round(unit * found[metric]["mean"], digits) for metric, (unit, digits) in units.items())
+        for name, found in results.items()
+    }

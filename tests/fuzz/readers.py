@@ -30,6 +30,7 @@ from clipwise.training import Config, load, prepare, read_weights
 from clipwise.training.config import Inputs
 from clipwise.training.config.models import CNN, MLP
 from clipwise.training.model import SavedModel
+from clipwise.training.run.begun import Begun, TrainedOn
 from tests.fuzz.mutations import (
     BYTES,
     CSV,
@@ -293,6 +294,27 @@ def _description(folder: Path) -> Reader:
     return Reader(tuple(corpus), json_mutations(seal), read)
 
 
+def _first_weights(folder: Path) -> Reader:
+    """A begun_with.json."""
+    place, corpus = RunFolder(folder), []
+    seen = TrainedOn(frozenset(["0" * 64]), frozenset(["digits"]))
+    about = {"from": "the run 'a' on digits", "sha256": "0" * 64, "tensors": "4 of 4 tensors", "privacy": "none"}
+    for begun in (Begun(about, seen), Begun(charged=seen), Begun(about)):
+        begun.save(place)
+        corpus.append((folder / "begun_with.json").read_bytes())
+
+    def read(content: bytes) -> None:
+        (folder / "begun_with.json").write_bytes(content)
+        begun = Begun.saved_in(place)
+        assert begun is not None
+        begun.note.encode()
+
+    def seal(body: Any) -> Any:
+        return {**body, "checksum": checksum(body)}
+
+    return Reader(tuple(corpus), json_mutations(seal), read)
+
+
 # What was released, and saved runs
 
 
@@ -500,6 +522,7 @@ READERS: dict[str, Callable[[Path], Reader]] = {
     "parquet": _parquet,
     "safetensors": _safetensors,
     "model": _description,
+    "begun_with": _first_weights,
     "ledger": _ledger,
     "checkpoint": _checkpoint,
     "digests": _digests,

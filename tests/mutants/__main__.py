@@ -1,9 +1,10 @@
 """`python -m tests.mutants`: change the source in one place at a time, run the tests that cover it, count who noticed.
 
 A seeded sample over the modules where a silent change means a wrong epsilon, noise or sensitivity. Tests are chosen by
-coverage. First each mutant meets a few seconds of tests that run its line, those of its own subject before others. The
-survivors then meet all the other tests that run their lines, many mutants at a time: only what fails is looked at for
-each of them. Interrupted, it continues with `--resume`. `known.toml` names survivors that change nothing, and why.
+coverage. First each mutant meets a few seconds of tests that run its line, those of its own subject before others, in a
+fork of a process that has imported everything (`warm.py`). The survivors then meet all tests that run their lines in
+processes that import the changed files, many mutants at a time: only what fails is looked at for each of them.
+Interrupted, it continues with `--resume`. `known.toml` names survivors that change nothing, and why.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import Any
 from tests.mutants.changes import Change, changes_of
 from tests.mutants.coverage_of import ROOT, Covering, measure
 from tests.mutants.pool import Pool
-from tests.mutants.trial import CRASHED
+from tests.mutants.trial import CRASHED, copy_of_the_package, failing
 
 HERE = Path(__file__).resolve().parent
 RESULTS, PAGE, KNOWN = HERE / "results.json", HERE / "RESULTS.md", HERE / "known.toml"
@@ -51,20 +52,19 @@ def all_changes(modules: tuple[str, ...] = MODULES) -> list[Change]:
     return found
 
 
-def chosen_tests(change: Change, covering: Covering) -> tuple[list[str], list[str]]:
-    """The nearest tests that run the changed line, and all the others that do."""
+def nearest_tests(change: Change, covering: Covering) -> list[str]:
+    """Of the tests that run the changed line, a few seconds of those that are the likeliest to notice."""
     tests = covering.tests_of(change.path, change.line)
     spent = list(accumulate(covering.time_of([test]) for test in tests))
-    first = max(1, bisect_right(spent, _FIRST))
-    return tests[:first], tests[first:]
+    return tests[: max(1, bisect_right(spent, _FIRST))]
 
 
 def killed_together(changes: Sequence[Change], covering: Covering, pool: Pool) -> Iterator[tuple[Change, str]]:
-    """Those of the survivors that some other test notices, with the test.
+    """Those of the survivors that some test notices after all, with the test.
 
     All are made at once; what fails, and does not fail without any, is tried on each.
     """
-    rest = {change: chosen_tests(change, covering)[1] for change in changes}
+    rest = {change: covering.tests_of(change.path, change.line) for change in changes}
     groups = [[change for change in changes if rest[change]]]
     while groups:
         group, others = apart(groups.pop())
@@ -130,10 +130,17 @@ def main() -> int:
     parser.add_argument(
         "--only", metavar="PART", action="append", help="mutants whose name contains this; writes nothing"
     )
+    parser.add_argument(
+        "--test", metavar="TEST", action="append", help="with --only: these tests, and not those that coverage names"
+    )
     parser.add_argument("--jobs", type=int, default=2, help="at a time (default 2)")
     parser.add_argument("--resume", action="store_true", help="keep the verdicts of the last run of the same sample")
     options = parser.parse_args()
 
+    if options.test and not options.only:
+        parser.error("--test goes with --only")
+    if options.test:
+        return _with(options.test, [c for c in all_changes() if all(part in c.name for part in options.only)])
     if not COVERAGE.exists():
         print("running the tests once, to learn which of them run which line (half an hour)", flush=True)
         with tempfile.TemporaryDirectory() as folder:
@@ -166,7 +173,7 @@ def main() -> int:
 
     with Pool.of(options.jobs, covering) as pool:
         while new := [change for change in chosen if change.name not in verdicts]:
-            pool.noticed({change: chosen_tests(change, covering)[0] for change in new}, judge)
+            pool.quickly_noticed({change: nearest_tests(change, covering) for change in new}, judge)
             covering = _without_failing(verdicts, covering, pool)
         survivors = [c for c in chosen if verdicts[c.name]["verdict"] == _OPEN and c.name not in known]
         for change, by in killed_together(survivors, covering, pool):
@@ -181,10 +188,22 @@ def main() -> int:
     return int(any(row["verdict"] not in _NOTICED and name not in known for name, row in body["mutants"].items()))
 
 
+def _with(tests: Sequence[str], changes: Sequence[Change]) -> int:
+    """Try these tests, and no others, on each change, and first on the package as it is; 1 when one was not noticed."""
+    with copy_of_the_package() as source:
+        if failing([], source, tests, _FIRST):
+            print("the tests fail on the package as it is")
+            return 1
+        verdicts = [_verdict(failing([change], source, tests, _FIRST, first=True)) for change in changes]
+    for change, verdict in zip(changes, verdicts, strict=True):
+        print(f"{verdict}: {change.path}:{change.line} {change.name}")
+    return int(any(verdict not in _NOTICED for verdict in verdicts))
+
+
 def _without_failing(verdicts: dict[str, Any], covering: Covering, pool: Pool) -> Covering:
     """Forget verdicts of tests that fail without a change too, and those tests."""
     by = sorted({row["by"] for row in verdicts.values()} - {"", _ENDLESS, CRASHED})
-    anyway = {*(pool.failing([], by) or ())} if by else set()
+    anyway = pool.failing_anyway(by) if by else set[str]()
     for name in [name for name, row in verdicts.items() if row["by"] in anyway]:
         del verdicts[name]
     return covering.without(anyway)

@@ -95,6 +95,11 @@ def _walk(tree: ast.Module) -> Iterator[tuple[str, ast.AST]]:
     yield from visit(tree, "")
 
 
+def _is_for_types(test: ast.expr) -> bool:
+    """Whether a branch is never run, but read by those who check types."""
+    return isinstance(test, ast.Name) and test.id == "TYPE_CHECKING"
+
+
 def _is_text(node: ast.AST) -> bool:
     if isinstance(node, ast.Expr):
         node = node.value
@@ -129,7 +134,7 @@ def _of_node(node: ast.AST, span: Span, raw: bytes) -> Iterator[tuple[int, int, 
         isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
     ):
         yield *span(node), "pass"
-    elif isinstance(node, ast.If) and not isinstance(node.test, ast.BoolOp):
+    elif isinstance(node, ast.If) and not isinstance(node.test, ast.BoolOp) and not _is_for_types(node.test):
         yield *span(node.test), "False"
 
 

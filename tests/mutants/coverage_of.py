@@ -20,6 +20,9 @@ source = clipwise
 data_file = {data}
 """
 _SHARDS = 2
+SUITE = ("-q", "-m", "not slow", "-p", "no:cacheprovider", "--doctest-modules", "tests", "src")
+SUITE += tuple(f"--ignore=tests/{name}" for name in ("thirdparty", "mutants", "federated/flower_app.py"))
+"""What `pytest` is asked to collect: all tests, and the doctests of the package."""
 
 
 @dataclass(frozen=True)
@@ -75,10 +78,8 @@ def measure(folder: Path) -> Covering:
     for shard in range(_SHARDS):
         config, report = folder / f"coveragerc{shard}", folder / f"junit{shard}.xml"
         config.write_text(_CONFIG.format(data=folder / f"coverage{shard}"))
-        command = [sys.executable, "-m", "coverage", "run", f"--rcfile={config}", "-m", "pytest", "-q"]
-        command += ["-m", "not slow", "-p", "no:cacheprovider", "-p", "tests.mutants.recording"]
-        command += [f"--junitxml={report}", "--ignore=tests/thirdparty", "--ignore=tests/mutants"]
-        command += ["--doctest-modules", "tests", "src"]
+        command = [sys.executable, "-m", "coverage", "run", f"--rcfile={config}", "-m", "pytest", *SUITE]
+        command += ["-p", "tests.mutants.recording", f"--junitxml={report}"]
         environment = os.environ | {"OMP_NUM_THREADS": "1", "SHARD": f"{shard}/{_SHARDS}"}
         environment["FIXTURES"] = str(folder / f"fixtures{shard}.json")
         running.append(subprocess.Popen(command, cwd=ROOT, env=environment))

@@ -17,8 +17,11 @@ from tests.mutants.changes import Change, changes_of
 from tests.mutants.coverage_of import ROOT, Covering, _add_seconds
 from tests.mutants.pool import Pool
 from tests.mutants.trial import CRASHED, copy_of_the_package, failing
+from tests.mutants.warm import RunsOnImportError, Warm, exchanged
 
 PROGRAM = '''"""Words stay."""
+if TYPE_CHECKING:
+    from types import Type
 def f(x: int = 1) -> bool:
     """So do these."""
     if not (x > 2) and min(x, 3) == -x:
@@ -123,3 +126,48 @@ def test_survivors_are_tried_together_and_judged_one_by_one() -> None:
     pool = cast(Pool, _Suite(fails, hang={"c", "d"}, anyway={"t4"}))
     found = {change.name: by for change, by in killed_together(changes, covering, pool)}
     assert found == {"b": "t1", "e": "t3", "around all": "t2"}
+
+
+TWO = """LIMIT = 1
+def f(x):
+    if x:
+        raise ValueError(
+            x)
+    return x
+class A:
+    b = [1]
+    def g(self):
+        return (lambda: 2)()
+"""
+
+
+@pytest.mark.parametrize(("old", "new", "changed"), [("return x", "return -x", "f"), ("2)()", "3)()", "A.g")])
+def test_a_function_gets_the_code_of_the_changed_file(old: str, new: str, changed: str) -> None:
+    ((place, code),) = exchanged(TWO, TWO.replace(old, new), "m.py").items()
+    assert place == ("m.py", changed, {"f": 2, "A.g": 9}[changed]) and code.co_qualname == changed
+
+
+def test_lines_that_move_are_not_a_change() -> None:
+    shorter = TWO.replace("raise ValueError(\n            x)", "pass")
+    assert [*exchanged(TWO, shorter, "m.py")] == [("m.py", "f", 2)]
+
+
+@pytest.mark.parametrize(("old", "new"), [("LIMIT = 1", "LIMIT = 2"), ("b = [1]", "b = [2]"), ("f(x)", "f(x=1)")])
+def test_what_ran_on_import_is_not_tried_in_a_fork(old: str, new: str) -> None:
+    with pytest.raises(RunsOnImportError):
+        exchanged(TWO, TWO.replace(old, new, 1), "m.py")
+
+
+@pytest.mark.slow
+def test_a_fork_of_a_warm_process_notices_what_a_new_process_does() -> None:
+    change = next(c for c in all_changes(("sampling.py",)) if " split: " in c.name and c.new == "False")
+    others, looking = (
+        "tests/core/test_exports.py::test_every_error_is_exported",
+        "tests/core/test_sampling.py::test_split",
+    )
+    warm = Warm()
+    try:
+        assert warm.failing(change, [others, looking], 60) == [looking]
+        assert warm.failing(change, [others], 60) == warm.failing(None, [others, looking], 60) == []
+    finally:
+        warm.close()

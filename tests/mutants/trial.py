@@ -38,6 +38,11 @@ def copy_of_the_package() -> Iterator[Path]:
         yield Path(folder)
 
 
+def seconds_for(seconds: float) -> int:
+    """Seconds of processor time for tests that take so many without a change."""
+    return math.ceil(_GRACE + _LIMIT * seconds)
+
+
 def failing(
     changes: Sequence[Change], source: Path, tests: Sequence[str], seconds: float, first: bool = False
 ) -> list[str] | None:
@@ -53,7 +58,7 @@ def failing(
         (source / path).write_text(text, encoding="utf-8")
     failed = source / "failed"
     failed.unlink(missing_ok=True)
-    limit = math.ceil(_GRACE + _LIMIT * seconds)
+    limit = seconds_for(seconds)
     process = _fresh().Process(target=_run, args=(str(source), list(tests), str(failed), first, limit))
     try:
         process.start()

@@ -1,8 +1,18 @@
-"""Gradient flows: against solutions in closed form, and against torch's own optimizers with small steps."""
+"""Gradient flows: against solutions in closed form, and against torch's own optimizers with small steps.
+
+dL/dt = -(dL/df) H C (dL/df)^T and its layerwise form, against real small-step training.
+
+The monitor in a training loop.
+"""
 
 from __future__ import annotations
 
+import copy
+import json
 import math
+import os
+import stat
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +21,8 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import clipwise as cw
-from clipwise.errors import DataError, NotConverged
-from tests.ntk.common import problem
+from clipwise.errors import DataError, InvalidLosses, InvalidPlan, NotConverged
+from tests.ntk.common import Opaque, cross_entropy, gap, mlp, problem, squared_error
 
 
 def half_square(outputs: Tensor, y: Tensor) -> Tensor:
@@ -180,3 +190,191 @@ def test_refusals() -> None:
         cw.ntk.AdamFlow(alpha1=0.0)
     with pytest.raises(NotConverged, match="more than 20 gradients"):
         cw.ntk.gradient_flow(*task, cw.Abadi(1.0), 50.0, max_evaluations=20)
+
+
+TASKS = [("mlp", 1, "mse"), ("mlp", 3, "mse"), ("mlp", 3, "cross_entropy"), ("mlp", 2, "other"), ("cnn", 1, "mse"),
+         ("cnn", 4, "cross_entropy"), ("transformer", 1, "mse"), ("transformer", 3, "cross_entropy")]  # fmt: skip
+CLIPS = {
+    "none": cw.NoClip(),
+    "batch": cw.BatchClip(1.0),
+    "abadi": cw.Abadi(0.3),
+    "automatic": cw.Automatic(0.5, 0.1),
+    "normalize": cw.Normalize(0.5),
+    "global": cw.Global(3.0),
+    "global scaled": cw.GlobalScaled(0.5, 3.0),
+    "layerwise": cw.Layerwise(cw.Abadi(0.2)),
+    "groupwise": cw.Groupwise({"*bias": cw.Abadi(0.1), "*": cw.Normalize(0.4)}),
+}
+
+
+def trained_rate(task: tuple[Any, ...], clip: Any, step: float) -> float:
+    """(L after one step of full-batch training by `Private`, without noise, minus L before) over the step."""
+    model, loss_fn, x, y = task
+    model = copy.deepcopy(model).eval()
+    before = float(loss_fn(model(x), y).mean().detach())
+    optimizer = torch.optim.SGD(model.parameters(), lr=step)
+    plan = cw.Plan(sampling=cw.FullBatch(len(x)), steps=1, clip=clip, noise_multiplier=0.0)
+    private = cw.Private(plan, model, optimizer, seed=0)
+    for xb, yb in private.loader(TensorDataset(x, y)):
+        private.step(loss_fn(model(xb), yb))
+    return (float(loss_fn(model(x), y).mean().detach()) - before) / step
+
+
+@pytest.mark.parametrize("clip", [CLIPS["none"], CLIPS["abadi"], CLIPS["layerwise"]], ids=["none", "flat", "layerwise"])
+@pytest.mark.parametrize(("kind", "outputs", "loss"), TASKS)
+def test_the_formula_is_what_training_does(kind: str, outputs: int, loss: str, clip: Any) -> None:
+    task = problem(kind, outputs, loss)
+    formula = cw.ntk.analyse(*task, clip).loss_rate
+    h = 1e-4
+    seen = 2 * trained_rate(task, clip, h / 2) - trained_rate(task, clip, h)  # the error of order h cancels
+    assert formula == pytest.approx(seen, rel=1e-5)
+    assert formula == pytest.approx(cw.ntk.measured_loss_rate(*task, clip, step=1e-5), rel=1e-5)
+    assert formula == pytest.approx(cw.ntk.loss_rate(*task, clip), rel=1e-10)
+
+
+@pytest.mark.parametrize("name", CLIPS)
+def test_every_rule_and_style(name: str) -> None:
+    task, clip = problem("mlp", 2, "mse"), CLIPS[name]
+    found = cw.ntk.analyse(*task, clip)
+    assert found.loss_rate == pytest.approx(cw.ntk.loss_rate(*task, clip), rel=1e-10)
+    if name != "global":  # a factor that jumps has no derivative to compare with, though none jumps here
+        assert found.loss_rate == pytest.approx(cw.ntk.measured_loss_rate(*task, clip, step=1e-5), rel=1e-5)
+
+
+@pytest.mark.parametrize("name", CLIPS)
+def test_factors_follow_from_the_kernel(name: str) -> None:
+    """|g_i|^2 = (dl_i/df_i) H_ii (dl_i/df_i)^T, for the whole and for every group."""
+    model, loss_fn, x, y = problem("mlp", 2, "mse")
+    found = cw.ntk.analyse(model, loss_fn, x, y, CLIPS[name])
+    n, K = len(x), 2
+    slope = (n * found.output_gradient).view(n, K)
+    layers = cw.ntk.layer_kernels(model, x)
+
+    def norms(H: Tensor) -> Tensor:
+        blocks = torch.stack([H[K * i : K * i + K, K * i : K * i + K] for i in range(n)])
+        return torch.einsum("ik,ikl,il->i", slope, blocks, slope).sqrt()
+
+    if isinstance(found.factors, Tensor):
+        assert torch.allclose(found.factors, found.clip.rule_of("")(norms(sum(layers.values()))), rtol=1e-9)
+    elif name == "layerwise":
+        for layer, H in layers.items():
+            assert torch.allclose(found.factors[layer], found.clip.rule_of(layer)(norms(H)), rtol=1e-9)
+    else:
+        assert set(found.factors) == {"*bias", "*"}
+
+
+def test_mse_of_section_3() -> None:
+    """dL/dt = -4 (f - y)^T H (f - y)/n^2 for squared errors without clipping."""
+    model, loss_fn, x, y = problem("mlp", 1, "mse")
+    r = (model(x) - y).detach().flatten()
+    expected = -4 * float(r @ cw.ntk.kernel(model, x) @ r) / len(x) ** 2
+    assert cw.ntk.loss_rate(model, loss_fn, x, y, cw.NoClip()) == pytest.approx(expected, rel=1e-10)
+
+
+def test_analysis_says_what_it_is_of() -> None:
+    task = problem("mlp", 3, "cross_entropy")
+    flat = cw.ntk.analyse(*task, cw.Abadi(0.1))
+    assert isinstance(flat.factors, Tensor) and flat.factors.shape == (6,) and flat.fraction_clipped == 1.0
+    H = cw.ntk.kernel(task[0], task[2])
+    assert gap(flat.matrix, H @ torch.diag(flat.factors.repeat_interleave(3))) < 1e-12
+    assert not flat.symmetric and flat.positive_eigenvalues and flat.min_eigenvalue >= -flat.tolerance
+    large = cw.ntk.analyse(*task, cw.Layerwise(cw.Abadi(1e6)))
+    assert gap(large.matrix, H) < 1e-12 and large.fraction_clipped == 0.0
+    assert large.symmetric and large.positive_quadratic and large.positive_eigenvalues
+
+
+def test_descent_compares_clipped_and_true_gradient() -> None:
+    task = problem("mlp", 1, "mse")
+    free = cw.ntk.descent(*task, cw.NoClip())
+    assert free.alignment == pytest.approx(1.0) and free.loss_rate == pytest.approx(free.unclipped_rate)
+    clipped = cw.ntk.descent(*task, cw.Abadi(0.1))
+    assert -1.0 <= clipped.alignment < 1.0 and clipped.fraction_clipped == 1.0
+    length = sum(float(g.square().sum()) for g in clipped.clipped.values()) ** 0.5
+    assert clipped.loss_rate == pytest.approx(-clipped.alignment * length * (-clipped.unclipped_rate) ** 0.5)
+
+
+def test_gradients_sample_by_sample_where_the_engine_has_no_rule() -> None:
+    torch.manual_seed(0)
+    task = Opaque().double(), squared_error, torch.randn(5, 3).double(), torch.randn(5, 2).double()
+    for clip in (cw.Abadi(0.2), cw.Layerwise(cw.Abadi(0.2))):
+        found = cw.ntk.analyse(*task, clip)
+        assert found.loss_rate == pytest.approx(cw.ntk.measured_loss_rate(*task, clip, step=1e-5), rel=1e-5)
+
+
+def test_what_is_no_loss_per_sample_is_refused() -> None:
+    model, _, x, y = problem("mlp", 2, "mse")
+    with pytest.raises(InvalidLosses, match="one loss per sample"):
+        cw.ntk.analyse(model, lambda f, y: (f - y).square().mean(), x, y, cw.Abadi(1.0))
+    with pytest.raises(InvalidPlan, match="schedule"):
+        cw.ntk.loss_rate(model, lambda f, y: (f - y).square().sum(1), x, y, cw.MixUp(cw.Abadi(1.0), cw.Abadi(2.0), 0.5))
+
+
+def trained(monitored: bool) -> tuple[torch.Tensor, cw.ntk.NTKMonitor | None]:
+    """Twelve private steps, with and without a monitor."""
+    torch.manual_seed(0)
+    model = mlp(3)
+    data = TensorDataset(torch.randn(40, 4), torch.randint(0, 3, (40,)))
+    plan = cw.Plan(sampling=cw.Poisson(40, 8), steps=12, clip=cw.Abadi(0.5), noise_multiplier=1.0)
+    private = cw.Private(plan, model, torch.optim.SGD(model.parameters(), lr=0.5), seed=3)
+    x, y = torch.randn(5, 4), torch.randint(0, 3, (5,))
+    monitor = cw.ntk.NTKMonitor(model, cross_entropy, x, y, plan.clip, every=5) if monitored else None
+    for xb, yb in private.loader(data, physical_batch_size=4):
+        if private.step(cross_entropy(model(xb), yb)) and monitor is not None:
+            monitor.update()
+    return torch.nn.utils.parameters_to_vector(model.parameters()).detach(), monitor
+
+
+def test_training_is_the_same_with_a_monitor() -> None:
+    watched, monitor = trained(True)
+    alone, _ = trained(False)
+    assert torch.equal(watched, alone)
+    assert monitor is not None and [record.step for record in monitor.records] == [0, 5, 10]
+
+
+def test_records_are_what_the_analysis_says() -> None:
+    model, loss_fn, x, y = problem("mlp", 3, "cross_entropy")
+    seen: list[cw.ntk.NTKRecord] = []
+    style = cw.Layerwise(cw.Abadi(0.2))
+    monitor = cw.ntk.NTKMonitor(model, loss_fn, x, y, style, every=1, on_record=seen.append)
+    with torch.no_grad():
+        for p in model.parameters():
+            p += 0.1
+    record = monitor.update()
+    assert record is not None and seen == list(monitor.records) and seen[0] != record
+    found, at = cw.ntk.analyse(model, loss_fn, x, y, style), cw.ntk.descent(model, loss_fn, x, y, style)
+    assert record.loss_rate == pytest.approx(found.loss_rate, rel=1e-9)
+    assert (record.loss, record.alignment, record.unclipped_rate) == (at.loss, at.alignment, at.unclipped_rate)
+    assert (record.min_quadratic, record.min_eigenvalue) == (found.min_quadratic, found.min_eigenvalue)
+    assert record.fraction_clipped == found.fraction_clipped == 1.0
+    assert monitor.seconds >= record.seconds > 0
+
+
+@pytest.mark.parametrize("public", [False, True])
+def test_private_probes_are_marked(public: bool, tmp_path: Path) -> None:
+    model, loss_fn, x, y = problem("mlp", 1, "mse")
+    options = {"public": True} if public else {}
+    monitor = cw.ntk.NTKMonitor(model, loss_fn, x, y, cw.Abadi(1.0), **options)
+    monitor.save(tmp_path / "monitor.json")
+    assert os.name == "nt" or stat.S_IMODE((tmp_path / "monitor.json").stat().st_mode) == 0o600  # private numbers
+    saved = json.loads((tmp_path / "monitor.json").read_text())
+    assert saved["covered_by_epsilon"] is monitor.covered_by_epsilon is public
+    assert (saved["note"] == cw.ntk.NOT_COVERED) is not public
+    assert saved["records"][0]["step"] == 0
+
+
+def test_a_schedule_is_followed() -> None:
+    model, loss_fn, x, y = problem("mlp", 1, "mse")
+    clip = cw.MixUp(small=cw.Abadi(1e-3), large=cw.Abadi(1e6), switch_at=0.5)
+    with pytest.raises(DataError, match="steps="):
+        cw.ntk.NTKMonitor(model, loss_fn, x, y, clip)
+    monitor = cw.ntk.NTKMonitor(model, loss_fn, x, y, clip, every=1, steps=4)
+    for _ in range(4):
+        monitor.update()
+    assert [record.fraction_clipped for record in monitor.records] == [1.0, 1.0, 0.0, 0.0, 0.0]
+    assert [record.symmetric for record in monitor.records] == [False, False, True, True, True]
+
+
+def test_every_must_be_positive() -> None:
+    model, loss_fn, x, y = problem("mlp", 1, "mse")
+    with pytest.raises(DataError, match="every"):
+        cw.ntk.NTKMonitor(model, loss_fn, x, y, cw.Abadi(1.0), every=0)

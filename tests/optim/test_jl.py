@@ -1,7 +1,14 @@
-"""DP-SGD-JL: estimated norms, the clipped sum made from them, and what is refused."""
+"""DP-SGD-JL: estimated norms, the clipped sum made from them, and what is refused.
+
+What docs/optimizers.md says: its epsilons are computed, its examples run.
+"""
 
 from __future__ import annotations
 
+import json
+import re
+import subprocess
+import sys
 from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,13 +24,15 @@ from torch.nn.utils.parametrize import register_parametrization
 from torch.utils.data import TensorDataset
 
 import clipwise as cw
+from benchmarks import jl
 from clipwise.accounting import ProjectedSteps
 from clipwise.entropy import Entropy
 from clipwise.errors import CheckpointError, InvalidLosses, InvalidPlan, NotSeparable, UnsupportedNode
 from clipwise.mechanisms import ProjectedNorms
 from clipwise.noise import SecureNormals
 from clipwise.private.norms.estimated import EstimatedNorms
-from clipwise.private.norms.projections import Projections, Replay, demand_same
+from clipwise.private.norms.projections import Projections, Replay, _forward_mode, demand_same
+from tests.conftest import HANG
 from tests.core.common import Recorder, Tied
 from tests.optim.common import N, Remembered, data, flat, gradients_of_each, loss_fn, network
 
@@ -434,3 +443,93 @@ def test_it_trains() -> None:
     assert float(loss_fn(model, ds.tensors).detach().mean()) < 0.3 * before
     assert 7.9 < private.epsilon(1e-3) <= 8.0
     assert private.ledger.guarantee(1e-3).kind == "upper bound"
+
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+PAGE = (ROOT / "docs" / "optimizers.md").read_text(encoding="utf-8")
+RESULTS = json.loads((ROOT / "benchmarks" / "jl.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("row", RESULTS["privacy"]["rows"][2:5], ids=lambda row: str(row["projections"]))
+def test_the_price_in_privacy_is_what_the_package_computes(row: dict[str, float]) -> None:
+    given = jl.PRIVACY_PLAN
+    plan = cw.Plan(
+        cw.Poisson(given["sample_size"], given["batch_size"]), given["steps"], cw.Abadi(1.0), given["noise_multiplier"],
+        mechanism=cw.mechanisms.ProjectedNorms(row["projections"]),
+    )  # type: ignore[arg-type]  # fmt: skip
+    assert plan.epsilon(given["delta"]) == pytest.approx(row["epsilon"], rel=1e-4)
+
+
+@pytest.mark.slow
+def test_the_example_prints_what_the_page_shows() -> None:
+    pytest.importorskip("sklearn")
+    done = subprocess.run(
+        [sys.executable, ROOT / "examples" / "dp_sgld.py"], capture_output=True, text=True, timeout=HANG, check=True
+    )
+    shown = re.search(r"```\n(epsilon .*?)```", PAGE, flags=re.DOTALL)
+    assert shown
+    number = r"\d+\.\d+"
+    assert re.sub(number, "#", done.stdout) == re.sub(number, "#", shown[1])
+    found, wanted = ([float(n) for n in re.findall(number, text)] for text in (done.stdout, shown[1]))
+    assert found[:2] == wanted[:2]  # epsilon and learning rate
+    for (accuracy, ece, loss), (a, e, n) in zip((found[2:5], found[5:]), (wanted[2:5], wanted[5:]), strict=True):
+        # Another processor rounds otherwise, and the chain then goes its own way: as far as other seeds go.
+        assert abs(accuracy - a) < 6 and abs(ece - e) < 0.06 and 0.6 < loss / n < 1.7
+    assert found[5] > found[2] + 2 and found[7] < 0.8 * found[4]  # what the page says of the average
+
+
+@pytest.mark.parametrize("block", re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL), ids=["sgld", "jl"])
+def test_the_code_on_the_page_runs(block: str) -> None:
+    torch.manual_seed(0)
+    small = block.replace("60_000", "300").replace("14_040", "2").replace("steps=600", "steps=4")
+    small = small.replace("batch_size=256", "batch_size=100").replace("projections=256", "projections=30")
+    model = nn.Linear(4, 3)
+    names = {
+        "cw": cw,
+        "F": F,
+        "model": model,
+        "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
+        "dataset": TensorDataset(torch.randn(300, 4), torch.arange(300) % 3),
+        "x_test": torch.randn(5, 4),
+    }
+    exec(small, names)
+    assert names["private"].steps_done == names["private"].plan.steps  # type: ignore[attr-defined]
+
+
+def test_a_gradient_that_is_not_finite_beside_a_finite_norm_is_refused() -> None:
+    """The square root of zero where it is not chosen: forward mode leaves it out, backward multiplies it by zero."""
+
+    def chosen(model: nn.Module, batch: Any) -> Tensor:
+        z = model(batch[0]).squeeze(1)
+        return torch.where(z > 0, (z * (z > 0)).sqrt(), z.square())
+
+    model = network()
+    private = cw.Private(plan_of(), model, sgd(model), loss_fn=chosen, seed=0)
+    batch = next(batches := iter(private.loader(data())))
+    losses = private.losses(batch)
+    assert bool(torch.isfinite(losses).all())
+    with pytest.raises(InvalidLosses, match="a gradient is not finite, though its estimated norm is"):
+        private.step(losses)
+    assert not private.ledger.events
+    batches.close()  # type: ignore[attr-defined]
+
+
+ERRORS: list[tuple[Exception, type[Exception], str]] = [
+    (NotImplementedError("Trying to use forward AD with op"), UnsupportedNode, "no forward-mode derivative: Trying"),
+    (RuntimeError("the jvp of Op is missing"), UnsupportedNode, "for this model: the jvp of Op is missing Use exact"),
+    (RuntimeError("forward mode is not there"), UnsupportedNode, "for this model: forward mode is not there Use exact"),
+    (RuntimeError("out of memory"), RuntimeError, "^out of memory$"),
+    (ValueError("jvp and forward"), ValueError, "^jvp and forward$"),
+]
+
+
+@pytest.mark.parametrize(("error", "kind", "what"), ERRORS)
+def test_only_errors_of_forward_mode_are_explained(error: Exception, kind: type[Exception], what: str) -> None:
+    def fails() -> None:
+        with _forward_mode():
+            raise error
+
+    with pytest.raises(kind, match=what):
+        fails()

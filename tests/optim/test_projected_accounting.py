@@ -313,3 +313,65 @@ def test_so_few_projections_that_nothing_is_proven() -> None:
     found = account([steps(projections=1)], 1e-5)
     assert math.isinf(found.epsilon) and any("Use more" in warning for warning in found.warnings)
     assert 1e-3 < account_delta([steps(projections=1, steps=1)], 1.0).delta < 1.0
+
+
+# The cells of the factors ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("records", [1, 2, 5])
+@pytest.mark.parametrize("projections", [1, 8, 200, 20_000])
+def test_cells_cover_what_may_happen_and_are_narrow(projections: int, records: int) -> None:
+    """From the least estimate that is not lost to the largest that is told apart; cells of four per cent, or 24."""
+    spare = 1e-10
+    law = stats.chi2(projections)
+    for convex in (True, False):
+        found = spread(projections, records, 0.1, convex, spare, widest=1e15)
+        factors = np.array(sorted(factor for _, factor in found.parts))
+        low = law.ppf(spare / records) / projections
+        high = (law.isf(1e-9) if records == 1 else law.ppf(1 / records)) / projections
+        top = high**-0.5
+        assert factors[-1] == pytest.approx(low**-0.5, rel=1e-6)
+        width = np.diff(np.log(factors))
+        wanted = min(128, max(24, math.ceil(math.log(factors[-1] / top) / 0.04)))
+        assert np.allclose(width, math.log(factors[-1] / top) / wanted, rtol=1e-6)
+        if convex or records == 1:  # else nothing is rounded to the top
+            assert len(width) == wanted and factors[0] == pytest.approx(top, rel=1e-6)
+        assert sum(share for share, _ in found.parts) == pytest.approx(1.0, abs=1e-12)
+        assert all(share > 0.0 for share, _ in found.parts)
+        assert found.lost == pytest.approx(spare, rel=1e-5)
+        assert found.lost >= records * law.cdf(projections * factors[-1] ** -2)
+
+
+def test_shifts_that_no_lattice_holds_are_lost() -> None:
+    """With widest ten times the usual shift, an estimate below a hundredth of its square is not covered."""
+    found = spread(3, 1, 1.0, convex=True, spare=1e-12, widest=10.0)
+    chance = stats.chi2(3).cdf(3 / 100.0)
+    assert max(factor for _, factor in found.parts) == pytest.approx(10.0)
+    assert found.lost == pytest.approx(chance, rel=1e-6) and chance > 1e-4
+    largest = max(found.parts, key=lambda part: part[1])
+    assert largest[0] >= chance
+    nothing = spread(3, 1, 100.0, convex=True, spare=1e-12, widest=1.0)
+    assert nothing.parts == ((1.0, pytest.approx(0.01)),) and nothing.lost == 1.0
+
+
+@pytest.mark.parametrize("mu", [1e-3, 1.0, 8.0])
+def test_a_cell_is_split_so_that_the_mean_is_kept(mu: float) -> None:
+    """Of each cell alone: its probability goes to both ends, the worse one a hair more."""
+    projections = 30
+    split, rounded = (spread(projections, 1, mu, convex, 1e-10, 1e15).parts for convex in (True, False))
+    law = stats.chi2(projections)
+    worst = [factor**-2 for _, factor in split]
+
+    def u(x: float) -> float:
+        return -float(stats.norm.sf(mu / 2 / math.sqrt(x)))
+
+    given = 0.0  # what the cell below has given to its upper end
+    for k in (0, 1, 2):
+        low, high = worst[k], worst[k + 1]
+        mass = float(law.cdf(projections * high) - law.cdf(projections * low))
+        mean, _ = integrate.quad(lambda x: projections * law.pdf(projections * x) * u(x), low, high, epsabs=0.0)
+        share = (mean / mass - u(high)) / (u(low) - u(high))
+        first = float(law.cdf(projections * low)) if k == 0 else 0.0
+        assert split[k][0] == pytest.approx(first + given + share * mass, rel=1e-6)
+        assert rounded[k][0] == pytest.approx(first + mass, rel=1e-6)
+        given = (1 - share) * mass

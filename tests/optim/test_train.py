@@ -16,7 +16,7 @@ from clipwise.accounting import ProjectedSteps
 from clipwise.entropy import arm_seed
 from clipwise.errors import InvalidConfig, InvalidPlan
 from clipwise.report import Run
-from clipwise.report.describe import event_row
+from clipwise.report.wording import event_row
 from clipwise.training import Config, Progress, train
 from clipwise.training.algorithms.dp_sgld import AVERAGE
 from clipwise.training.run import train as train_module

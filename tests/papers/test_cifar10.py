@@ -19,9 +19,9 @@ from torch.utils.data import TensorDataset
 
 from clipwise.data import DataSet
 from clipwise.errors import DataError
-from papers.cifar10 import ablations, grid, networks
 from papers.cifar10 import features as kept
-from papers.cifar10.findings import findings
+from papers.cifar10 import grid, networks, page
+from papers.cifar10.page import findings
 from papers.cifar10.study import LARGE, SMALL, cells, study
 from tests.conftest import HANG
 
@@ -193,7 +193,7 @@ def cell_rows(style: str, accuracies: dict[float, list[float]]) -> list[dict[str
 def test_a_grid_that_was_cut_decides_nothing_yet() -> None:
     flat = cell_rows("flat", {0.1: [0.8, 0.81], 1.0: [0.7, 0.71]})
     assert findings({}, []) == findings({}, flat) == findings({}, flat + cell_rows("layerwise", {0.1: [0.8]})) == []
-    assert ablations.grid(flat, Path("nowhere")) == ""
+    assert page.grid(flat, Path("nowhere")) == ""
 
 
 @pytest.mark.parametrize(

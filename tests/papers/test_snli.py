@@ -12,13 +12,12 @@ from torch.nn import functional as F
 
 import clipwise as cw
 from clipwise.errors import DataError
-from papers.snli import frozen, tokens
+from papers.snli import frozen
 from papers.snli.__main__ import STUDY, main, with_states
-from papers.snli.bert import classifier, tokenizer
+from papers.snli.bert import classifier, synthetic_pairs, tokenizer, write_tiny_bert
 from papers.snli.frozen import Choice, Hidden, hidden
 from papers.snli.network import FromCache, LastLayer
 from papers.snli.page import claims
-from papers.snli.synthetic import synthetic_pairs, write_tiny_bert
 
 pytest.importorskip("transformers")
 
@@ -27,8 +26,7 @@ pytest.importorskip("transformers")
 def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CLIPWISE_DATA", str(tmp_path / "data"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
-    for module in (frozen, tokens):
-        monkeypatch.setattr(module, "SHARD", 100)
+    monkeypatch.setattr(frozen, "SHARD", 100)
     hidden.cache_clear()
 
 

@@ -1,8 +1,14 @@
-"""Seeds of one arm: means, intervals, curves and pooled bins against cases done by hand."""
+"""Seeds of one arm: means, intervals, curves and pooled bins against cases done by hand.
+
+The first words of a page follow the numbers, whichever way they go.
+"""
 
 from __future__ import annotations
 
+import itertools
 import math
+import re
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,13 +16,17 @@ import numpy as np
 import pytest
 from scipy import stats
 
+import clipwise as cw
 from clipwise import report
-from clipwise.accounting import GaussianSteps, Ledger
-from clipwise.calibration import Estimate
+from clipwise.accounting import GaussianSteps, Ledger, PrivateCalibration
+from clipwise.calibration import Difference, Estimate, difference
 from clipwise.errors import DataError
-from clipwise.report import arms_of
+from clipwise.report import Choices, Run, advice_of, arms_of
+from clipwise.report.arms import BIN_CHOICES, pooled, rebinned
 from clipwise.report.figures import public_drawings
-from clipwise.report.pooling import BIN_CHOICES, pooled, rebinned
+from clipwise.report.reading import _move, read
+from clipwise.report.warnings import joint_of, warnings_of
+from clipwise.sampling import FullBatch, Shuffled
 from tests.report.samples import DELTA, SAMPLING, comparison, judged, ledger, made_run, plan, regression_run
 
 
@@ -150,3 +160,259 @@ def test_every_place_tells_the_epsilon_of_the_most_expensive_seed(
     assert "Ledger of the run that released most" in page and "1,900 steps" in page
     card = (tmp_path / "card.md").read_text()
     assert printed in card and "1.563" not in card
+
+
+def pair(small: float, large: float, seeds: int = 3, **changes: object) -> list[Run]:
+    return [
+        made_run(f"R = {norm:g}", norm, sharpness, seed, **changes)
+        for norm, sharpness in ((1.0, small), (10.0, large))
+        for seed in range(seeds)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("small", "large", "title", "verdict"),
+    [
+        (2.0, 1.0, "R = 10 gives more trustworthy probabilities than R = 1", "The larger clipping norm is better"),
+        (1.0, 2.0, "R = 1 gives more trustworthy probabilities than R = 10", "The smaller clipping norm is better"),
+        (1.2, 1.2, "cannot be distinguished", "too close to call"),
+    ],
+)
+def test_the_verdict_follows_the_numbers(small: float, large: float, title: str, verdict: str) -> None:
+    reading = read(arms_of(pair(small, large)))
+    assert title in reading.title
+    assert verdict in reading.verdict
+
+
+def test_both_epsilon_and_what_r_is_are_told() -> None:
+    reading = read(arms_of(comparison()))
+    text = " ".join(reading.paragraphs)
+    assert "Both private models have the same privacy: epsilon = 1.563 at delta 1e-05" in text
+    assert "does not depend on R" in text and "nine in ten are right" in text
+    assert "learning rate 1 to 0.1" in reading.verdict
+
+
+def test_mistakes_are_counted_from_accuracy_and_confidence() -> None:
+    run = made_run()
+    (_, line), *_ = read(arms_of([replace(run, test=replace(run.test, accuracy=0.94, confidence=0.973))])).lines
+    assert "right 94.0 % of the time, 97.3 % sure on average: over-confident by 3.3 points" in line
+    assert "expects 27 mistakes and makes 60" in line
+    (_, modest), *_ = read(arms_of([replace(run, test=replace(run.test, accuracy=0.9, confidence=0.85))])).lines
+    assert "under-confident by 5.0 points" in modest
+    (_, wrong), *_ = read(arms_of([replace(run, test=replace(run.test, accuracy=0.0, confidence=0.0))])).lines
+    assert "expects 1000 mistakes and makes 1000" in wrong
+
+
+def test_one_run_each_without_intervals_is_no_proof() -> None:
+    assert "not known how much of this is chance" in read(arms_of(pair(2.0, 1.0, seeds=1))).verdict
+    assert "from one run each" in read(arms_of(pair(2.0, 1.0, seeds=1, resamples=100))).verdict
+
+
+def test_unequal_privacy_is_said_and_not_compared() -> None:
+    cheap = ledger(2.2)
+    small, large = pair(2.0, 1.0, seeds=1)
+    panel = {"exact": cheap.guarantee(DELTA)}
+    reading = read(arms_of([small, replace(large, ledger=cheap, guarantees=panel)]))
+    assert not reading.verdict and "do not have the same privacy" in reading.paragraphs[1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"provenance": {"data": {"name": "other digits"}, "model": "mlp 196-64-10"}}, "data"),
+        ({"provenance": {"model": "a larger one"}}, "model"),
+        ({"choices": Choices(0.1, "Adam(lr=0.1)")}, "optimizer"),
+        ({"plan": replace(plan(10.0), steps=1400)}, "steps"),
+    ],
+)
+def test_models_that_differ_in_more_than_the_norm_are_not_evidence_about_it(
+    changes: dict[str, object], what: str
+) -> None:
+    small, large = pair(2.0, 1.0, seeds=1, resamples=100)
+    reading = read(arms_of([small, replace(large, **changes)]))  # type: ignore[arg-type]
+    assert not reading.verdict and f"more than the clipping norm ({what})" in reading.paragraphs[1]
+
+
+def test_other_held_out_data_are_warned_of() -> None:
+    small, large = pair(2.0, 1.0, seeds=1)
+    elsewhere = replace(large, provenance={"data": {"name": "other digits"}})
+    texts = [warned.text for warned in warnings_of(arms_of([small, elsewhere]))]
+    assert any("not judged on the same held-out data" in text for text in texts)
+    assert not any("same held-out" in warned.text for warned in warnings_of(arms_of([small, large])))
+
+
+def test_epsilons_of_other_deltas_and_units_are_not_the_same() -> None:
+    small, large = pair(2.0, 1.0, seeds=1)
+    said = read(arms_of([small, replace(large, delta=1e-6)])).paragraphs[1]
+    assert "1.563 at delta 1e-05" in said and "1.563 at delta 1e-06" in said and "do not have the same" in said
+    client = {"exact": replace(large.guarantees["exact"], unit="client")}
+    said = read(arms_of([small, replace(large, guarantees=client)])).paragraphs[1]
+    assert "one example against one client is protected" in said
+    alone = replace(large, guarantees=client)
+    assert "learn about one user, with all its records." in read(arms_of([alone])).paragraphs[1]
+    assert "learn about a single record." in read(arms_of([large])).paragraphs[1]
+
+
+def test_a_single_run_and_none_private() -> None:
+    assert read(arms_of([made_run("mine")])).title == "mine: accuracy, calibration and privacy"
+    assert "no epsilon holds" in read(arms_of([made_run(clip_norm=None)])).paragraphs[1]
+
+
+def test_regression_is_read_by_its_coverage() -> None:
+    reading = read(arms_of([regression_run(width=0.9)]))
+    assert "81.0 % of its 90 %" in reading.lines[0][1]
+
+
+def test_a_difference_of_equal_seeds_is_exact() -> None:
+    same = Estimate.over_seeds([0.5, 0.5])
+    assert difference(same, Estimate.over_seeds([0.75, 0.75])).low == 0.25
+    assert not difference(same, same).is_clear
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [([0.030, 0.031, 0.036], [0.010, 0.022]), ([0.5, 0.7], [0.61, 0.62, 0.60, 0.63, 0.58]), ([0.1, 0.4], [0.9, 0.3])],
+)
+def test_a_difference_over_the_seeds_has_welchs_interval(before: list[float], after: list[float]) -> None:
+    found = difference(Estimate.over_seeds(before), Estimate.over_seeds(after))
+    theirs = stats.ttest_ind(after, before, equal_var=False).confidence_interval(0.95)
+    assert (found.low, found.high) == pytest.approx((theirs.low, theirs.high), rel=1e-9)
+    assert found.is_clear == (theirs.low > 0 or theirs.high < 0) and found.basis == "over the seeds"
+
+
+@pytest.mark.parametrize("deltas", [(1e-5, 1e-9), (1e-9, 1e-5), (1e-5, 1e-9, 1e-7)])
+def test_runs_of_several_deltas_are_charged_at_the_least(deltas: tuple[float, ...]) -> None:
+    """Full batches, so that together they are one Gaussian of all squared shifts: delta in closed form."""
+    book = Ledger([GaussianSteps(FullBatch(100), 20.0, 100)])
+    runs = [made_run(f"run {i}", seed=i, ledger=book, delta=delta) for i, delta in enumerate(deltas)]
+    joint = joint_of(runs)
+    assert joint is not None and joint.guarantee is not None and joint.guarantee.delta == min(deltas)
+    mu, epsilon = math.sqrt(len(deltas) * 100) / 20.0, joint.guarantee.epsilon
+    upper, lower = stats.norm.cdf(mu / 2 - epsilon / mu), stats.norm.cdf(-mu / 2 - epsilon / mu)
+    assert upper - math.exp(epsilon) * lower == pytest.approx(min(deltas), rel=1e-6)
+
+
+def test_all_runs_of_a_page_are_charged_together() -> None:
+    joint = joint_of(comparison(seeds=5))
+    assert joint is not None and joint.guarantee is not None
+    assert joint.runs == 10 and joint.guarantee.epsilon == pytest.approx(5.443, abs=1e-3)
+    assert joint_of([made_run()]) is None
+
+
+def test_shuffled_runs_are_charged_apart_also_where_they_were_recalibrated() -> None:
+    book = Ledger([GaussianSteps(Shuffled(1_000, 100), 30.0, 10), PrivateCalibration(20.0)])
+    joint = joint_of([made_run(f"run {i}", seed=i, ledger=book) for i in range(2)])
+    assert joint is not None and joint.guarantee is not None
+    assert joint.guarantee.epsilon == pytest.approx(2 * book.guarantee(DELTA).epsilon, rel=1e-12)
+    assert joint.guarantee.delta == 2 * DELTA and str(joint) == joint.guarantee.statement()
+
+
+def test_warnings_name_their_arms_once() -> None:
+    warned = warnings_of(arms_of(comparison()), joint_of(comparison()))
+    by_text = {each.text.split(".")[0].split(":")[0]: each.arms for each in warned}
+    assert by_text["Trained without noise"] == ("not private",)
+    assert by_text["Trained with a fixed seed"] == ("R = 1", "R = 10")
+    assert any("This page rests on 6 private runs" in each.text for each in warned)
+
+
+def test_a_delta_that_is_too_large_is_warned_of() -> None:
+    panel = {"exact": ledger().guarantee(1e-3)}
+    warned = warnings_of(arms_of([made_run(guarantees=panel, delta=1e-3)]))
+    assert any("over 1/60000" in each.text for each in warned)
+
+
+@pytest.mark.parametrize(("before", "after"), [(0.9394, 0.9346), (0.93945, 0.93455), (0.0296, 0.0069), (0.5, 0.5)])
+@pytest.mark.parametrize("half", [None, 0.0001, 0.01])
+def test_printed_changes_are_those_of_the_printed_numbers(before: float, after: float, half: float | None) -> None:
+    change = after - before
+    found = Difference(change, *((None, None) if half is None else (change - half, change + half)), "")
+    text = _move(Estimate(before), Estimate(after), found).replace("−", "-")
+    first, second, shown, *ends = map(float, re.findall(r"[-+]?\d+\.\d+", text))
+    assert shown == pytest.approx(second - first, abs=1e-9) and abs(shown - 100 * change) < 0.1
+    assert len(ends) == (0 if half is None else 2) and (0.0 not in ends or not found.is_clear)
+
+
+def test_a_single_run_that_is_far_off_is_advised_with_its_own_command() -> None:
+    made = made_run("mine", 1.0, 2.6)
+    origin = {**made.provenance, "command": "clipwise train my.toml --set seed=1 --output runs/mine --force"}
+    larger, mixed, recalibrated = advice_of(arms_of([replace(made, provenance=origin)]))
+    assert (
+        larger.how
+        == "clipwise train my.toml --set seed=1 --set name=mine-R10 --set clip.R=10 --set optimizer.learning_rate=0.1"
+    )
+    assert "R = 10, with a learning rate of 0.1 instead of 1" in larger.text
+    assert 'schedule="MixUp"' in mixed.how and "private-temperature" in recalibrated.how
+    own = replace(made, provenance={})
+    assert [each.how.split("(")[0] for each in advice_of(arms_of([own]))] == [
+        "clip=cw.Abadi", "clip=cw.MixUp", "cw.calibration.PrivateTemperatureScaling",
+    ]  # fmt: skip
+
+
+def test_advice_is_given_only_where_it_is_due() -> None:
+    assert advice_of(arms_of([made_run(sharpness=1.0)])) == ()
+    assert advice_of(arms_of([made_run(clip_norm=None, sharpness=2.6)])) == ()
+    assert advice_of(arms_of(pair(2.6, 2.6, seeds=1))) == ()
+    assert advice_of(arms_of([Run.judged("theirs", made_run(sharpness=2.6).test)])) == ()
+    timid = advice_of(arms_of([made_run(sharpness=0.5)]))
+    assert len(timid) == 1 and "temperature" in timid[0].how
+
+
+def test_the_advised_settings_are_settings() -> None:
+    from tests.training.common import config
+
+    for each in advice_of(arms_of([made_run("mine", 1.0, 2.6, provenance={"command": "clipwise train x.toml"})])):
+        words = shlex.split(each.how)
+        config(*(setting for option, setting in itertools.pairwise(words) if option == "--set"))
+
+
+@pytest.mark.parametrize(
+    ("command", "kept"),
+    [
+        (["clipwise", "train", "x.toml", "--output", "runs/a", "--seed", "3"], "clipwise train x.toml --seed 3"),
+        (["clipwise", "train", "--output=runs/a", "x.toml"], "clipwise train x.toml"),
+        (["clipwise", "train", "--output", "--resume", "x.toml"], "clipwise train x.toml"),
+        (["clipwise", "train", "x.toml", "--resume", "--force", "--json", "--quiet"], "clipwise train x.toml --quiet"),
+        (["clipwise", "train", "--changed-data", "x.toml", "--show-values"], "clipwise train x.toml"),
+        ("clipwise train 'my run.toml' --set a=1", "clipwise train 'my run.toml' --set a=1"),
+        *((command, None) for command in ("python train.py", ["clipwise"], "clipwise train 'x.toml", 5, None, [])),
+    ],
+    ids=str,
+)
+def test_advice_repeats_the_command_of_the_run_under_another_name(command: object, kept: str | None) -> None:
+    run = made_run("mine", 2.0, 2.6, learning_rate=0.5, provenance={"command": command})
+    larger, mixed, recalibrated = advice_of(arms_of([run]))
+    if kept is None:
+        assert larger.how == "clip=cw.Abadi(20)" and recalibrated.how.startswith("cw.calibration.")
+        assert mixed.how == "clip=cw.MixUp(cw.Abadi(2), cw.Abadi(20), switch_at=0.5)"
+    else:
+        assert larger.how == f"{kept} --set name=mine-R20 --set clip.R=20 --set optimizer.learning_rate=0.05"
+        assert mixed.how.startswith(f"{kept} --set name=mine-mix-up --set 'clip={{schedule=")
+        assert recalibrated.how.startswith(f"{kept} --set name=mine-recalibrated --set 'recalibration=")
+
+
+def test_advice_on_norms_needs_one_norm_of_abadis_rule() -> None:
+    def asked(clip: object, **changes: object) -> list[str]:
+        made = made_run("mine", 2.0, 2.6, **changes)
+        return [
+            each.text.split(",")[0] for each in advice_of(arms_of([replace(made, plan=replace(made.plan, clip=clip))]))
+        ]  # type: ignore[type-var]
+
+    norms = ["The model is over-confident. A larger clipping norm often mends that", "Mix-up training"]
+    temperature = ["Recalibration with a private temperature divides the logits by one number"]
+    assert asked(cw.Abadi(2.0)) == asked(cw.Flat(cw.Abadi(2.0))) == norms + temperature
+    assert asked(cw.Abadi(2.0), recalibrated={"temperature": judged(0, 1.0)}) == norms
+    rule, layers = cw.Automatic(2.0), cw.Layerwise(cw.Abadi(2.0))
+    for clip in (rule, layers, cw.MixUp(cw.Abadi(1.0), cw.Abadi(2.0), switch_at=0.5)):
+        assert asked(clip) == temperature
+    assert asked(cw.Abadi(2.0), choices=Choices(0.5, algorithm="dp-sgld")) == []
+    assert asked(cw.Abadi(2.0), choices=Choices("scheduled", algorithm="dp-sgd"))[1:] == norms[1:] + temperature
+
+
+@pytest.mark.parametrize(
+    ("ece", "low", "due"), [(0.02, None, True), (0.0199, None, False), (0.2, 0.0199, False), (0.2, 0.02, True)]
+)
+def test_advice_is_due_where_an_error_of_two_per_cent_is_not_chance(ece: float, low: float | None, due: bool) -> None:
+    run = made_run(sharpness=2.6, resamples=100)
+    intervals = None if low is None else {**(run.test.intervals or {}), "ece": (low, 0.3)}
+    test = replace(run.test, ece=ece, intervals=intervals, resamples=0 if low is None else 100)
+    assert bool(advice_of(arms_of([replace(run, test=test)]))) is due

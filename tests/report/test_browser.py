@@ -11,6 +11,10 @@ from typing import Any
 
 import pytest
 
+from clipwise import report
+
+from .samples import made_run
+
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed (Debian: apt-get install chromium)")
 QUIET = [
@@ -148,6 +152,15 @@ def test_a_narrow_screen_shows_every_column_with_its_name(browser: Any, compared
     )
     assert cells == [[name, True] for name in ("Epsilon", "Accuracy", "Confidence", "ECE", "MCE", "NLL")]
     assert found.page.evaluate("document.documentElement.scrollWidth") == width
+    found.context.close()
+
+
+def test_a_tablet_shows_whole_tables(browser: Any, tmp_path: Path) -> None:
+    found = Opened(browser, report.write(made_run(), tmp_path))
+    for width in (721, 768, 900):
+        found.page.set_viewport_size({"width": width, "height": 900})
+        cut = "[...document.querySelectorAll('.scroll')].filter(e => e.scrollWidth > e.clientWidth).length"
+        assert found.page.evaluate(cut) == 0
     found.context.close()
 
 

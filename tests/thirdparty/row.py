@@ -1,4 +1,7 @@
-"""What a row of the table is: an unmodified model of another package, its records and its per-sample losses."""
+"""What a row of the table is: an unmodified model of another package, its records and its per-sample losses.
+
+The table: all rows by family. Importing it imports no package but torch.
+"""
 
 from __future__ import annotations
 
@@ -114,3 +117,25 @@ def plain(name: str, path: str, *args: Any, records: Records, losses: Any = on_x
     fields = {key: options.pop(key) for key in ("mixes", "collate", "single", "spread") if key in options}
     package = options.pop("package", path.split(".")[0])
     return Row(name, package, make(path, *args, **options), records, losses, **fields)
+
+
+FAMILIES = (
+    "diffusion",
+    "geometric",
+    "sequence",
+    "tables",
+    "transformers_other",
+    "transformers_text",
+    "vision",
+)
+
+
+def rows(family: str) -> list[Row]:
+    """The rows of one family."""
+    found: list[Row] = importlib.import_module(f"{__package__}.models_{family}").ROWS
+    return found
+
+
+def table() -> dict[str, list[Row]]:
+    """Family -> rows."""
+    return {family: rows(family) for family in FAMILIES}

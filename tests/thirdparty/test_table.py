@@ -14,8 +14,7 @@ from tests.zoo.case import floats, regress
 
 from . import measure
 from .__main__ import is_lost
-from .row import Row, columns, on_x
-from .table import table
+from .row import Row, columns, on_x, table
 
 HERE = Path(__file__).parent
 

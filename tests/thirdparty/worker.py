@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from .measure import measure, say
-from .table import rows
+from .row import rows
 
 
 def main(family: str, names: list[str]) -> None:

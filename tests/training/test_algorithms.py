@@ -20,7 +20,7 @@ from clipwise.plan import Plan
 from clipwise.report import Run
 from clipwise.training import Config, Progress, train
 from clipwise.training.algorithms import ALGORITHMS, Algorithm
-from clipwise.training.algorithms._loop import private_loop
+from clipwise.training.algorithms.base import private_loop
 from clipwise.training.config import LearningRate, OptimizerChoice, TomlTable
 from clipwise.training.run import Folder, Job, Trained, Watch
 
@@ -43,6 +43,7 @@ RATE = "optimizer.learning_rate = 0.5\n"
 
 ROWS = {
     "dp-sgd": RATE,
+    "dp-ftrl": RATE + 'sampling = "shuffled"\n',
     "dp-sgd-jl": RATE + "projections = 40\n",
     "dp-sgld": "sgld = { burn_in = 1, thin = 1 }\n",
     "dp-fedavg": RATE + "federated = { users = 100, local_batch_size = 8 }\n",
@@ -150,5 +151,5 @@ def test_a_further_algorithm_is_one_class(tmp_path: Path, monkeypatch: pytest.Mo
     assert Config.load(folder / "config.toml").algorithm == Halved(1.0)
     with pytest.raises(InvalidConfig, match="half_of: is for algorithm = 'halved' only"):
         config("half_of=1.0", text=text_of("dp-sgd"))
-    with pytest.raises(InvalidConfig, match="optimizer: is for algorithm = 'dp-sgd' or 'dp-sgd-jl' or"):
+    with pytest.raises(InvalidConfig, match="optimizer: is for algorithm = 'dp-sgd' or 'dp-ftrl' or 'dp-sgd-jl' or"):
         config("optimizer.learning_rate=0.5", text=text)

@@ -19,7 +19,7 @@ from clipwise.errors import InvalidConfig
 from clipwise.training import Config
 from clipwise.training.algorithms import PrivateSGD
 from clipwise.training.config import OptimizerChoice
-from clipwise.training.config.clips import RULES, read_clip
+from clipwise.training.config.steps import RULES, read_clip
 from clipwise.training.config.toml import TomlText, nearest, write
 
 from .common import TINY, config
@@ -65,7 +65,9 @@ def test_a_whole_configuration() -> None:
         ("steps=0", "steps: must be at least 1, got 0"),
         ("steps=2.5", "steps: expected an integer, got a number"),
         ("epochs=2", "exactly one of steps"),
-        ("batch_size=0", "batch_size: must be at least 1"),
+        ("batch_size=0", "batch_size: must be a finite number over 0"),
+        ("batch_size=nan", "batch_size: must be a finite number over 0"),
+        ("batch_size=true", "batch_size: expected a number"),
         ("sampling=full-batch", "batch_size is required, except with sampling = 'full-batch'"),
         ("sampling=poison", "'poison' is not known; did you mean 'poisson'"),
         ("seed=-1", "seed: must be at least 0"),
@@ -95,6 +97,13 @@ def test_a_whole_configuration() -> None:
         ("model.activation=rellu", "did you mean 'relu'"),
         ("optimizer.name=SDG", "did you mean 'SGD'"),
         ("optimizer.lr=0.1", "is called learning_rate here"),
+        ("correlation.kind=bands", "correlation.kind: .*banded"),
+        ("correlation={kind='banded'}", "correlation: 'bands' is missing"),
+        ("correlation={kind='banded', bands=4, momentum=1.0}", "correlation: momentum must be a number from 0 to 1"),
+        ("correlation={kind='tree', bands=4}", "correlation.bands"),
+        ("bands=4", "is the number of groups of sampling = 'cyclic-poisson'"),
+        ("sampling=cyclic-poisson", "is the number of groups of sampling = 'cyclic-poisson'"),
+        ("reshuffle=false", "is for sampling = 'shuffled' only"),
         ("optimizer.momentun=0.9", "torch.optim.SGD has no such option; did you mean 'momentum'"),
         ("optimizer.learning_rate=fast", "a string such as '1.5 / R', got 'fast'"),
         ("optimizer.learning_rate=-1/R", "a string such as '1.5 / R'"),
@@ -271,16 +280,29 @@ def test_optimizers_take_their_own_options() -> None:
 
 
 @pytest.mark.parametrize(
-    ("epochs", "size", "batch", "expected"), [(1.0, 100, 10, 10), (0.1, 100, 1, 10), (1.0, 101, 10, 11), (2.5, 8, 4, 5)]
+    ("epochs", "size", "batch", "expected"),
+    [(1.0, 100, 10, 10), (0.1, 100, 1, 10), (1.0, 101, 10, 11), (2.5, 8, 4, 5), (1.0, 3, 0.3, 10)],
 )
-def test_epochs_become_whole_steps(epochs: float, size: int, batch: int, expected: int) -> None:
+def test_epochs_become_whole_steps(epochs: float, size: int, batch: float, expected: int) -> None:
     batches = config(text=TINY.replace("steps = 12", f"epochs = {epochs}").replace("64", str(batch), 1)).batches
     assert batches.count(batches.scheme(size)) == expected
 
 
+@pytest.mark.parametrize("sampling", ["shuffled", "fixed-size"])
+def test_batches_of_a_known_size_have_no_fractions(sampling: str) -> None:
+    with pytest.raises(InvalidConfig, match=f"batch_size: must be an integer with sampling = '{sampling}', whose"):
+        config(f"sampling={sampling}", "batch_size=12.5")
+
+
 def test_samplings() -> None:
     assert config("max_batch_size=80").batches.scheme(500) == cw.Poisson(500, 64, 80)
+    assert config("batch_size=12.5").batches.scheme(500) == cw.Poisson(500, 12.5)
+    assert repr(config("batch_size=64.0").batches.scheme(500)) == repr(cw.Poisson(500, 64))
+    by_rate = config("batch_size=12.5", "rate=0.01", "privacy.delta=1e-5", "data.source=mnist")
+    assert by_rate.batches.scheme(0) == cw.Poisson(rate=0.01, batch_size=12.5)
     assert config("sampling=shuffled").batches.scheme(500) == cw.Shuffled(500, 64)
+    assert config("sampling=shuffled", "reshuffle=false").batches.scheme(500) == cw.Shuffled(500, 64, reshuffle=False)
+    assert config("sampling=cyclic-poisson", "bands=4").batches.scheme(500) == cw.CyclicPoisson(500, 64, 4)
     assert config("sampling=fixed-size").batches.scheme(500) == cw.FixedSize(500, 64)
     full = TINY.replace("batch_size = 64", 'sampling = "full-batch"', 1)
     assert config(text=full).batches.scheme(500) == cw.FullBatch(500)
@@ -352,3 +374,19 @@ def test_a_schedule_of_noise_is_read() -> None:
     again = Config.parse(made.text)
     assert again.privacy == made.privacy
     assert config("privacy.noise_multiplier={0=2.0, 6=1.0}", "privacy.epsilon=3").privacy.epsilon == 3
+
+
+@pytest.mark.parametrize(
+    ("table", "expected"),
+    [
+        ("{}", cw.Independent()),
+        ("{kind='banded', bands=4}", cw.Banded(4)),
+        ("{kind='banded', bands=4, momentum=0.5}", cw.Banded(4, 0.5)),
+        ("{kind='square-root', bands=3}", cw.SquareRoot(3)),
+        ("{kind='tree'}", cw.Tree()),
+    ],
+)
+def test_a_correlation_is_read_and_is_the_plans(table: str, expected: object) -> None:
+    sampling = cw.Shuffled(500, 50, reshuffle=False)
+    made = config(f"correlation={table}").algorithm.plan(cw.Plan(sampling, 5, cw.Abadi(1.0), 1.0))
+    assert made.correlation == expected

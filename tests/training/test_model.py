@@ -7,6 +7,7 @@ import json
 import shutil
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from clipwise.cli import predict as command
 from clipwise.cli.main import main
 from clipwise.data import DataSet
 from clipwise.errors import DataError, InvalidConfig
-from clipwise.report import Run, RunFolder
+from clipwise.report import SEEDED, Run, RunFolder
 from clipwise.training import Config, prepare, train
 from clipwise.training.config import FromFunction, Inputs
 from clipwise.training.model import SavedModel
@@ -114,7 +115,7 @@ def test_a_loaded_model_predicts_what_the_run_measured(
 
 def test_a_model_knows_the_guarantee_of_its_run(finished: tuple[Run, Path], tmp_path: Path) -> None:
     run, folder = finished
-    assert cw.load(folder).guarantee == run.guarantees["exact"]
+    assert cw.load(folder).guarantee == replace(run.guarantees["exact"], warnings=(SEEDED,))
     other = shutil.copytree(folder, tmp_path / "other")
     ledger = cw.Ledger.load(other / "ledger.json")
     (other / "ledger.json").write_text(cw.Ledger(ledger.events).to_json())  # the same events, by somebody else
@@ -343,3 +344,14 @@ def test_an_unfinished_folder_is_said_to_be_one(tmp_path: Path, capsys: pytest.C
     assert main(["predict", str(tmp_path), "new.csv"]) == 2
     assert "has no model.json" in capsys.readouterr().err
     assert RunFolder(tmp_path).description.name == "model.json"
+
+
+def test_a_network_that_there_is_no_room_for_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_room(*layers: object) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1106804736 bytes.")
+
+    made = of_people(people(tmp_path / "people.csv"))
+    data = made.data.load()
+    monkeypatch.setattr("clipwise.training.config.models.nn.Sequential", no_room)
+    with pytest.raises(InvalidConfig, match=r"\[model\] has 36 parameters, for which this machine has no room"):
+        made.model.build(data)

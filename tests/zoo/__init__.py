@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from . import convolution, dense, direct, embedding, recurrent, transformers_media, transformers_text
+from . import dense, direct, embedding, transformers_media, transformers_text
 from .case import Case, Data, named, shared_model, under_autocast
 
 __all__ = ["BY_NAME", "CASES", "Case", "Data", "named", "shared_model"]
 
 _PLAIN: list[Case] = [
     *dense.CASES,
-    *convolution.CASES,
     *embedding.CASES,
-    *recurrent.CASES,
     *direct.CASES,
     *transformers_text.CASES,
     *transformers_media.CASES,

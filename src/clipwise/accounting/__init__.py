@@ -1,5 +1,6 @@
 """Accounting: what was released -> epsilon. The ledger stores facts, accountants are functions of it."""
 
+from clipwise.accounting._schemes import check_correlation
 from clipwise.accounting._vacuous import refuse_vacuous
 from clipwise.accounting.accountants import ACCOUNTANTS, Accountant
 from clipwise.accounting.accounts import account, account_delta, delta, epsilon, privacy_panel
@@ -14,6 +15,7 @@ from clipwise.accounting.events import (
     PrivateCalibration,
     PrivateStatistics,
     ProjectedSteps,
+    as_earlier,
     check_projected_sampling,
 )
 from clipwise.accounting.guarantee import Guarantee, default_delta, neighbours, round_up
@@ -38,6 +40,8 @@ __all__ = [
     "Relation",
     "account",
     "account_delta",
+    "as_earlier",
+    "check_correlation",
     "check_projected_sampling",
     "confirmed",
     "default_delta",

@@ -15,6 +15,7 @@ from clipwise.accounting._numerics.shuffle import ShuffledRun
 from clipwise.accounting._schemes import Laws, Unsampled, scheme_of
 from clipwise.accounting.events import CHANGED_DATA, Event, ProjectedSteps, is_event
 from clipwise.accounting.relation import Relation, is_tight, relation_of
+from clipwise.correlation import Independent
 from clipwise.errors import AccountingError
 from clipwise.sampling import FixedSize, Poisson, Sampling, public_size
 
@@ -136,7 +137,7 @@ def pose(events: Iterable[Event], relation: Relation | None = None, group: int =
         events=events,
         relation=relation,
         unit=units.pop(),
-        sampling=_describe(schemes) + (", in batches that the caller drew" if own else ""),
+        sampling=_describe(schemes) + _correlated(events) + (", in batches that the caller drew" if own else ""),
         group=group,
         private=private,
         tight=events is merged and is_tight(events),
@@ -221,7 +222,9 @@ def _directions(
     upper: list[Composition] = []
     lower: list[Composition] = []
     # The lower end of steps with exact norms is none of steps with estimated ones.
-    interval = any(scheme_of(event.sampling).interval for event in events) and not spreads
+    # That of shuffled batches is proven for independent noise.
+    plain = not spreads and all(event.correlation == Independent() for event in events)
+    interval = plain and any(scheme_of(event.sampling).interval for event in events)
     # Disjoint calibration data composes in parallel: a record is in one of two parts, but a group may be in both.
     numbered = list(enumerate(events))
     apart = [(i, e) for i, e in numbered if e.disjoint]
@@ -262,6 +265,12 @@ def _shuffled_runs(events: tuple[Event, ...], relation: Relation, group: int) ->
         for i, event in enumerate(events)
     )
     return tuple(run for run in found if run is not None)
+
+
+def _correlated(events: Iterable[Event]) -> str:
+    """What a guarantee says of noise that is correlated over steps."""
+    kinds = dict.fromkeys(event.correlation for event in events if event.correlation != Independent())
+    return "".join(f", noise correlated over steps by {type(kind).__name__}" for kind in kinds)
 
 
 def _describe(schemes: Sequence[Sampling | None]) -> str:

@@ -13,10 +13,11 @@ from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
 from clipwise.accounting._numerics.laws import Law, fixed_size, gaussian, poisson, truncated_poisson, truncated_up_to
 from clipwise.accounting._numerics.shuffle import ShuffledRun
 from clipwise.accounting.guarantee import Relation
+from clipwise.correlation import Correlation, Independent
 from clipwise.errors import AccountingError
-from clipwise.sampling import FixedSize, FullBatch, Poisson, Sampling, Shuffled
+from clipwise.sampling import CyclicPoisson, FixedSize, FullBatch, Poisson, Sampling, Shuffled
 
-__all__ = ["OF_A_RATE", "SCHEMES", "Laws", "Scheme", "Unsampled", "scheme_of", "uses"]
+__all__ = ["OF_A_RATE", "SCHEMES", "Laws", "Scheme", "Unsampled", "check_correlation", "scheme_of", "uses"]
 
 OF_A_RATE: tuple[Relation, ...] = ("add_remove", "zero_out", "replace_one")
 """The relations where nothing of the mechanism depends on the number of records: all, the default first."""
@@ -78,6 +79,13 @@ class Scheme(ABC, Generic[S]):
         """What estimated norms have no proof for here, and what to do; None: they have one."""
         return f"{type(sampling).__name__}: use cw.Poisson"
 
+    def against(self, sampling: S, correlation: Correlation) -> str | None:
+        """Why `upper` does not hold for noise that is correlated so, and what to do; None: it does."""
+        return (
+            f"with {type(sampling).__name__} a record may be in adjacent steps, whose noise is correlated: use "
+            "CyclicPoisson(sample_size, batch_size, bands), or Shuffled(..., reshuffle=False)"
+        )
+
 
 class _AllRecords(Scheme[Any]):
     """Calibration statistics: sums over all records, whatever their number."""
@@ -136,11 +144,50 @@ class _Poisson(Scheme[Poisson]):
         return None if sampling.max_batch_size is None else "batches that are cut: leave max_batch_size out"
 
 
+class _CyclicPoisson(Scheme[CyclicPoisson]):
+    """A record is in one group, so in every so many steps at the most, and there with the probability `rate`.
+
+    With noise that is correlated over fewer steps the columns of C for these steps share no row, so that what a record
+    moves in one of them is as if it had been alone: ceil(steps / bands) steps of Poisson sampling (Choquette-Choo et
+    al., 2023, theorem 4). Noise that begins again in between has shorter columns, and no others.
+    """
+
+    def is_tight(self, sampling: CyclicPoisson) -> bool:
+        return False  # the last columns are cut off by the end of the run
+
+    def describe(self, sampling: CyclicPoisson) -> str:
+        return f"Poisson sampling at rate {sampling.rate:.6g} from {sampling.bands} groups in turns"
+
+    def upper(self, sampling: CyclicPoisson, steps: Unsampled) -> Laws:
+        _refuse_group(steps, "groups in turns")
+        return [(poisson(sampling.rate, steps.mu, steps.replace), -(-steps.count // sampling.bands))]
+
+    def against(self, sampling: CyclicPoisson, correlation: Correlation) -> str | None:
+        if correlation.per_epoch:
+            return "a tree begins again with each epoch, and CyclicPoisson has none: use Shuffled"
+        if correlation.bands > sampling.bands:
+            return f"its {sampling.bands} groups are too few for {correlation.bands} bands"
+        return None
+
+
 class _Shuffled(Scheme[Shuffled]):
     interval = True
 
     def describe(self, sampling: Shuffled) -> str:
-        return f"shuffled batches of {sampling.batch_size} from {sampling.sample_size}, without amplification"
+        order = "shuffled" if sampling.reshuffle else "once shuffled"
+        return f"{order} batches of {sampling.batch_size} from {sampling.sample_size}, without amplification"
+
+    def against(self, sampling: Shuffled, correlation: Correlation) -> str | None:
+        if correlation.per_epoch:
+            return None  # a record is once in every tree
+        if sampling.reshuffle:
+            return (
+                "a record may be in the last step of an epoch and in the first of the next, whose noise is correlated: "
+                "use Shuffled(..., reshuffle=False)"
+            )
+        if correlation.bands > sampling.batches_per_epoch:
+            return f"the {sampling.batches_per_epoch} steps of an epoch are too few for {correlation.bands} bands"
+        return None
 
     def upper(self, sampling: Shuffled, steps: Unsampled) -> Laws:
         _refuse_group(steps, "shuffled and fixed-size batches")
@@ -153,8 +200,10 @@ class _Shuffled(Scheme[Shuffled]):
     def shuffled_run(self, sampling: Shuffled, steps: Unsampled) -> ShuffledRun | None:
         longest = sampling.batches_per_epoch
         # Only whole epochs: an unfinished one, or the rest of one that a later event may begin in, is left out,
-        # and anyone who sees less of the output learns at most as much, so the bound stays below the truth.
+        # and anyone who sees less of the output learns at most as much, so the bound stays below the truth. An order
+        # that is kept is fresh in one epoch only.
         whole = (steps.count if steps.first else steps.count - longest + 1) // longest
+        whole = whole if sampling.reshuffle else min(whole, 1)
         return ShuffledRun(steps.mu, longest, whole) if whole > 0 else None
 
     def unproven(self, sampling: Shuffled) -> str | None:
@@ -192,6 +241,7 @@ SCHEMES: dict[type[Any], Scheme[Any]] = {
     FullBatch: _FullBatch(),
     Shuffled: _Shuffled(),
     FixedSize: _FixedSize(),
+    CyclicPoisson: _CyclicPoisson(),
 }
 
 
@@ -202,8 +252,19 @@ def scheme_of(sampling: Sampling | None) -> Scheme[Any]:
 
 def uses(sampling: Shuffled, steps: int, first: bool) -> int:
     """In how many of the steps a record can be: once an epoch, and only the first event surely begins with one."""
+    if not sampling.reshuffle:
+        return -(-steps // sampling.batches_per_epoch)  # exactly an epoch apart, whatever the first step is
     batches = sampling.sample_size // sampling.batch_size
     return -(-steps // batches) if first else -(-(steps - 1) // batches) + 1
+
+
+def check_correlation(sampling: Sampling, correlation: Correlation) -> None:
+    """Refuse noise that is correlated over steps in which one record may be, unless that is accounted for."""
+    if correlation == Independent() or correlation.bands == 1:
+        return
+    reason = scheme_of(sampling).against(sampling, correlation)
+    if reason is not None:
+        raise AccountingError(f"{correlation!r} is not accounted for: {reason}.")
 
 
 def _refuse_group(steps: Unsampled, scheme: str) -> None:

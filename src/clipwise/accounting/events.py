@@ -10,9 +10,10 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, TypeGuard, TypeVar, cast
 
 from clipwise._validate import MOST_NOISE, is_count, is_noise
-from clipwise.accounting._schemes import scheme_of
+from clipwise.accounting._schemes import check_correlation, scheme_of
+from clipwise.correlation import CORRELATIONS, Correlation, Independent
 from clipwise.errors import AccountingError, ClipwiseError, LedgerError
-from clipwise.sampling import SAMPLINGS, Poisson, Sampling, arguments, made_from
+from clipwise.sampling import SAMPLINGS, FullBatch, Poisson, Sampling, arguments, made_from
 
 __all__ = [
     "CHANGED_DATA",
@@ -23,6 +24,7 @@ __all__ = [
     "PrivateCalibration",
     "PrivateStatistics",
     "ProjectedSteps",
+    "as_earlier",
     "check_projected_sampling",
     "decode",
     "encode",
@@ -77,12 +79,18 @@ def _check_sampling(name: str, sampling: Any) -> None:
         raise AccountingError(f"rate must be at least {1 / MOST:.0e} for accounting, got {sampling.rate!r}.")
 
 
+def _check_correlation(name: str, correlation: Any) -> None:
+    if type(correlation) not in CORRELATIONS.values():  # what others do is not known
+        raise AccountingError(f"{name} must be a value such as cw.Banded(8), got {correlation!r}.")
+
+
 _CHECKS: dict[str, Callable[[str, Any], None]] = {
     "sampling": _check_sampling,
     "noise_multiplier": _check_noise,
     **dict.fromkeys(("steps", "rounds", "releases", "projections"), _check_count),
     **dict.fromkeys(("own_batches", "disjoint"), _check_flag),
     "reason": _check_text,
+    "correlation": _check_correlation,
 }
 """What the fields of events may hold, by name."""
 
@@ -103,6 +111,7 @@ class Event:
     reason: str
     own_batches: bool = False
     disjoint: bool = False
+    correlation: Correlation = Independent()
 
     def __post_init__(self) -> None:
         for name in _names(type(self)):
@@ -116,6 +125,27 @@ class Event:
     def repeated(self: E, count: int) -> E:
         """The same mechanism, run `count` times."""
         return self.changed(**{self.counted: count})
+
+    def on_the_same_batch(self: E, count: int) -> E:
+        """The mechanism run `count` times more on a batch that was drawn before: without amplification.
+
+        Given what was released first, a record of that batch is in these for sure, so each is at worst a Gaussian step.
+        Where batches are cut and the number of records is not public, another record may take its place, too.
+
+        >>> from clipwise.sampling import Poisson
+        >>> GaussianSteps(Poisson(1_000, 10), 2.0, 50).on_the_same_batch(3).sampling
+        FullBatch(sample_size=1000)
+        """
+        sampling = self.sampling
+        if sampling is None:
+            return self.repeated(count)
+        if sampling.sample_size is not None:
+            return self.repeated(count).changed(sampling=FullBatch(sampling.sample_size))
+        halved = (
+            self.noise_multiplier / 2 if isinstance(sampling, Poisson) and sampling.is_cut else self.noise_multiplier
+        )
+        surely = Poisson(rate=1.0, batch_size=sampling.batch_size)
+        return self.repeated(count).changed(sampling=surely, noise_multiplier=halved)
 
     def changed(self: E, **values: Any) -> E:
         """The same event with other values of these fields."""
@@ -139,7 +169,8 @@ class GaussianSteps(Event):
 
     `noise_multiplier` is the noise's standard deviation over the joint sensitivity of one sample. A schedule (of
     noise, of rate, of clipping) is a sequence of such events; `reason` says why they happened. `own_batches`: the
-    caller drew the batches, and declares that they follow `sampling`.
+    caller drew the batches, and declares that they follow `sampling`. `correlation` is that of the noise over steps,
+    which may have begun again at any of them.
 
     >>> from clipwise.sampling import Poisson
     >>> GaussianSteps(Poisson(60_000, 256), noise_multiplier=1.1, steps=14_040).count
@@ -153,6 +184,17 @@ class GaussianSteps(Event):
     steps: int = 1
     reason: str = "training"
     own_batches: bool = False
+    correlation: Correlation = Independent()  # noqa: RUF009 - a frozen value
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_correlation(self.sampling, self.correlation)
+        if self.own_batches and self.correlation.bands != 1:
+            # An epoch of a caller's loader may begin at any step, or leave out its last batch.
+            raise AccountingError(
+                f"{self.correlation!r} is not accounted for with own_batches=True: nothing shows that the caller's "
+                "epochs or groups begin where the noise expects them. Use private.loader(dataset), or Independent()."
+            )
 
 
 def check_projected_sampling(sampling: Sampling) -> None:
@@ -258,21 +300,40 @@ def is_event(value: object) -> TypeGuard[Event]:
     return isinstance(value, tuple(_KINDS.values()))
 
 
-_ONLY_IF_TRUE = {"own_batches"}  # left out otherwise, so that a ledger reads as it did before there was the field
+def as_earlier(event: Event) -> Event:
+    """As it stands on the ledger of a later run, whose records need not be disjoint from any of it.
+
+    >>> as_earlier(PrivateCalibration(2.0, disjoint=True))
+    PrivateCalibration(noise_multiplier=2.0, releases=1, disjoint=False, reason='earlier run')
+    """
+    reason = f"{EARLIER}, {CHANGED_DATA}" if CHANGED_DATA in event.reason else EARLIER
+    return event.changed(reason=reason, **({"disjoint": False} if event.disjoint else {}))
+
+
+_LEFT_OUT = {"own_batches": False, "correlation": Independent()}
+"""Values that are not written down, so that a ledger reads as it did before there were these fields."""
 
 
 def _encode_value(value: Any) -> Any:
     for name, kind in SAMPLINGS.items():
         if type(value) is kind:
             return {"kind": name, **arguments(value)}
+    for name, kind in CORRELATIONS.items():
+        if type(value) is kind:
+            return {"kind": name, **{f.name: getattr(value, f.name) for f in fields(value)}}
     return value
 
 
-def _decode_value(value: Any) -> Any:
+def _decode_value(name: str, value: Any) -> Any:
     if not isinstance(value, Mapping):
         return value
-    kind = _kind(SAMPLINGS, value, "sampling scheme")
-    return made_from(kind, {name: item for name, item in value.items() if name != "kind"})
+    given = {key: item for key, item in value.items() if key != "kind"}
+    if name != "correlation":
+        return made_from(_kind(SAMPLINGS, value, "sampling scheme"), given)
+    kind = _kind(CORRELATIONS, value, "correlation")
+    if {f.name for f in fields(kind)} != given.keys():
+        raise LedgerError(f"{kind.__name__} has the fields {[f.name for f in fields(kind)]}, got {sorted(given)}.")
+    return kind(**given)
 
 
 def _kind(kinds: Mapping[str, type[Any]], record: Mapping[str, Any], what: str) -> type[Any]:
@@ -291,7 +352,8 @@ def encode(event: Event) -> dict[str, Any]:
     for found, kind in _KINDS.items():
         if type(event) is kind:
             values = {name: _encode_value(getattr(event, name)) for name in _names(kind)}
-            return {"kind": found, **{key: value for key, value in values.items() if value or key not in _ONLY_IF_TRUE}}
+            kept = {key: value for key, value in values.items() if getattr(event, key) != _LEFT_OUT.get(key, ...)}
+            return {"kind": found, **kept}
     raise LedgerError(f"Only events can go on a ledger ({', '.join(k.__name__ for k in _KINDS.values())}): {event!r}.")
 
 
@@ -305,10 +367,10 @@ def decode(record: Mapping[str, Any]) -> Event:
         raise LedgerError(f"An event must be a JSON object, got {record!r}.")
     kind = _kind(_KINDS, record, "event")
     names = set(_names(kind))
-    if (set(record) - {"kind"}) | (names & _ONLY_IF_TRUE) != names:
+    if (set(record) - {"kind"}) | (names & _LEFT_OUT.keys()) != names:
         raise LedgerError(f"A {record['kind']} has the fields {sorted(names)}, got {sorted(set(record) - {'kind'})}.")
     try:
-        event: Event = kind(**{name: _decode_value(record[name]) for name in names if name in record})
+        event: Event = kind(**{name: _decode_value(name, record[name]) for name in names if name in record})
     except LedgerError:
         raise
     except ClipwiseError as error:

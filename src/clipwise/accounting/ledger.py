@@ -173,9 +173,11 @@ class Ledger:
         """Write to `path` so that a crash leaves the old or the new file, never a part.
 
         A file that is there already must be an earlier state of this ledger, or of the one that this was read from;
-        otherwise it is kept and refused. So of two processes that read one ledger only one can write it again.
+        otherwise it is kept and refused. So of two processes that read one ledger only one can write it again. A link
+        stays, and the file that it points to is written.
         """
-        target = Path(path)
+        target = Path(os.path.realpath(path))  # writing would put a file in the place of the link
+        _refuse_other_names(target)
         if target.exists() and not self._continues(Ledger.load(target)):
             raise LedgerError(
                 f"{target} holds releases that are not on this ledger, or that another process or run recorded; "
@@ -216,7 +218,7 @@ class Ledger:
         Traceback (most recent call last):
         clipwise.errors.BudgetSpent: .../budget.ledger: with these events epsilon would be ... at delta 1e-05, ...
         """
-        place = os.path.realpath(path)  # through a link as well: writing would put a file in the place of the link
+        place = os.path.realpath(path)  # one lock for all links to it
         if not os.path.exists(place):
             raise LedgerError(
                 f"There is no ledger at {os.fspath(path)}. Begin one, once, with clipwise.Ledger().save(path). If "
@@ -228,6 +230,17 @@ class Ledger:
                 raise LedgerError(
                     f"{os.fspath(path)} is about {ledger.relation!r}, and these events about {added.relation!r}: one "
                     "epsilon cannot state both. Keep two ledgers."
+                )
+            if _keeps_order(ledger) and _keeps_order(added):
+                raise LedgerError(
+                    f"{os.fspath(path)} and these events both have batches cut from an order of the records. They are "
+                    "accounted as one sequence of epochs, which two runs are not. Use Poisson sampling, or two ledgers."
+                )
+            if any(event.disjoint for event in (*ledger.events, *added.events)):
+                raise LedgerError(
+                    f"{os.fspath(path)} or these events have a calibration on records that were not trained on "
+                    "(disjoint=True). Nobody knows that of the other fits on a shared ledger. Charge it with "
+                    "disjoint=False, or keep two ledgers."
                 )
             for event in added.events:
                 ledger.record(event)
@@ -261,3 +274,16 @@ def _begins(whole: Sequence[Event], part: Sequence[Event]) -> bool:
         return False
     last, same = part[-1], whole[len(part) - 1]
     return last.same_mechanism(same) and last.count <= same.count
+
+
+def _refuse_other_names(place: Path) -> None:
+    """Refuse a file with hard links: it is replaced when it is written, and the other names would keep the old one."""
+    if place.is_file() and place.stat().st_nlink > 1:
+        raise LedgerError(
+            f"{place} has other names (hard links), which would not get what is written here. Copy it to a file of "
+            "its own, and remove or replace the other names."
+        )
+
+
+def _keeps_order(ledger: Ledger) -> bool:
+    return any(event.sampling is not None and event.sampling.keeps_order for event in ledger.events)

@@ -119,7 +119,7 @@ def max_batch_size(
     accountant: str = "exact",
     relation: Relation | None = None,
 ) -> int:
-    """The largest batch size (expected, for Poisson) whose epsilon is at most the target, all else as in `sampling`.
+    """The largest whole batch size (expected, for Poisson) with at most the target epsilon, else as in `sampling`.
 
     >>> from clipwise.sampling import Poisson
     >>> max_batch_size(2.0, 1e-6, Poisson(1_000, 1), steps=155, noise_multiplier=3.0)
@@ -169,7 +169,8 @@ def free_cap(
         return epsilon_of(noise_multiplier, scheme, steps, delta, relation=relation)
 
     limit = spent(most) * (1.0 + tolerance)
-    low, high = sampling.batch_size, min(most, 2 * sampling.batch_size + 40)
+    expected = math.floor(sampling.batch_size)
+    low, high = expected, min(most, 2 * expected + 40)
     while high < most and spent(high) > limit:
         low, high = high, min(most, 2 * high)
     while high - low > 1:

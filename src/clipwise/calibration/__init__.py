@@ -1,12 +1,10 @@
 """Probabilities and labels in, calibration out: metrics with intervals, and recalibration on public or private data."""
 
 from clipwise.calibration.bins import Bins, equal_edges, summarise
-from clipwise.calibration.estimate import Difference, Estimate, difference, estimates_of
-from clipwise.calibration.evaluator import Evaluator, evaluate
+from clipwise.calibration.evaluator import Evaluator, evaluate, evaluate_regression
 from clipwise.calibration.inputs import check_resamples
 from clipwise.calibration.metrics import METRICS, Metric, Task, metric_named, metrics_of
 from clipwise.calibration.private_scaling import PrivateTemperature, PrivateTemperatureScaling
-from clipwise.calibration.regression import evaluate_regression
 from clipwise.calibration.scaling import (
     Isotonic,
     IsotonicScaling,
@@ -17,7 +15,15 @@ from clipwise.calibration.scaling import (
     VectorScaling,
     map_of,
 )
-from clipwise.calibration.values import CalibrationResult, RegressionResult, Result
+from clipwise.calibration.values import (
+    CalibrationResult,
+    Difference,
+    Estimate,
+    RegressionResult,
+    Result,
+    difference,
+    estimates_of,
+)
 
 __all__ = [
     "METRICS",

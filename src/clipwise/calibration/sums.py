@@ -11,8 +11,8 @@ from torch import Tensor
 
 from clipwise.calibration import estimators as est
 from clipwise.calibration.bins import FINE_BINS, bin_of, equal_edges
+from clipwise.calibration.estimators import grid_shares
 from clipwise.calibration.inputs import SampleScores
-from clipwise.calibration.smooth import grid_shares
 
 __all__ = ["COLUMNS", "ClassSums", "Kept", "TopSums"]
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from clipwise.cli.table import mebibytes, table
+from clipwise.cli.terminal import mebibytes, table
 from clipwise.errors import ClipwiseError, DataError, NotSeparable
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clipwise.cli.table import table
+from clipwise.cli.terminal import table
 from clipwise.errors import DataError
 from clipwise.files import replacing
 

@@ -17,8 +17,7 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from clipwise._extras import need
-from clipwise.cli.arguments import count
-from clipwise.cli.table import table
+from clipwise.cli.terminal import count, table
 from clipwise.cli.train import command_line
 from clipwise.errors import DataError
 from clipwise.files import private_folder

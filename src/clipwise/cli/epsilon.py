@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from clipwise._extras import need
-from clipwise.cli.arguments import Later
-from clipwise.cli.table import table
+from clipwise.cli.terminal import Later, number, table
 from clipwise.errors import AccountingError, ClipwiseError
 
 if TYPE_CHECKING:
@@ -30,6 +29,7 @@ _RUN_OPTIONS = (
     "sample_size",
     "rate",
     "batch_size",
+    "bands",
     "steps",
     "sampling",
     "max_batch_size",
@@ -43,8 +43,9 @@ examples:
   clipwise epsilon --paper snli
 
 Steps are optimizer steps, counted and not computed from epochs. With --sampling poisson, --batch-size is the expected
-batch size; a shuffling data loader is --sampling shuffled. --sample-size says that the number of records is public: the
-guarantee is about blanking a record. --rate is a public rate for any number of records: about adding or removing one.
+batch size, which may be a fraction; a shuffling data loader is --sampling shuffled. --sample-size says that the number
+of records is public: the guarantee is about blanking a record. --rate is a public rate for any number of records: about
+adding or removing one.
 
 exit code: 0 success, 2 bad usage or input
 """
@@ -72,7 +73,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options that describe a run, shared with `clipwise noise`."""
     parser.add_argument("--sample-size", type=int, metavar="N", help="records in the data set, a public number")
     parser.add_argument("--rate", type=float, metavar="Q", help="instead of N: a public Poisson rate, for any data set")
-    parser.add_argument("--batch-size", type=int, metavar="B", help="(expected) batch size")
+    parser.add_argument("--batch-size", type=number, metavar="B", help="(expected) batch size")
     parser.add_argument("--steps", type=int, metavar="T", help="optimizer steps")
     parser.add_argument("--delta", type=float, help="the delta of (epsilon, delta), below 1/N")
     parser.add_argument(
@@ -82,6 +83,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
         help="how batches are drawn (default poisson): %(choices)s",
     )
     parser.add_argument("--max-batch-size", type=int, metavar="CAP", help="cut Poisson batches at CAP records")
+    parser.add_argument("--bands", type=int, metavar="K", help="groups of --sampling cyclic-poisson")
     parser.add_argument("--largest", type=int, metavar="N", help="with --rate and a cap: never more records than this")
     parser.add_argument(
         "--relation",
@@ -141,15 +143,18 @@ def relation_asked(args: argparse.Namespace) -> Relation | None:
     return None if args.relation is None else args.relation.replace("-", "_")
 
 
-def scheme_of(args: argparse.Namespace, batch_size: int) -> Sampling:
+def scheme_of(args: argparse.Namespace, batch_size: float) -> Sampling:
     """The sampling scheme that the options describe."""
-    from clipwise.sampling import SAMPLINGS, FullBatch, Poisson
+    from clipwise.sampling import SAMPLINGS, CyclicPoisson, FullBatch, Poisson
 
     name = args.sampling or "poisson"
     if name != "poisson":
         refuse_given(args, ("rate", "largest"), "for --sampling poisson only")
     if args.max_batch_size is not None and name != "poisson":
         raise AccountingError("--max-batch-size is for --sampling poisson only.")
+    if name == "cyclic-poisson":
+        return CyclicPoisson(args.sample_size, batch_size, args.bands)
+    refuse_given(args, ("bands",), "for --sampling cyclic-poisson only")
     if name == "full-batch":
         if args.batch_size not in (None, args.sample_size):
             raise AccountingError("--batch-size has no meaning with --sampling full-batch: leave it out.")
@@ -159,15 +164,17 @@ def scheme_of(args: argparse.Namespace, batch_size: int) -> Sampling:
         return Poisson(batch_size=batch_size, max_batch_size=args.max_batch_size, rate=args.rate, largest=args.largest)
     if name == "poisson":
         return Poisson(args.sample_size, batch_size, args.max_batch_size, largest=args.largest)
-    kind: Callable[[int, int], Sampling] = SAMPLINGS[name.replace("-", "_")]
+    kind: Callable[[int, Any], Sampling] = SAMPLINGS[name.replace("-", "_")]
     return kind(args.sample_size, batch_size)
 
 
 def needs(args: argparse.Namespace) -> dict[str, Callable[[str], Any]]:
     """The options without which a run is not described, and how to read them."""
-    wanted: dict[str, Callable[[str], Any]] = {"sample_size": int, "batch_size": int, "steps": int, "delta": float}
+    wanted: dict[str, Callable[[str], Any]] = {"sample_size": int, "batch_size": number, "steps": int, "delta": float}
     if args.sampling == "full-batch":
         del wanted["batch_size"]
+    if args.sampling == "cyclic-poisson":
+        wanted["bands"] = int
     if args.rate is not None:
         del wanted["sample_size"]
     return wanted

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clipwise._extras import need
-from clipwise.cli.arguments import add_show_values, count
-from clipwise.cli.table import table
+from clipwise.cli.terminal import add_show_values, count, table
 from clipwise.errors import DataError
 
 if TYPE_CHECKING:
@@ -83,10 +82,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check_folder(folder: Path) -> None:
-    """Refuse to replace the result of a training run."""
-    from clipwise.report import Run, runs_below
+    """Refuse to replace the result of a training run, or to make one that is not finished look so."""
+    from clipwise.report import Run, RunFolder, runs_below
 
-    if runs_below(folder) == [folder] and Run.load(folder).is_known:
+    begun = RunFolder(folder).config.exists() or RunFolder(folder).checkpoint.exists()
+    if begun or (runs_below(folder) == [folder] and Run.load(folder).is_known):
         raise DataError(f"{folder} is the folder of a training run; name another with --output.")
 
 

@@ -104,7 +104,7 @@ def _answer(args: argparse.Namespace) -> int:
         print(json.dumps({**found, "guarantee": guarantee.to_dict(), **beside}, indent=1))
         return 0
     for name, value in found.items():
-        print(f"{name.replace('_', ' ')}: {_rounded_up(value) if isinstance(value, float) else value}")
+        print(f"{name.replace('_', ' ')}: {_rounded_up(value) if name == 'noise_multiplier' else value}")
     print()
     for line in reading({args.accountant: guarantee}):
         print(line)

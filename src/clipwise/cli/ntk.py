@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from clipwise._extras import need
-from clipwise.cli.arguments import add_show_values
-from clipwise.cli.table import table
+from clipwise.cli.terminal import add_show_values, table
 from clipwise.errors import DataError, InvalidPlan
 from clipwise.files import private_folder, replacing
 

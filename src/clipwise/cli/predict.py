@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from clipwise._validate import is_line
-from clipwise.cli.arguments import add_show_values
+from clipwise.cli.terminal import add_show_values
 from clipwise.errors import DataError
 
 if TYPE_CHECKING:

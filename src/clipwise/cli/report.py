@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clipwise.cli.table import table
+from clipwise.cli.terminal import table
 from clipwise.errors import DataError
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-from clipwise.cli.table import table
+from clipwise.cli.terminal import table
 from clipwise.errors import DataError
 
 NAME = "reproduce"

@@ -11,8 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clipwise.cli.arguments import add_show_values
-from clipwise.cli.table import table
+from clipwise.cli.terminal import add_show_values, table
 from clipwise.progress import Bar
 
 if TYPE_CHECKING:

@@ -10,10 +10,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from clipwise.data.catalog import CATALOG, entry
+    from clipwise.data.catalog import CATALOG, Entry, entry
     from clipwise.data.dataset import DataSet, TensorRecords
-    from clipwise.data.entries import Entry
-    from clipwise.data.loaders import load, load_text
+    from clipwise.data.loaders import Weights, efficientnet_lite0, load, load_text, load_weights
     from clipwise.data.own import from_file, inputs_of
     from clipwise.data.predictions import Predictions, read_predictions
     from clipwise.data.private_statistics import PrivateMoments, PrivateSchema
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from clipwise.data.schema import Category, Number, Schema
     from clipwise.data.store import find, folders, obtain, problems
     from clipwise.data.text import Pairs, TextDataSet, trim
-    from clipwise.data.weights import Weights, efficientnet_lite0, load_weights
 
 __all__ = [
     "CATALOG",
@@ -56,10 +54,9 @@ __all__ = [
 ]
 
 _HOME = {
-    "catalog": ("CATALOG", "entry"),
+    "catalog": ("CATALOG", "Entry", "entry"),
     "dataset": ("DataSet", "TensorRecords"),
-    "entries": ("Entry",),
-    "loaders": ("load", "load_text"),
+    "loaders": ("Weights", "efficientnet_lite0", "load", "load_text", "load_weights"),
     "own": ("from_file", "inputs_of"),
     "predictions": ("Predictions", "read_predictions"),
     "private_statistics": ("PrivateMoments", "PrivateSchema"),
@@ -67,7 +64,6 @@ _HOME = {
     "schema": ("Category", "Number", "Schema"),
     "store": ("find", "folders", "obtain", "problems"),
     "text": ("Pairs", "TextDataSet", "trim"),
-    "weights": ("Weights", "efficientnet_lite0", "load_weights"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 

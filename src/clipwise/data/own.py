@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from clipwise.data.cells import Problems, all_numbers, numbers, texts
 from clipwise.data.dataset import DataSet, Task, split
-from clipwise.data.readers import FEW, LONG, Column, Table, read_table
+from clipwise.data.readers import FEW, LONG, Column, Problems, Table, all_numbers, numbers, read_table, texts
 from clipwise.data.schema import Schema
 from clipwise.errors import DataError
 

@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from clipwise.data.cells import Problems, is_missing, numbers, texts
-from clipwise.data.readers import FEW, Table, read_table
+from clipwise.data.readers import FEW, Problems, Table, is_missing, numbers, read_table, texts
 from clipwise.errors import DataError
 
 __all__ = ["Predictions", "read_predictions"]

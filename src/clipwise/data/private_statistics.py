@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from clipwise.accounting import Ledger, PrivateStatistics, noise_scale
-from clipwise.data.cells import is_missing, numbers, texts
-from clipwise.data.readers import Table
+from clipwise.data.readers import Table, is_missing, numbers, texts
 from clipwise.data.schema import Category, Kind, Number, Schema
 from clipwise.entropy import Entropy
 from clipwise.errors import DataError, InvalidPlan

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from clipwise._validate import is_finite, is_line
-from clipwise.data.cells import Numbers, Problems, check_cells, is_missing, numbers, texts
-from clipwise.data.readers import LONG, Column, Table
+from clipwise.data.readers import LONG, Column, Numbers, Problems, Table, check_cells, is_missing, numbers, texts
 from clipwise.errors import DataError
 
 __all__ = ["Category", "Kind", "Number", "Schema"]

@@ -20,9 +20,8 @@ from importlib.util import find_spec
 from io import BufferedIOBase
 from pathlib import Path
 
-from clipwise.data.archive import read_members
-from clipwise.data.entries import Entry, File, Form, Supply
-from clipwise.data.origins import Origin, Unavailable, disk_full
+from clipwise.data.catalog import Entry, File, Form, Supply
+from clipwise.data.origins import Origin, Unavailable, disk_full, read_members
 from clipwise.errors import DataError
 from clipwise.files import content_sha256, file_sha256, locked, replacing
 from clipwise.progress import Console, size_text

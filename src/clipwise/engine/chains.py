@@ -27,14 +27,13 @@ class Chain:
 
 def is_simple(graph: Graph, edges: Iterable[Edge], chains: Mapping[Edge, Chain]) -> bool:
     """Whether a parameter's norm follows from its operands' norms, without pulling gradients back through autograd."""
-    held = [chains.get(edge) for edge in edges]
-    if any(chain is None for chain in held):
+    edges = list(edges)
+    held = [chains[edge] for edge in edges if edge in chains]
+    if len(held) < len(edges):
         return False
     if len(held) == 1:
         return True
-    return all(chain is not None and chain.framed for chain in held) and not overlapping(
-        graph, [chain.region for chain in held if chain is not None]
-    )
+    return all(chain.framed for chain in held) and not overlapping(graph, [chain.region for chain in held])
 
 
 def overlapping(graph: Graph, regions: Sequence[Edge | None]) -> bool:
@@ -56,8 +55,8 @@ def chain_of(graph: Graph, edge: Edge) -> Chain | None:
     transposed, framed, region = False, True, None
     while graph.names[edge[0]] != LEAF:
         k = edge[0]
-        view, below = op_of(graph.names[k]).view, graph.edges[k]
-        if view is None or len(below) != 1 or below[0][0] < 0:
+        view = op_of(graph.names[k]).view
+        if view is None:
             return None
         if view.transposes(graph, edge):
             transposed = not transposed
@@ -67,7 +66,7 @@ def chain_of(graph: Graph, edge: Edge) -> Chain | None:
             framed = framed and view.is_dense(graph.nodes[k])
         elif not isinstance(view, Same):
             framed = False
-        edge = below[0]
+        (edge,) = graph.edges[k]
     parameter = graph.leaf_parameter[edge[0]]
     if parameter < 0:
         return None

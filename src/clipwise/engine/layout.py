@@ -57,7 +57,7 @@ class Layout:
         size = shape[self.axis]
         if self.rest is not None:
             return size == batch_size * self.rest
-        return size == batch_size or (not self.exact and size % (batch_size * (self.inner or 1)) == 0)
+        return size == batch_size or (not self.exact and size % batch_size == 0)
 
     def owners(self, shape: Sequence[int], batch_size: int) -> Tensor:
         """The sample that each position along the axis belongs to."""
@@ -213,11 +213,10 @@ def pack(owners: Tensor, batch_size: int) -> Tensor:
     """Positions (B, T) of each sample's rows, padded with the number of rows (to gather from an appended zero row)."""
     rows = owners.numel()
     counts = torch.bincount(owners, minlength=batch_size)
-    longest = int(counts.max()) if rows else 0
     order = torch.argsort(owners, stable=True)
     start = counts.cumsum(0) - counts
     sample = owners[order]
     slot = torch.arange(rows, device=owners.device) - start[sample]
-    table = torch.full((batch_size, longest), rows, dtype=torch.long, device=owners.device)
+    table = torch.full((batch_size, int(counts.max())), rows, dtype=torch.long, device=owners.device)
     table[sample, slot] = order
     return table

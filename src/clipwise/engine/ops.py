@@ -31,7 +31,7 @@ class BatchEntry(Enum):
     OPEN = 0  # through any such operand
     NEVER = 1  # there is none
     INDEX = 2  # as an index, or as one of the values that are joined
-    LOOKUP = 3  # the same, and the leading axes of the output are those of the index
+    LOOKUP = 3  # the same, and axes of the output are those of the index
     ELEMENTWISE = 4  # by broadcasting: the output is larger than the parameters alone would make it
     ROWWISE = 5  # the same, and every row of an operand is treated alike
 

@@ -193,6 +193,7 @@ class Planner:
         wanted.update(self._meetings(optimistic), self._meetings(cautious), self._after_meetings(optimistic))
         probes: dict[int, Probe] = {}
         layouts: dict[int, tuple[Layout | Scattered, ...]] = {}
+        states, meetings = optimistic, list[int]()  # where nothing is wanted, all is shared
         while wanted:
             found = probe(sorted(wanted))
             probes.update(found)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from clipwise.engine.graph import Graph
-from clipwise.engine.node import Node, saved_or
+from clipwise.engine.node import Node, output_meta, saved_int, saved_or
 from clipwise.engine.ops import BatchEntry, Op, op_of
 from clipwise.engine.products import Product
 
@@ -45,7 +45,7 @@ class Suspects:
         """The output axes of a product or a look-up that come from the operand that is not differentiated."""
         op = self._op(k)
         if op.entry is BatchEntry.LOOKUP:
-            return [0] if _index_rank(self.graph.nodes[k]) == 1 else []  # a matrix of indices is a table of positions
+            return _index_axes(self.graph.nodes[k])
         if op.data is None or self._keeps_its_shape(k, op.data):
             return []
         left, right = (self.graph.edges[k][position][0] for position in (op.data.first, op.data.second))
@@ -69,10 +69,15 @@ class Suspects:
         return left in suspects and not suspects.intersection(children)
 
 
-def _index_rank(node: Node) -> int:
-    """The leading axes of a look-up's output that are its index's."""
-    index = saved_or(node, "indices", None)
-    if isinstance(index, (tuple, list)):
-        given = [i for i in index if i is not None]
-        return max((i.dim() for i in given if i.dtype != torch.bool), default=0) if index[:1] == given[:1] else 0
-    return index.dim() if isinstance(index, torch.Tensor) else 1
+def _index_axes(node: Node) -> list[int]:
+    """The axis of a look-up's output that is its index's, if the index has one: a matrix of them is of positions."""
+    indices = saved_or(node, "indices", None)
+    if indices is None:  # of `index_select`
+        return [saved_int(node, "dim") % len(output_meta(node).shape)]
+    if isinstance(indices, torch.Tensor):
+        indices = [indices]
+    places = [place for place, index in enumerate(indices) if index is not None]
+    if max((indices[place].dim() for place in places if indices[place].dtype != torch.bool), default=0) != 1:
+        return []
+    together = places[-1] - places[0] < len(places)
+    return [places[0] if together else 0]  # separated indices move their axes to the front

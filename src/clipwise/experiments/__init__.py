@@ -6,8 +6,7 @@ The demo and the recipes of the paper run here.
 from clipwise.experiments.packed import CURVES, RESULTS, noise_of, packed_runs
 from clipwise.experiments.runs import pack, run_all, runs_of
 from clipwise.experiments.study import Arm, Study, Trial
-from clipwise.experiments.watch import Show, Standing, Watch
-from clipwise.experiments.workers import advance, side_by_side
+from clipwise.experiments.workers import Show, Standing, Watch, advance, side_by_side
 
 __all__ = [
     "CURVES",

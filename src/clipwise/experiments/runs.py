@@ -16,8 +16,7 @@ from clipwise.errors import DataError
 from clipwise.experiments import packed
 from clipwise.experiments.packed import Record
 from clipwise.experiments.study import Study, Trial
-from clipwise.experiments.watch import Watch, silent
-from clipwise.experiments.workers import advance, side_by_side
+from clipwise.experiments.workers import Watch, advance, side_by_side, silent
 from clipwise.report import ArmResults, Run, RunFolder, arms_of
 from clipwise.training import Config, Progress, train
 

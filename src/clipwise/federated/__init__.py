@@ -6,9 +6,8 @@ A `clipwise.Plan` with `mechanism=cw.mechanisms.Rounds()` says what is released,
 """
 
 from clipwise.federated.local import LocalGradient, LocalTraining, Task, Work
-from clipwise.federated.partition import dirichlet, shards, uniform
-from clipwise.federated.runner import run
 from clipwise.federated.server import Failure, Round, RoundReport, Server, apply, select
+from clipwise.federated.simulation import dirichlet, run, shards, uniform
 from clipwise.federated.updates import Reply, clip_update, shorten
 
 __all__ = [

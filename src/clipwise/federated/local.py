@@ -162,7 +162,6 @@ def _begin(model: nn.Module, task: Task, seed: int | None) -> tuple[Entropy, dic
     entropy = Entropy(seed)
     entropy.seed_globals("local", task.number, task.user)
     model.load_state_dict(task.weights)
-    model.zero_grad()
     return entropy, {name: p.detach().clone() for name, p in _trainable(model).items()}
 
 

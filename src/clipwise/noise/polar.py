@@ -9,7 +9,7 @@ are two independent normal numbers. E is numpy's ziggurat and t is made of 64 bi
   memory, so this is exact, and the tail ends nowhere. Because of these steps the probability that E lies between a and
   b is off by at most 1.1 (1 + a) exp(-a) 2^-52, and from 7.697 to 12 by exp(-7.697) 2^-52.
 - The direction is one of 2^13 points on the circle, turned by an angle h of at most pi / 2^13: by (1 + i tan h) cos h.
-  The powers of h that are left out are below 2^-51. Together with all roundings, in the table and here, they move the
+  The powers of h that are left out are below 2^-50. Together with all roundings, in the table and here, they move the
   pair by less than R 2^-49; the steps of t are below 2^-60.
 - The release rounds x and y to grids of std/1024 or a little less, so a pair of grid points is a cell in the plane, at
   least 2^-11 wide. Moving its border by R 2^-49 changes its probability by a factor of at most 1 +- 2^-36 R. Seen from

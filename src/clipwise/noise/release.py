@@ -16,9 +16,10 @@ import hashlib
 import itertools
 import math
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -29,6 +30,7 @@ from torch import Tensor
 from clipwise.entropy import Entropy
 from clipwise.errors import ClipwiseError, InvalidPlan
 from clipwise.hashing import joined
+from clipwise.noise.chain import NoiseChain
 from clipwise.noise.normals import DefaultNormals, Normals, check_source
 from clipwise.noise.pieces import Piece, cut
 
@@ -71,8 +73,9 @@ class GaussianNoise:
 
     Guarantees: the numbers are a function of entropy, step and what they are added to, not of the threads; every
     element of every tensor has a number of its own; the noise of a step serves one release, and after an error none.
-    With a seed, another sum, deviation or source gets independent noise: no two releases of a seed cancel. It serves
-    one caller at a time: a second one, in another thread, is refused.
+    With a seed, another sum, deviation, source, chain or past gets independent noise: no two releases of a seed cancel.
+    It serves one caller at a time: a second one, in another thread, is refused. `chain` makes the noise depend on that
+    of earlier steps, given the number of pieces; after an error it begins again.
 
     >>> sums = [torch.zeros(1000), torch.zeros(1000)]
     >>> noise = GaussianNoise(sums, Entropy(seed=0))
@@ -83,13 +86,21 @@ class GaussianNoise:
     True
     """
 
-    def __init__(self, like: Sequence[Tensor], entropy: Entropy, source: Normals | None = None) -> None:
+    def __init__(
+        self,
+        like: Sequence[Tensor],
+        entropy: Entropy,
+        source: Normals | None = None,
+        chain: Callable[[int], NoiseChain | None] = lambda pieces: None,
+    ) -> None:
         self._source = DefaultNormals() if source is None else source
         check_source(self._source, entropy)
         self._entropy = entropy
         self._kind = () if entropy.seed is None else _kind_of(self._source)
         self._sizes = [tensor.numel() for tensor in like]
         pieces = cut(self._sizes, [(tensor.device, tensor.dtype) for tensor in like])
+        self._piece_sizes = [piece.size for piece in pieces]
+        self._chain = chain(len(pieces))
         lanes = min(torch.get_num_threads(), _MOST_LANES, len(pieces))
         self._lanes = [_Lane(pieces[first::lanes]) for first in range(lanes)]
         self._pool = ThreadPoolExecutor(lanes, "noise") if lanes > 1 else None
@@ -113,7 +124,12 @@ class GaussianNoise:
         with self._alone():
             self._check(sums, stds, scale, step)
             self._served = step
-            return self._release(sums, stds, scale, step, label, before)
+            try:
+                return self._release(sums, stds, scale, step, label, before)
+            except BaseException:
+                if self._chain is not None:
+                    self._chain.begin()
+                raise
 
     def _release(
         self,
@@ -127,16 +143,25 @@ class GaussianNoise:
         whole = [total.detach().contiguous() for total in sums]
         here = [total.cpu() for total in whole]  # themselves, unless they are elsewhere
         flat = [total.numpy().reshape(-1) for total in here]
-        entropy = self._entropy
+        entropy, chain = self._entropy, self._chain
+        if chain is not None:
+            chain.follow(step)
         if entropy.seed is not None:
-            entropy = entropy.labelled(label, repr((*stds, scale)).encode(), _digest(flat), *self._kind)
+            past = () if chain is None else (chain.kind, chain.trace)
+            entropy = entropy.labelled(label, repr((*stds, scale)).encode(), _digest(flat), *self._kind, *past)
+            mark = entropy.take(16, "release", step)
             if before is not None:
-                before(entropy.take(16, "release", step))
+                before(mark)
+            if chain is not None:
+                chain.trace_on(mark)
 
         def serve(lane: _Lane) -> None:
             with np.errstate(all="ignore"):  # a sum that is not finite stays so
                 for piece, numbers, drawn in lane.pieces:
-                    self._source.fill_(numbers, entropy, step, piece.number)
+                    if chain is None:
+                        self._source.fill_(numbers, entropy, step, piece.number)
+                    else:
+                        drawn[:] = chain.correlate(piece.number, partial(self._drawn, numbers, entropy, step, piece))
                     targets = [flat[part.tensor][part.start : part.stop] for part in piece.parts]
                     _add_and_round(drawn, targets, [stds[part.tensor] for part in piece.parts], scale)
 
@@ -145,6 +170,24 @@ class GaussianNoise:
             if done is not target:
                 target.copy_(done)
         return whole
+
+    def _drawn(
+        self, numbers: Tensor, entropy: Entropy, step: int, piece: Piece, further: int
+    ) -> npt.NDArray[np.float64]:
+        """Normal numbers for a piece: in its own buffer, or `further` ones."""
+        target = torch.empty_like(numbers) if further else numbers
+        self._source.fill_(target, entropy, step, piece.number + further * len(self._piece_sizes))
+        found: npt.NDArray[np.float64] = target.numpy()
+        return found
+
+    def past(self) -> dict[str, Any] | None:
+        """The noise that coming steps depend on, for a checkpoint of a seeded run; None: they depend on none."""
+        return None if self._chain is None else self._chain.capture()
+
+    def continue_from(self, past: Mapping[str, Any]) -> None:
+        """Continue as when `past` was called."""
+        if self._chain is not None:
+            self._chain.restore(past, self._piece_sizes)
 
     def directions(self, like: Sequence[Tensor], entropy: Entropy, number: int) -> list[Tensor]:
         """Standard normal tensors, not a release: neither on a grid nor served only once."""

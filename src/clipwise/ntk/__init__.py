@@ -4,7 +4,7 @@ Sections 3 and 4 of the paper. Clipping turns the kernel H = (df/dw)(df/dw)^T in
 (layerwise), and the loss obeys dL/dt = -(dL/df) H C (dL/df)^T. That matrix determines convergence.
 """
 
-from clipwise.ntk.analysis import NTKAnalysis, analyse
+from clipwise.ntk.analysis import NTKAnalysis, Properties, analyse, properties
 from clipwise.ntk.dynamics import Descent, descent, loss_rate, measured_loss_rate
 from clipwise.ntk.flow import (
     AdaGradFlow,
@@ -19,7 +19,6 @@ from clipwise.ntk.flow import (
 from clipwise.ntk.kernels import clipped_kernel, kernel, layer_kernels
 from clipwise.ntk.monitor import NOT_COVERED, NTKMonitor, NTKRecord
 from clipwise.ntk.network import Inputs, LossFunction, map_inputs
-from clipwise.ntk.properties import Properties, properties
 
 __all__ = [
     "NOT_COVERED",

@@ -7,18 +7,29 @@ at several positions the rows are formed when they are asked for, one parameter 
 are then far cheaper than sums over pairs of positions.
 
 Shape suffixes: b samples, K outputs, T positions, m and n the two sides of a matrix, N = bK rows.
+
+Two routes lead to the features of a block of samples. The Gram route reads them from the autograd graph, by the engine:
+one backward pass per output, which stops where parameters meet the batch; the forward pass and its activations are
+shared by all outputs, and the Jacobian as a whole is never formed. The Jacobian route forms every row df_ik/dw, by
+`torch.func`.
 """
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from math import prod
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import functional_call, jacrev, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from clipwise.engine import Gathered, Outer, Use
+from clipwise.engine import Backward, Engine, Gathered, NothingFinite, Outer, Parameters, Use
+from clipwise.errors import DataError, NotSeparable
+from clipwise.ntk.network import Inputs, call, flat_outputs, map_inputs, trainable
 
 
 class Feature(ABC):
@@ -179,3 +190,95 @@ def stacked(parts: Sequence[Tensor | None]) -> Tensor:
     """(b, K, ...) from one tensor per output; zero where an output has none."""
     like = next(part for part in parts if part is not None)
     return torch.stack([torch.zeros_like(like) if part is None else part for part in parts], 1)
+
+
+_ENGINE = Engine()
+
+
+def gram_features(model: nn.Module, x: Inputs) -> tuple[dict[str, Feature], int]:
+    """The features of every parameter that is reached, for two samples or more, and the number of outputs."""
+    weights = trainable(model)
+    parameters = Parameters(weights)
+    outputs = flat_outputs(model, x)
+    if outputs.grad_fn is None:
+        raise DataError("the outputs do not depend on the trainable parameters.")
+    columns = outputs.unbind(1)
+    with torch.no_grad():
+        passes = [_one_pass(column, parameters) for column in columns]
+    found = {}
+    for place, name in enumerate(weights):
+        parts = [each.get(place) for each in passes]
+        if any(part is not None for part in parts):
+            found[name] = _feature(parts, outputs.shape[0])
+    return found, len(columns)
+
+
+def _one_pass(output_b: Tensor, parameters: Parameters) -> dict[int, Use | Tensor]:
+    """For each parameter that an output reaches its use, or its per-sample gradients (b, p) if it has no single one."""
+    try:
+        backward = _ENGINE.backward(output_b, parameters, keep=True)
+    except NothingFinite:
+        raise DataError("an output is not finite for any sample, so it has no tangent kernel.") from None
+    found: dict[int, Use | Tensor] = {}
+    others = []
+    for place in backward.plan.roots:
+        use = _single_use(backward, place)
+        if use is None:
+            others.append(place)
+        else:
+            found[place] = use
+    if others:
+        gradients = backward.gradients()
+        found.update((place, gradients[place].flatten(1)) for place in others if place in gradients)
+    return found
+
+
+def _single_use(backward: Backward, place: int) -> Use | None:
+    """The use of a parameter that is met once, as a whole; transposed or not is the same for all outputs of a graph."""
+    plan = backward.plan
+    edge = plan.roots[place][0]
+    chain = plan.chains.get(edge)
+    if edge not in plan.solo or chain is None or not chain.direct:
+        return None
+    uses = backward.uses.get(edge, [])
+    return uses[0] if uses else None
+
+
+def _feature(parts: Sequence[Use | Tensor | None], batch_size: int) -> Feature:
+    uses = [part for part in parts if not isinstance(part, Tensor)]
+    if len(uses) == len(parts):
+        return from_uses(uses, batch_size)
+    formed = [part.gradients().reshape(batch_size, -1) if isinstance(part, Use) else part for part in parts]
+    return Rows(stacked(formed).flatten(0, 1))
+
+
+def jacobian(model: nn.Module, x: Inputs) -> dict[str, Tensor]:
+    """df_ik/dp for every parameter p, {name: (b, K, *p.shape)}.
+
+    Samples are run one at a time (in one batch by `vmap`); a model whose outputs then differ is refused.
+    """
+    weights = {name: p.detach() for name, p in trainable(model).items()}
+
+    def single(values: dict[str, Tensor], sample: Any) -> tuple[Tensor, Tensor]:
+        batch_of_one = map_inputs(sample, lambda part: part.unsqueeze(0))
+        outputs = call(lambda *a, **k: functional_call(model, values, a, k), batch_of_one).reshape(-1)
+        return outputs, outputs
+
+    with sdpa_kernel(SDPBackend.MATH), warnings.catch_warnings():  # vmap cannot batch the fused attention kernels
+        warnings.filterwarnings("ignore", "There is a performance drop")  # and tells where it falls back to a loop
+        rows, alone = vmap(jacrev(single, has_aux=True), in_dims=(None, 0))(weights, x)
+    together = flat_outputs(model, x).detach()
+    tolerance = 1e4 * torch.finfo(together.dtype).eps * (1 + float(together.abs().max()))
+    if float((alone - together).abs().max()) > tolerance:
+        raise NotSeparable(
+            "a sample's output changes with the other samples of the batch, so there is no kernel of samples. Typical "
+            "cause: a statistic over the batch."
+        )
+    return dict(rows)
+
+
+def jacobian_features(model: nn.Module, x: Inputs) -> tuple[dict[str, Feature], int]:
+    """The same, as features, and the number of outputs."""
+    rows = jacobian(model, x)
+    K = next(iter(rows.values())).shape[1]
+    return {name: Rows(part.flatten(2).flatten(0, 1)) for name, part in rows.items()}, K

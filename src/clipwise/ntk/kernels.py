@@ -17,9 +17,7 @@ from torch import Tensor, nn
 
 from clipwise.clipping import by_layer
 from clipwise.errors import DataError, UnsupportedNode
-from clipwise.ntk.features import Feature
-from clipwise.ntk.gram import gram_features
-from clipwise.ntk.jacobian import jacobian_features
+from clipwise.ntk.features import Feature, gram_features, jacobian_features
 from clipwise.ntk.network import Inputs, evaluating, map_inputs, sample_count, trainable
 
 __all__ = ["Route", "clipped_kernel", "kernel", "layer_kernels"]

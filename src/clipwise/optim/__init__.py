@@ -1,8 +1,7 @@
 """Algorithms beyond DP-SGD on the same mechanism: sampling from a posterior."""
 
 from clipwise.optim.langevin import Langevin, LangevinOptimizer, printed_temperature
-from clipwise.optim.posterior import AveragedCalibration, Posterior
-from clipwise.optim.priors import FlatPrior, GaussianPrior, LaplacePrior, Prior
+from clipwise.optim.posterior import AveragedCalibration, FlatPrior, GaussianPrior, LaplacePrior, Posterior, Prior
 
 __all__ = [
     "AveragedCalibration",

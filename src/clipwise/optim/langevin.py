@@ -25,8 +25,7 @@ from clipwise.accounting import Relation, refuse_vacuous
 from clipwise.accounting import noise_multiplier as noise_for
 from clipwise.clipping import Clip, Flat, Groupwise, Layerwise, Rule, Style, as_clip, is_private
 from clipwise.errors import InvalidPlan
-from clipwise.optim.posterior import Posterior
-from clipwise.optim.priors import FlatPrior, Prior
+from clipwise.optim.posterior import FlatPrior, Posterior, Prior
 from clipwise.optim.sgld import SGHMC, posterior_learning_rate, to_dp_heavy_ball
 from clipwise.plan import Plan
 from clipwise.sampling import Sampling

@@ -1,20 +1,80 @@
-"""Samples from a posterior, and what they predict together."""
+"""A posterior: priors on the weights, which are public and cost no privacy; samples, and what they predict together."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
+from clipwise._validate import is_positive
 from clipwise.calibration import CalibrationResult, evaluate
 from clipwise.engine import Substitute
-from clipwise.errors import DataError
+from clipwise.errors import DataError, InvalidPlan
 
-__all__ = ["AveragedCalibration", "Posterior"]
+__all__ = ["AveragedCalibration", "FlatPrior", "GaussianPrior", "LaplacePrior", "Posterior", "Prior"]
+
+
+@runtime_checkable
+class Prior(Protocol):
+    """A density over every weight, the same for all; write your own as a frozen value with this one method."""
+
+    def log_density_gradient(self, weights: Tensor) -> Tensor:
+        """The gradient of log p at these weights, of their shape."""
+        ...
+
+
+class _Scaled:
+    """A frozen value whose numbers are scales."""
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if not is_positive(value):
+                raise InvalidPlan(f"{type(self).__name__}({name}=...) must be a positive finite number, got {value!r}.")
+
+
+@dataclass(frozen=True)
+class FlatPrior:
+    """No preference for any weights.
+
+    >>> FlatPrior().log_density_gradient(torch.ones(2))
+    tensor([0., 0.])
+    """
+
+    def log_density_gradient(self, weights: Tensor) -> Tensor:
+        return torch.zeros_like(weights)
+
+
+@dataclass(frozen=True)
+class GaussianPrior(_Scaled):
+    """Every weight is N(0, std^2) before the data are seen: weight decay of 1/(n std^2).
+
+    >>> GaussianPrior(std=0.5).log_density_gradient(torch.tensor([1.0, -2.0]))
+    tensor([-4.,  8.])
+    """
+
+    std: float
+
+    def log_density_gradient(self, weights: Tensor) -> Tensor:
+        return weights / -(self.std**2)
+
+
+@dataclass(frozen=True)
+class LaplacePrior(_Scaled):
+    """Every weight has density exp(-abs(w)/scale)/(2 scale): a lasso.
+
+    >>> LaplacePrior(scale=0.5).log_density_gradient(torch.tensor([1.0, -2.0]))
+    tensor([-2.,  2.])
+    """
+
+    scale: float
+
+    def log_density_gradient(self, weights: Tensor) -> Tensor:
+        return torch.sign(weights) / -self.scale
+
 
 Forward: TypeAlias = Callable[..., Tensor]
 """`forward(model, *inputs)` -> outputs, one row per input; left out, the model itself is called."""

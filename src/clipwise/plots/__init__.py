@@ -1,11 +1,8 @@
 """Figures. Each is drawn from values that are also saved; nothing is computed here."""
 
 from clipwise.plots.calibration import confidence_histogram, coverage_diagram, reliability_diagram, true_class_histogram
-from clipwise.plots.privacy import privacy_curves
-from clipwise.plots.sweep import accuracy_calibration, heat_map
-from clipwise.plots.tangent import loss_flows, ntk_monitor, spectra
-from clipwise.plots.training import training_curves
-from clipwise.plots.values import Curve, Point
+from clipwise.plots.theory import loss_flows, ntk_monitor, privacy_curves, spectra
+from clipwise.plots.training import Curve, Point, accuracy_calibration, heat_map, training_curves
 
 __all__ = [
     "Curve",

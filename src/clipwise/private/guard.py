@@ -6,11 +6,13 @@ that no epsilon covers is its gradient, or the optimizer's step.
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
+from types import FrameType
 from typing import Any
 
 from torch import Tensor, distributed
@@ -46,7 +48,7 @@ class Guard:
         self._identities: frozenset[int] = frozenset()
         self._known: dict[int, tuple[Callable[[], Tensor | None], int]] = {}
         self._wrote = False  # what is known; else it was there before
-        self._stepping: weakref.ref[Optimizer] | None = None
+        self._stepping: tuple[weakref.ref[Optimizer], FrameType] | None = None
         self.is_due = False
         """Whether a gradient was released, with which the caller steps the optimizer."""
         self.is_last = False
@@ -153,13 +155,13 @@ class Guard:
         """Whether a parameter of the run has a gradient that is not zero."""
         return any(p.grad is not None and bool(p.grad.any()) for p in self._tensors)
 
-    def begin_step(self, optimizer: Optimizer) -> None:
-        """The caller steps, with the released gradient."""
-        self.is_due, self._stepping = False, weakref.ref(optimizer)
+    def begin_step(self, optimizer: Optimizer, call: FrameType) -> None:
+        """The caller steps, with the released gradient, in this call. If it fails, it may be made again."""
+        self._stepping = weakref.ref(optimizer), call
 
     def is_stepping(self, optimizer: Optimizer) -> bool:
-        """Whether this optimizer is in the caller's step: some call the step of their base class."""
-        return self._stepping is not None and self._stepping() is optimizer
+        """Whether this optimizer is in the caller's step, which goes on: some call the step of their base class."""
+        return self._stepping is not None and self._stepping[0]() is optimizer and _is_active(self._stepping[1])
 
     def end_step(self, optimizer: Optimizer) -> None:
         """The caller's step is over; some optimizers write on the gradients."""
@@ -195,7 +197,7 @@ def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     if due:
         _check_released(holding, kwargs.get("closure", args[1] if len(args) > 1 else None))
         for guard in due:
-            guard.begin_step(optimizer)
+            guard.begin_step(optimizer, sys._getframe(1))
     elif any(guard.begun or guard.has_gradient for guard in holding):
         raise UnaccountedUpdate(
             f"{type(optimizer).__name__}.step() was called on parameters of a private run, and stopped before it "
@@ -203,6 +205,14 @@ def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
             "out optimizer.step() and loss.backward(). To step it yourself, call private.release() and then step once. "
             "Before training that does not belong to this run, clear the gradients and call private.close()."
         )
+
+
+def _is_active(call: FrameType) -> bool:
+    """Whether a call goes on: an error ends a step without a word to its hooks."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame is not call:
+        frame = frame.f_back
+    return frame is call
 
 
 def _check_released(holding: Sequence[Guard], closure: object) -> None:

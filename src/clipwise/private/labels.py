@@ -49,7 +49,7 @@ def of_plan(plan: Plan) -> bytes:
         return json.dumps(plan.to_dict(), sort_keys=True).encode()
     except InvalidPlan:  # a rule of the user's own that cannot be written down: the sums will tell
         kind = type(plan.clip).__qualname__
-        return repr((plan.sampling, plan.steps, plan.noise_multiplier, plan.mechanism, kind)).encode()
+        return repr((plan.sampling, plan.steps, plan.noise_multiplier, plan.mechanism, plan.correlation, kind)).encode()
 
 
 def _known(value: Any) -> bytes:

@@ -78,7 +78,7 @@ class _PartIndices(list[int]):
 class _Feed:
     """The batch sampler of the `DataLoader`, which may run ahead of training; `pending` says what it has handed out."""
 
-    def __init__(self, draws: Draws, records: int, steps: int, physical_batch_size: int | None) -> None:
+    def __init__(self, draws: Callable[[], Draws], records: int, steps: int, physical_batch_size: int | None) -> None:
         self._draws, self._records, self.steps, self._size = draws, records, steps, physical_batch_size
         self.seen: set[int] | None = None
         """Records that need not be looked at any more; None: none is."""
@@ -90,9 +90,9 @@ class _Feed:
         return self.pending
 
     def __iter__(self) -> Iterator[list[int]]:
-        pending = self.pending
+        pending, draws = self.pending, self._draws()  # of the run as it is now: it may have been restored meanwhile
         for step in range(self._start, self.steps):
-            pieces = split(self._draws.batch(step, self._records), self._size)
+            pieces = split(draws.batch(step, self._records), self._size)
             if not pieces:
                 pending.append(PhysicalBatch(step, 0, 0, last=True))
             for k, piece in enumerate(pieces):
@@ -200,7 +200,7 @@ class Loader:
         self,
         host: Host,
         dataset: Dataset[Any],
-        draws: Draws,
+        draws: Callable[[], Draws],
         entropy: Entropy,
         steps: int,
         physical_batch_size: int | None,
@@ -210,7 +210,7 @@ class Loader:
     ) -> None:
         self._host, self._entropy, self._yield_empty = host, entropy, yield_empty
         self._dataset = dataset
-        self._feed = _Feed(draws, check_dataset(dataset, draws.sampling), steps, physical_batch_size)
+        self._feed = _Feed(draws, check_dataset(dataset, draws().sampling), steps, physical_batch_size)
         options = dict(options)
         self._collate: Callable[[Any], Any] = options.get("collate_fn") or default_collate
         self._source = source = dataset

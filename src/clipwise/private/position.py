@@ -12,7 +12,7 @@ from clipwise.entropy import Entropy
 from clipwise.errors import BudgetSpent, CheckpointError
 from clipwise.hashing import joined, whole
 from clipwise.private.digests import Digests
-from clipwise.sampling import Draws, Sampling, Shuffled
+from clipwise.sampling import Draws, Sampling
 
 __all__ = ["Position"]
 
@@ -51,7 +51,7 @@ class Position:
         self.entropy = Entropy(seed)
         self.digests = Digests()
         self.order = None if self.seeded else self.entropy.take(16, "order")
-        """The key of shuffled epochs of an unseeded run: no secret, since shuffling claims no amplification."""
+        """The key of epochs or groups of an unseeded run: no secret, since no amplification is claimed by it."""
         self.cuts: dict[str, Any] | None = None
         """How a seeded run cuts its batches: dropout is drawn again for every physical one."""
         self._sampling, self._start, self._now = sampling, start, now
@@ -127,7 +127,7 @@ class Position:
 
     def capture_loader(self) -> dict[str, Any]:
         """What besides lets the loader, and random numbers in the model, continue from here."""
-        order = self.order if isinstance(self._sampling, Shuffled) else None
+        order = self.order if self._sampling.keeps_order else None
         return {
             "order": None if order is None else order.hex(),
             "loader": self.cuts,

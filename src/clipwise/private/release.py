@@ -14,10 +14,11 @@ from torch import Tensor
 
 from clipwise.accounting import Ledger
 from clipwise.clipping import Style, bounds_of, is_private
+from clipwise.correlation import Independent
 from clipwise.errors import CheckpointError, InvalidPlan
 from clipwise.files import Lock
 from clipwise.mechanisms import Repeated
-from clipwise.noise import GaussianNoise, Normals
+from clipwise.noise import GaussianNoise, Normals, chain_of
 from clipwise.plan import Plan
 from clipwise.private.checkpoint import Journal
 from clipwise.private.guard import Guard, check_one_process
@@ -58,14 +59,19 @@ class Release:
         self.ledger = Ledger() if ledger is None else ledger
         self.guard = Guard()
         self._source, self._first = source, first
+        self._form: tuple[Any, ...] | None = None  # names and forms of the sums that the noise was made for
         self._journal: Journal | None = None
         self._testimony = None if witness is None else Testimony(witness, plan.steps)
 
     def bind(self, names: Sequence[str], like: Sequence[Tensor], deviations: Deviations | None = None) -> None:
-        """Release sums like these from here on."""
+        """Release sums like these from here on. Noise continues where they are like those before."""
+        form = (tuple(names), [(tensor.shape, tensor.dtype, tensor.device) for tensor in like])
+        if self._form != form:
+            chain = partial(chain_of, self._plan.correlation, self._plan.sampling, self._plan.steps)
+            self._noise = GaussianNoise(like, self.position.entropy, self._source, chain)
+            self._form = form
         self._names = names
         self._deviations: Deviations = (lambda noise: (noise, ())) if deviations is None else deviations
-        self._noise = GaussianNoise(like, self.position.entropy, self._source)
         self._scaled: tuple[Style, float, list[float]] | None = None
         self._bounds: tuple[tuple[str, float], ...] = ()  # of the style's rules, when its noise was found
 
@@ -173,8 +179,22 @@ class Release:
         If other sums come out, by other data, other code or arithmetic that does not repeat, it is one more release.
         """
         others = self.position.digests.others(number, release)
+        if others and self._plan.correlation != Independent():
+            raise CheckpointError(
+                "a seeded run with correlated noise would make a step again with other sums, whose noise shares its "
+                "past with that of the first time. No epsilon covers that: start again with another seed."
+            )
         if others:  # also those of processes that died before they could save their ledger
-            self.ledger.record(replace(event.repeated(others), reason="repeated"))
+            self.ledger.record(replace(event.on_the_same_batch(others), reason="repeated"))
+
+    def past(self) -> dict[str, Any] | None:
+        """The past noise that a seeded run continues with; never that of an unseeded one, which nobody may see."""
+        return self._noise.past() if self.position.seeded else None
+
+    def continue_from(self, past: Mapping[str, Any] | None) -> None:
+        """Continue with the past noise of a seeded run; without it correlated noise begins again."""
+        if past is not None:
+            self._noise.continue_from(past)
 
     def lock_of(self, path: str | os.PathLike[str]) -> Lock:
         """The lock of the file that the run is about to be saved in; refused if others continue this one."""

@@ -11,6 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from clipwise._validate import is_count
+from clipwise.correlation import Independent
 from clipwise.errors import CheckpointError
 from clipwise.hashing import digest
 from clipwise.plan import Plan
@@ -69,7 +70,8 @@ class PrivateState:
     def capture(self, *, with_weights: bool = True) -> dict[str, Any]:
         """The state. Only that of a seeded run holds anything that its randomness could be rebuilt from.
 
-        Guarantees: nothing in it is a digest of the data.
+        Guarantees: nothing in it is a digest of the data, unless the noise of a seeded run is correlated. Then its past
+        noise is there, which was drawn for sums of the data: whoever guesses these can see whether it fits.
         """
         self.release.check_accounted()
         position = self.release.position
@@ -82,16 +84,27 @@ class PrivateState:
             "weights": self._weights() if position.seeded and with_weights else None,
             **position.capture(),
             **position.capture_loader(),
+            **self._past(self.release.past()),
         }
+
+    def _past(self, value: Any) -> dict[str, Any]:
+        """The field of past noise, which only plans with correlated noise have."""
+        return {} if self.plan.correlation == Independent() else {"noise": value}
+
+    def _is_past(self, past: object) -> bool:
+        """Of an unseeded run there is none: it would be noise that others know, or that is too large for float64."""
+        return past is None or (self.release.position.seeded and isinstance(past, Mapping))
 
     def check(self, saved: Mapping[str, Any]) -> None:
         """Refuse a state that does not belong to this plan, model and seed. Nothing is changed."""
-        check_form(saved, _FIELDS, VERSION)
+        check_form(saved, {**_FIELDS, **self._past(self._is_past)}, VERSION)
         if saved["plan"] != self.plan.to_dict():
             raise CheckpointError(f"the saved run has another plan: {saved['plan']}, not {self.plan.to_dict()}.")
         if saved["seed"] != self.release.position.entropy.seed:
             kind = "no seed" if saved["seed"] is None else "another seed"
             raise CheckpointError(f"the saved run has {kind}; make Private(..., seed=...) with what it was begun with.")
+        if self.plan.sampling.keeps_order and saved["seed"] is None and not saved["order"]:
+            raise CheckpointError("the saved run has lost the order of its records, and another one would not be its.")
         if saved["own_batches"] != self.own_batches:
             raise CheckpointError(
                 f"the saved run has own_batches={saved['own_batches']}; make Private(...) with the same."
@@ -113,6 +126,7 @@ class PrivateState:
         self.release.ledger = restored_ledger(saved)
         self.release.position.restore(saved)
         self.release.position.restore_loader(saved)
+        self.release.continue_from(saved.get("noise"))
         self.release.close_if_done()
         # The user may load the weights before or after this: they are compared at the next step.
         self.expected = saved["weights"]

@@ -15,7 +15,14 @@ from clipwise._show import html_table
 from clipwise.accounting import Ledger, Relation
 from clipwise.clipping import Style
 from clipwise.engine import Constants
-from clipwise.errors import InvalidPlan, InvalidSampling, NotSeparable, UnaccountedUpdate, UnsupportedNode
+from clipwise.errors import (
+    CheckpointError,
+    InvalidPlan,
+    InvalidSampling,
+    NotSeparable,
+    UnaccountedUpdate,
+    UnsupportedNode,
+)
 from clipwise.noise import Normals
 from clipwise.plan import Plan
 from clipwise.private import labels, saving
@@ -33,7 +40,6 @@ from clipwise.private.release import Release
 from clipwise.private.state import PrivateState
 from clipwise.private.statistics import StepStatistics
 from clipwise.private.witness import Witness
-from clipwise.sampling import Poisson
 
 __all__ = ["Private"]
 
@@ -108,8 +114,7 @@ class Private:
         self._release = Release(plan, self._position, noise, own_batches=own_batches, witness=Witness.of(witness))
         self._batch = Batch(plan.sampling, own_batches)
         declared = (constants,) if isinstance(constants, (Tensor, nn.Module)) else tuple(constants)
-        counted = isinstance(plan.sampling, Poisson)
-        self._checks = Checks(model, declared, counted, self._position.entropy, loss_fn)
+        self._checks = Checks(model, declared, plan.sampling.has_random_sizes, self._position.entropy, loss_fn)
         self._norms = norms_of(Given(plan, model, loss_fn, noise, self._position, self._batch, self._checks))
         self._attach()
         self._state = PrivateState(plan, model, optimizer, own_batches, self._release)
@@ -357,7 +362,7 @@ class Private:
         check_dataset(dataset, self._plan.sampling)
         check_options(size, options)
         digests = self._position.look_at(dataset, size)
-        draws, entropy = self._position.draws(), self._position.entropy
+        draws, entropy = self._position.draws, self._position.entropy
         feeding = Feeding(self._batch, self._release, self._checks, self._bind, self._empty_step)
         loader = Loader(feeding, dataset, draws, entropy, steps, size, yield_empty, options, digests)
         self._checks.add_data(dataset, options.get("collate_fn"))
@@ -384,15 +389,23 @@ class Private:
     # Saving and resuming
 
     def state_dict(self) -> dict[str, Any]:
-        """Plan, ledger, position and, for a seeded run only, the seed. Never a sum, a key or a digest of data."""
+        """Plan, ledger, position and, for a seeded run only, the seed. Never a sum, a key or a digest of data.
+
+        With correlated noise, that of a seeded run holds its past noise besides, which tells as much as such a digest.
+        """
         return self._state.capture()
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Continue from `state_dict()`, in a `Private` that has made no step yet; load model and optimizer as well.
+        """Continue from `state_dict()`, in a `Private` that had no batch yet; load model and optimizer as well.
 
         Steps made after `state_dict()` was called are not known here. `save` and `resume` count those too.
         """
         self._state.check(saved)
+        if self._position.iteration or self._batch.sums is not None:
+            raise CheckpointError(
+                "this Private has had batches already, drawn for a run of its own: they are not those of the saved "
+                "one. Make a new one, load the saved run, and iterate over its loader then."
+            )
         self._state.restore(saved)
 
     def save(self, path: str | os.PathLike[str], extra: Any = None) -> None:

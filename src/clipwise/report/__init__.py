@@ -4,21 +4,20 @@
 write and print.
 """
 
-from clipwise.report.advice import Advice, advice_of
 from clipwise.report.arms import ArmResults, arms_of
 from clipwise.report.card import card
 from clipwise.report.content import headline
-from clipwise.report.describe import clip_norm, describe
-from clipwise.report.ended import guarantees_of, not_checked, provenance_of
 from clipwise.report.folder import RunFolder, plain, runs_below, write_text
 from clipwise.report.plans import Choices, WrittenPlan, WrittenValue
+from clipwise.report.reading import Advice, advice_of
 from clipwise.report.reading import read as reading_of
 from clipwise.report.render import write
-from clipwise.report.run import Run
+from clipwise.report.run import SEEDED, Run, guarantees_of, not_checked, provenance_of
 from clipwise.report.warnings import warnings_of
-from clipwise.report.wording import epsilon_text, interval_text, value_text
+from clipwise.report.wording import clip_norm, describe, epsilon_text, interval_text, value_text
 
 __all__ = [
+    "SEEDED",
     "Advice",
     "ArmResults",
     "Choices",

@@ -1,25 +1,26 @@
-"""Runs with equal names are seeds of one arm: means, deviations and intervals over the seeds."""
+"""Runs with equal names are seeds of one arm: what they share, means and intervals over them, and their bins."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from statistics import fmean
 from typing import Any
 
 import numpy as np
 
 from clipwise._validate import is_number
-from clipwise.calibration import CalibrationResult, Estimate, estimates_of
+from clipwise.calibration import Bins, CalibrationResult, Estimate, estimates_of, summarise
 from clipwise.errors import DataError
 from clipwise.plots import Curve, Point
-from clipwise.report.describe import clip_norm
-from clipwise.report.likeness import differing, same_plan
+from clipwise.report.plans import items_of, parts_of
 from clipwise.report.run import Run
-from clipwise.report.wording import best_of, epsilon_text
+from clipwise.report.wording import best_of, clip_norm, epsilon_text
 
-__all__ = ["ArmResults", "arms_of"]
+__all__ = ["BIN_CHOICES", "ArmResults", "arms_of", "differing", "pooled", "rebinned", "same_data", "same_plan"]
 
 
 @dataclass(frozen=True)
@@ -160,3 +161,115 @@ def _column(rows: Sequence[Mapping[str, Any]], section: str, metric: str) -> dic
 
 def _optional(values: Any) -> tuple[float | None, ...]:
     return tuple(float(v) if math.isfinite(v) else None for v in values)
+
+
+_RATE = re.compile(r"\blr=[^,)]*")
+
+
+def same_data(runs: Sequence[Run]) -> bool:
+    """Whether, as far as the runs tell, all were judged on the same held-out records."""
+    return "data" not in differing(runs)
+
+
+def differing(runs: Sequence[Run]) -> list[str]:
+    """In what runs differ beside R, the learning rate and the seed; what a run does not say is not a difference.
+
+    >>> import clipwise as cw
+    >>> test = cw.calibration.RegressionResult(count=9, mse=1.0, rmse=1.0, r2=0.0)
+    >>> plans = [cw.Plan(cw.FullBatch(10), n, cw.Abadi(float(n)), 1.0) for n in (5, 6)]
+    >>> differing([Run("a", test, plan) for plan in plans])
+    ['steps']
+    """
+    facts = [_facts(run) for run in runs]
+    names = dict.fromkeys(name for each in facts for name in each)
+    return [name for name in names if len({repr(each[name]) for each in facts if each.get(name) is not None}) > 1]
+
+
+def _facts(run: Run) -> dict[str, Any]:
+    data = run.provenance.get("data")
+    known = data if isinstance(data, Mapping) else {"name": data}
+    chosen = {**items_of(run.plan), **run.choices.to_dict()}
+    plan = {name.replace("_", " "): _form(value) for name, value in chosen.items() if name != "learning_rate"}
+    if run.choices.optimizer is not None:
+        plan["optimizer"] = _RATE.sub("lr", run.choices.optimizer)
+    return {
+        "data": None if not data else (known.get("name"), run.fingerprint, run.test.count),
+        "model": run.provenance.get("model"),
+        **plan,
+        "clip": _form(run.plan.clip, without="R"),
+    }
+
+
+def same_plan(one: Run, other: Run) -> bool:
+    """Whether two runs were planned alike, the learning rate included."""
+    return _planned(one) == _planned(other)
+
+
+def _planned(run: Run) -> tuple[Any, ...]:
+    return _form(items_of(run.plan)), _form(run.choices.to_dict()), run.delta
+
+
+def _form(value: Any, without: str = "") -> Any:
+    """A value and one that was written down in the same form; one rule for all parameters is so also without `Flat`.
+
+    >>> from clipwise import Abadi, Flat
+    >>> _form(Flat(Abadi(0.5))) == _form(Abadi(0.5)), _form(Abadi(0.5), without="R")
+    (True, ('Abadi', {}))
+    """
+    if isinstance(value, Mapping):
+        return {key: _form(item) for key, item in value.items()}
+    parts = parts_of(value)
+    if parts is None:
+        return value
+    kind, values = parts
+    if kind == "Flat" and "rule" in values:
+        return _form(values["rule"], without)
+    return kind, {name: _form(item) for name, item in values.items() if name != without}
+
+
+BIN_CHOICES = (5, 10, 15, 30)
+"""Numbers of bins that a reader may choose from; all divide the 60 fine ones of a result."""
+
+
+def pooled(results: Sequence[CalibrationResult]) -> CalibrationResult:
+    """One result that stands for several seeds judged on the same data.
+
+    Metrics are means over the seeds. A bin's count is the mean count (rounded up) and not the sum, because the seeds
+    see the same samples: summing would make the band of its accuracy too narrow.
+    """
+    first = results[0]
+    if len(results) == 1:
+        return first
+    means: dict[str, Any] = {name: fmean(result.metrics[name] for result in results) for name in first.metrics}
+    return replace(
+        first,
+        **means,
+        bins=_pooled_bins([result.bins for result in results]),
+        fine_bins=_pooled_bins([result.fine_bins for result in results]),
+        true_class_histogram=tuple(np.sum([result.true_class_histogram for result in results], axis=0).tolist()),
+        intervals=None,
+        resamples=0,
+    )
+
+
+def rebinned(results: Sequence[CalibrationResult], bins: int) -> CalibrationResult:
+    """The pooled result with this number of bins, and the mean over the seeds of the errors in those."""
+    merged = [replace(result, bins=_merged(result, bins)) for result in results]
+    ece, mce = (fmean(getattr(result.bins, name) for result in merged) for name in ("ece", "mce"))
+    return replace(pooled(merged), ece=ece, mce=mce)
+
+
+def _merged(result: CalibrationResult, bins: int) -> Bins:
+    return result.bins if bins == len(result.bins) else result.fine_bins.merged(bins)
+
+
+def _pooled_bins(bins: Sequence[Bins]) -> Bins:
+    counts = np.array([each.count for each in bins])
+    total = counts.sum(axis=0)
+    weights = counts / np.where(total > 0, total, 1)
+    mean = -(-total // len(bins))
+    sums = []
+    for name in ("confidence", "accuracy"):
+        values = np.nan_to_num(np.array([getattr(each, name) for each in bins], dtype=np.float64))
+        sums.append((values * weights).sum(axis=0) * mean)
+    return summarise(bins[0].edges, mean, sums[0], sums[1], bins[0].level)

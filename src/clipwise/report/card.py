@@ -10,10 +10,9 @@ from clipwise.accounting import Guarantee, neighbours
 from clipwise.calibration import metric_named
 from clipwise.report.arms import ArmResults, arms_of
 from clipwise.report.content import headline
-from clipwise.report.describe import plan_rows
 from clipwise.report.run import Run
 from clipwise.report.warnings import HELD_OUT, ended_early, without_noise
-from clipwise.report.wording import interval_text, value_text
+from clipwise.report.wording import interval_text, plan_rows, value_text
 
 __all__ = ["card"]
 
@@ -66,7 +65,7 @@ def _facts(run: Run, best: Guarantee) -> dict[str, str]:
     found = {
         "Protected unit": "one user, with all its records"
         if users
-        else f"one {_text(best.unit)}, a record of the data",
+        else f"one {_text(best.unit)}, a record of the data; a person with several records is protected less",
         "Neighbouring data": neighbours(best.relation, best.unit),
         "Setting": (
             "central: the server sees every user's update, and the promise is about what it releases"
@@ -85,9 +84,20 @@ def _facts(run: Run, best: Guarantee) -> dict[str, str]:
             "not on the ledger. If settings were chosen by other runs on these records, those runs cost privacy that "
             "this epsilon leaves out"
         ),
-        "Model": f"{_text(str(run.provenance.get('model', 'not stated')))}; what its first weights were trained on is "
-        "not covered",
+        "Model": f"{_text(str(run.provenance.get('model', 'not stated')))}; {_first_weights(run)}",
         "Not covered": "metrics on held-out records, time and memory used, and anything not on the ledger",
+        "Trust": (
+            "who may see the records, and how they are collected, stored and guarded, is up to those who train; no "
+            "epsilon covers it"
+        ),
+        "Small groups": (
+            "the metrics below are averages. Clipping and noise often cost small groups more accuracy than others, and "
+            "that was not measured"
+        ),
+        "Verification": (
+            f"`clipwise epsilon --ledger ledger.json --delta {best.delta:g}` computes this epsilon again; clipwise is "
+            "open source (Apache-2.0)"
+        ),
     }
     checked = run.provenance.get("other_samples")
     if checked:
@@ -95,6 +105,14 @@ def _facts(run: Run, best: Guarantee) -> dict[str, str]:
     if tools:
         found["Tools"] = _text(f"{tools}; noise: {run.provenance.get('noise', 'not stated')}")
     return {label: f"{text}." for label, text in found.items()}
+
+
+def _first_weights(run: Run) -> str:
+    found = run.provenance.get("first_weights")
+    if not isinstance(found, Mapping):
+        return "what its first weights were trained on is not covered"
+    origin, tensors = (_text(str(found.get(name, "not stated"))) for name in ("from", "tensors"))
+    return f"its first weights are those of {origin} ({tensors}), which this epsilon does not cover: see Warnings"
 
 
 def _quality(arm: ArmResults) -> list[str]:

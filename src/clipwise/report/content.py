@@ -1,22 +1,24 @@
-"""What stands on a page, as plain values for the template and for result.json."""
+"""What stands on a page, as plain values for the template and for result.json.
+
+The section that must not be published has exact statistics of the private training data.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from clipwise._show import number, percent
 from clipwise.calibration import Estimate, estimates_of, metric_named
 from clipwise.plots.style import look
 from clipwise.report.arms import ArmResults
-from clipwise.report.describe import event_row, plan_rows
 from clipwise.report.folder import COMPARISON
-from clipwise.report.joint import Joint
 from clipwise.report.reading import UNKNOWN, read
 from clipwise.report.run import Run
-from clipwise.report.warnings import warnings_of
-from clipwise.report.wording import deviation_text, interval_text, value_text
+from clipwise.report.warnings import Joint, warnings_of
+from clipwise.report.wording import deviation_text, event_row, interval_text, plan_rows, value_text
 
-__all__ = ["arm_row", "content", "headline", "result"]
+__all__ = ["arm_row", "content", "headline", "result", "uncovered"]
 
 _READING = {
     "numerically exact": "the tight value, rounded up",
@@ -213,3 +215,51 @@ def _flat(record: Mapping[str, Any], without: set[str], prefix: str = "") -> lis
         else:
             rows.append((label, f"{value:,}" if isinstance(value, int) else str(value)))
     return rows
+
+
+def uncovered(arms: Sequence[ArmResults]) -> dict[str, Any]:
+    """The content of the section that must not be published, except its figures."""
+    layers = [_layers(place, arm) for place, arm in enumerate(arms)]
+    return {"layers": [each for each in layers if each is not None]}
+
+
+def _layers(place: int, arm: ArmResults) -> dict[str, Any] | None:
+    """Per layer: the share of samples clipped and their median norm, averaged over steps and seeds, and at the end."""
+    tables = [[row["private"]["layers"] for row in run.curves if _has_layers(row)] for run in arm.runs]
+    over_all = _gather(layers for table in tables for layers in table)
+    at_end = _gather(layers for table in tables for layers in table[-1:])
+    if not over_all:
+        return None
+    rows = []
+    for name, numbers in over_all.items():
+        clipped, norms = numbers.get("fraction_clipped"), numbers.get("norm_median")
+        last = at_end.get(name, {})
+        row = {"name": name, "clipped": _mean_text(clipped, share=True), "norm": _mean_text(norms)}
+        row["clipped_last"] = _mean_text(last.get("fraction_clipped"), share=True)
+        rows.append({**row, "norm_last": _mean_text(last.get("norm_median")), "width": 100 * _mean(clipped)})
+    return {**arm_row(place, arm), "rows": rows}
+
+
+def _has_layers(row: Mapping[str, Any]) -> bool:
+    return bool((row.get("private") or {}).get("layers"))
+
+
+def _gather(tables: Iterable[Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[str, list[float]]]:
+    """{layer: {statistic: all its values}}."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for table in tables:
+        for layer, numbers in table.items():
+            for name, value in numbers.items():
+                if isinstance(value, (int, float)):
+                    found.setdefault(layer, {}).setdefault(name, []).append(float(value))
+    return found
+
+
+def _mean(values: Sequence[float] | None) -> float:
+    return sum(values) / len(values) if values else 0.0
+
+
+def _mean_text(values: Sequence[float] | None, share: bool = False) -> str:
+    if not values:
+        return "–"
+    return percent(_mean(values)) if share else number(_mean(values))

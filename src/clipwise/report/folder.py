@@ -8,6 +8,7 @@ result.json         everything else, last      publishable/  a page that may be 
 model.safetensors   the weights                checkpoint    of a run that is not finished, with its digests
 model.json          how the weights are used   data.digest   the digest of the data
 charged.json        released before the run    continued     where the run is continued
+begun_with.json     where its first weights come from, and digests of the data that these were trained on
 ```
 
 A folder is a finished run when its result.json is there.
@@ -45,12 +46,12 @@ __all__ = [
 
 CONFIG, METRICS, LEDGER, RESULT, DIGEST = "config.toml", "metrics.jsonl", "ledger.json", "result.json", "data.digest"
 MODEL, DESCRIPTION = "model.safetensors", "model.json"
-CHARGED, CONTINUED = "charged.json", "continued"
+CHARGED, CONTINUED, BEGUN = "charged.json", "continued", "begun_with.json"
 CHECKPOINT, PAGE, CARD, FIGURES = "checkpoint", "report.html", "card.md", "figures"
 _DIGESTS = f"{CHECKPOINT}.digests"
 _REPLACED = (
     *(CONFIG, METRICS, LEDGER, RESULT, DIGEST, MODEL, DESCRIPTION, CHARGED, CONTINUED, CHECKPOINT, _DIGESTS),
-    *(PAGE, CARD),
+    *(BEGUN, PAGE, CARD),
 )
 _OURS = {*_REPLACED, *(f".{name}.part" for name in _REPLACED), f".{CHECKPOINT}.lock", FIGURES, "publishable"}
 MOST_ROWS = 2_048
@@ -132,6 +133,16 @@ class RunFolder:
     def charged(self, events: Iterable[Event]) -> None:
         Ledger(events).save(self.path / CHARGED)
 
+    @property
+    def begun_with(self) -> Any:
+        """What is written down of the run's first weights; None: they were new."""
+        path = self.path / BEGUN
+        return read_json(path) if path.exists() else None
+
+    @begun_with.setter
+    def begun_with(self, record: Mapping[str, Any]) -> None:
+        write_json(self.path / BEGUN, record)
+
     def clear(self) -> None:
         """Remove everything that a run writes, and nothing else."""
         for name in _OURS:
@@ -210,7 +221,7 @@ class RunFolder:
             ledger.save(self.path / LEDGER)
         if config is not None:
             self._write(CONFIG, config)
-        if digest is not None:
+        if digest is not None and digest not in self.digests[-1:]:  # a run on changed data has both
             self._write(DIGEST, digest)
         write_json(self.path / RESULT, result)
 
@@ -218,12 +229,12 @@ class RunFolder:
         """Everything that `save` wrote as one JSON value; a file that was cut is refused."""
         if not self.finished:
             raise DataError(f"{self.path} is not a finished run: it has no {RESULT}.")
-        ledger, config, digest = (self.path / name for name in (LEDGER, CONFIG, DIGEST))
+        ledger, config = (self.path / name for name in (LEDGER, CONFIG))
         return {
             "result": read_json(self.path / RESULT),
             "ledger": read_json(ledger, LedgerError) if ledger.exists() else None,
             "config": _read(config) if config.exists() else None,
-            "fingerprint": _read(digest) if digest.exists() else None,
+            "fingerprint": self.digests[-1] if self.digests else None,
             "curves": list(self.rows()),
         }
 

@@ -93,6 +93,7 @@ class Choices:
 _NAMED = ("learning_rate", "optimizer", "algorithm", "federated")
 _OF_PLAN = {"version", *(f.name for f in fields(Plan)), "projections", "mechanism"}
 _SAMPLINGS = tuple(SAMPLINGS.values())
+_USUAL = ("mechanism", "correlation")  # of which nothing is said when they are the ordinary ones
 
 
 def read_plan(record: Fields) -> tuple[AnyPlan, Choices]:
@@ -172,4 +173,4 @@ def items_of(plan: AnyPlan) -> dict[str, Any]:
     if isinstance(plan, WrittenPlan):
         return {name: _value(value) for name, value in plan.record.items() if name != "version"}
     named = {f.name: (getattr(plan, f.name), f.default) for f in fields(plan)}
-    return {name: value for name, (value, usual) in named.items() if name != "mechanism" or value != usual}
+    return {name: value for name, (value, usual) in named.items() if name not in _USUAL or value != usual}

@@ -12,16 +12,14 @@ import clipwise
 from clipwise._extras import need
 from clipwise.errors import DataError
 from clipwise.files import private_folder
-from clipwise.report.advice import advice_of
 from clipwise.report.arms import ArmResults, arms_of
-from clipwise.report.captions import CAPTIONS, kind_of
 from clipwise.report.card import card
-from clipwise.report.content import content, result
-from clipwise.report.figures import Drawing, private_drawings, public_drawings
+from clipwise.report.content import content, result, uncovered
+from clipwise.report.figures import CAPTIONS, Drawing, kind_of, private_drawings, public_drawings
 from clipwise.report.folder import CARD, FIGURES, PAGE, RESULT, is_run, plain, write_json, write_text
-from clipwise.report.joint import Joint, joint_of
+from clipwise.report.reading import advice_of
 from clipwise.report.run import Run
-from clipwise.report.uncovered import uncovered
+from clipwise.report.warnings import Joint, joint_of
 
 __all__ = ["write"]
 

@@ -1,25 +1,37 @@
-"""A run: what was trained, how, what it cost in privacy and what came out, and the folder that keeps it."""
+"""A run: what was trained, how, what it cost in privacy and what came out, and the folder that keeps it.
+
+What is kept of a loop that has ended is the same for one's own loop and for that of `clipwise train`. Where files lie
+on somebody's machine is taken out of what is published: the last part of a path stays.
+"""
 
 from __future__ import annotations
 
+import inspect
 import os
+import platform
+import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from torch.optim import Optimizer
+
+import clipwise
 from clipwise._validate import is_line
-from clipwise.accounting import Guarantee, Ledger
+from clipwise.accounting import Event, Guarantee, Ledger, privacy_panel
 from clipwise.calibration import CalibrationResult, Result, Task
 from clipwise.errors import DataError
-from clipwise.private import Private
-from clipwise.report.ended import choices_of, guarantees_of, not_checked, provenance_of
+from clipwise.noise import DESCRIPTION
+from clipwise.private import Checked, Looked, Private
 from clipwise.report.folder import RunFolder, plain
-from clipwise.report.paths import without_paths
 from clipwise.report.plans import AnyPlan, Choices, WrittenPlan
 from clipwise.report.saved import FORMAT, VERSION, values_of
 
-__all__ = ["SEEDED", "Run"]
+__all__ = ["SEEDED", "Run", "choices_of", "guarantees_of", "not_checked", "provenance_of", "without_paths"]
 
 SEEDED = (
     "Trained with a fixed seed. Anyone who knows or guesses it can compute the noise and remove it: keep it secret, or "
@@ -229,3 +241,111 @@ def _without(value: Any, names: set[str]) -> Any:
     if not isinstance(value, Mapping):
         return value
     return {key: _without(item, names) for key, item in value.items() if key not in names}
+
+
+_PACKAGES = ("torch", "numpy", "scipy", "transformers")
+
+
+@lru_cache(maxsize=16)
+def guarantees_of(events: tuple[Event, ...], delta: float) -> Mapping[str, Guarantee]:
+    """What every accountant says; the seeds of an experiment share it."""
+    return privacy_panel(events, delta)
+
+
+def not_checked(checked: Checked | None) -> tuple[str, ...]:
+    """The warning of a run in which no forward pass was watched; None: samples are not clipped one by one there."""
+    if checked is None or checked.steps:
+        return ()
+    return (f"Whether a sample's loss depends on other samples was {checked}. See docs/soundness.md.",)
+
+
+def provenance_of(
+    *,
+    seed: int | None,
+    arm: str | None,
+    data: Mapping[str, Any],
+    looked: Looked,
+    checked: Checked | None,
+    model: str,
+    parameters: int,
+) -> dict[str, Any]:
+    """Seeds, data, model, versions, and whether a sample's gradient was seen to depend on that sample alone."""
+    return {
+        "seeds": [seed],
+        "arm": arm,
+        "data": {**data, "while_training": looked.state},
+        "model": model,
+        "parameters": parameters,
+        "noise": DESCRIPTION,
+        "versions": _versions(),
+        **({} if checked is None else {"other_samples": str(checked)}),
+    }
+
+
+def _versions() -> dict[str, str]:
+    found = {"clipwise": clipwise.__version__, "python": platform.python_version()}
+    for name in _PACKAGES:
+        if name in sys.modules:
+            try:
+                found[name] = version(name)
+            except PackageNotFoundError:
+                continue
+    return found
+
+
+def choices_of(optimizer: Optimizer) -> Choices:
+    """Learning rate and optimizer of a loop; of a rate that a scheduler moves, the one it began with.
+
+    >>> import torch
+    >>> optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1, momentum=0.9)
+    >>> choices_of(optimizer)
+    Choices(learning_rate=0.1, optimizer='SGD(lr=0.1, momentum=0.9)', ...)
+    """
+    groups = optimizer.param_groups
+    begun = list(dict.fromkeys(float(group.get("initial_lr", group["lr"])) for group in groups if "lr" in group))
+    scheduled = any("initial_lr" in group for group in groups)
+    rate = " and ".join(f"{each:g}" for each in begun) + (", scheduled" if scheduled else "")
+    usual = {name: parameter.default for name, parameter in inspect.signature(type(optimizer)).parameters.items()}
+    others = {k: v for k, v in groups[0].items() if k in usual and k not in ("params", "lr") and v != usual[k]}
+    words = ", ".join(f"{name}={value}" for name, value in ({"lr": rate} | others if begun else others).items())
+    return Choices(
+        learning_rate=begun[0] if len(begun) == 1 and not scheduled else rate or None,
+        optimizer=f"{type(optimizer).__name__}({words})",
+    )
+
+
+_ADDRESS = re.compile(r"((?!file:)\b[a-z][a-z0-9+.-]+://[^\s'\"]+)")
+_QUOTED = re.compile(r"(['\"])([^'\"]*)\1")
+_ROOTED = re.compile(r"(?:file://|[A-Za-z]:|~\w*|\.{1,2})?[/\\]")
+_WORD = re.compile(r"[^\s'\"(),;\[\]<>|]+")
+
+
+def without_paths(value: Any) -> Any:
+    """The same value, in which every path in a text is its last part; addresses of the web stay.
+
+    >>> without_paths({"source": "/srv/J. Doe/heart.csv", "model": "HuggingFace(folder='my weights/bert')"})
+    {'source': 'heart.csv', 'model': "HuggingFace(folder='bert')"}
+    >>> without_paths(["~/code/mine.py:load", "https://example.org/mnist.gz", "2 / R", "512/60,000", "is in /tmp/x/y"])
+    ['mine.py:load', 'https://example.org/mnist.gz', '2 / R', '512/60,000', 'is in y']
+    """
+    if isinstance(value, str):
+        return "".join(part if _ADDRESS.fullmatch(part) else _bare(part) for part in _ADDRESS.split(value))
+    if isinstance(value, Mapping):
+        return {without_paths(key): without_paths(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(without_paths(item) for item in value)
+    return value
+
+
+def _bare(text: str) -> str:
+    if _ROOTED.match(text):  # all of it is a path, which may have spaces
+        return _last(text)
+    quoted = _QUOTED.sub(lambda found: found[1] + _last(found[2]) + found[1], text)
+    return _WORD.sub(lambda found: _last(found[0]), quoted)
+
+
+def _last(text: str) -> str:
+    """The last part of a path; a fraction, and a bar between spaces, is none."""
+    if not re.search(r"[/\\]\S", text) or re.fullmatch(r"[\d.,]+/[\d.,R]+", text) or re.search(r"\s/\s", text):
+        return text
+    return re.split(r"[/\\]", text.rstrip("/\\"))[-1]

@@ -15,6 +15,7 @@ from clipwise._json import RESTORE, Fields
 from clipwise._validate import is_count
 from clipwise.accounting import ACCOUNTANTS, EARLIER, Event, Guarantee, Ledger, confirmed
 from clipwise.calibration import CalibrationResult, RegressionResult, Result
+from clipwise.correlation import Independent
 from clipwise.errors import DataError, InvalidPlan, LedgerError
 from clipwise.plan import Plan
 from clipwise.report.folder import LEDGER, METRICS, RESULT, check_row
@@ -137,7 +138,7 @@ def _check_plan(plan: AnyPlan, events: tuple[Event, ...]) -> None:
     for event in released:  # of a rule of one's own: as far as it is written
         if plan.noise_multiplier is not None and plan.noise_multiplier != event.noise_multiplier:
             _refuse("noise_multiplier", f"{plan.noise_multiplier:g}", f"{event.noise_multiplier:g}")
-        if plan.sampling is not None and parts_of(plan.sampling) != parts_of(event.sampling):
+        if _is_planned(event) and plan.sampling is not None and parts_of(plan.sampling) != parts_of(event.sampling):
             _refuse("sampling", str(parts_of(plan.sampling)), str(parts_of(event.sampling)))
 
 
@@ -147,8 +148,10 @@ def _check_events(plan: Plan, released: list[Event], made: int) -> None:
     except InvalidPlan as error:
         raise DataError(f"plan: {error} But the ledger has noise. {RESTORE}") from error
     allowed = _counted(planned)
+    independent = plan.correlation == Independent()  # else no step is made again
+    again = {_mechanism(event.on_the_same_batch(1)) for event in planned} if independent else set()
     for event in released:
-        if _mechanism(event) not in allowed:
+        if _mechanism(event) not in allowed and (_is_planned(event) or _mechanism(event) not in again):
             first = planned[0]
             name = "noise_multiplier" if event.sampling == first.sampling else "sampling"
             _refuse(name, str(getattr(first, name)), str(getattr(event, name)))

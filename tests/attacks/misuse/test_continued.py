@@ -135,6 +135,7 @@ def test_a_killed_continuation_resumes_with_what_it_was_begun_with(earlier: Path
     first(earlier, "steps=1")  # a cheaper run in the place of the earlier one
     run = later(earlier, tmp_path / "later", "checkpoint_every=1", resume=True)
     assert run.ledger is not None and run.ledger.steps >= 12 + 5
+    assert "not found any more" in run.warnings[-1]
 
 
 def test_calibration_records_of_the_earlier_run_are_trained_on_now(tmp_path: Path) -> None:
@@ -220,3 +221,30 @@ def test_steps_of_an_earlier_run_do_not_stand_for_steps_of_the_plan(earlier: Pat
     moved = [event.changed(reason=EARLIER) for event in run.ledger.events]
     assert account(moved, 1e-4).epsilon == pytest.approx(run.guarantees["exact"].epsilon, rel=1e-12)
     assert all(isinstance(event, GaussianSteps) for event in moved)
+
+
+def test_a_seed_of_the_earlier_run_is_not_forgotten(tmp_path: Path) -> None:
+    """Its noise can be removed by whoever guesses the seed, and the page of the later run said nothing of it."""
+    train(config(), output=tmp_path / "earlier", page=False)
+    killed(tmp_path / "earlier", tmp_path / "later")
+    run = later(tmp_path / "earlier", tmp_path / "later", "checkpoint_every=1", resume=True)
+    assert run.seed is None and any("Trained with a fixed seed" in warning for warning in run.warnings)
+    further = later(tmp_path / "later", tmp_path / "further")
+    assert any("Trained with a fixed seed" in warning for warning in further.publishable().warnings)
+
+
+def test_what_was_read_off_the_records_stays_read_off(tmp_path: Path) -> None:
+    rows = "".join(f"{k % 7},{k % 5},{'ab'[k % 2]}\n" for k in range(300))
+    (tmp_path / "table.csv").write_text(f"u,v,y\n{rows}")
+    columns = "{u={kind='number',low=0,high=6},v={kind='number',low=0,high=4}}"
+    given = f"source='{tmp_path / 'table.csv'}',target='y',classes=['a','b'],columns={columns}"
+    first(tmp_path / "earlier", f"data={{{given},columns_public=false}}")
+    run = later(tmp_path / "earlier", tmp_path / "later", f"data={{{given}}}")
+    assert any("were read off the records" in warning for warning in run.warnings)
+
+
+def test_a_run_is_not_continued_in_its_own_folder(earlier: Path) -> None:
+    """Its ledger was removed before the first step of the other."""
+    with pytest.raises(DataError, match="not continued in its own folder"):
+        later(earlier, earlier, force=True)
+    assert Run.load(earlier).ledger is not None

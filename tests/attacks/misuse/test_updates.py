@@ -629,6 +629,47 @@ def test_optimizers_may_write_on_a_released_gradient_and_call_their_base() -> No
     assert s.private.epsilon(1e-5) == s.plan.epsilon(1e-5)
 
 
+class Failing(torch.optim.SGD):
+    """A step that fails when it is told to, before it changes anything."""
+
+    fails = False
+
+    def step(self, closure: Any = None) -> Any:
+        if self.fails:
+            raise ZeroDivisionError
+        return super().step(closure)
+
+
+def test_after_a_step_that_failed_only_the_released_gradient_is_stepped_with() -> None:
+    """The step counted as under way for ever: any gradient could be stepped with, and epsilon said nothing of it."""
+    s = Setting(cw.FullBatch(N))
+    s.private.close()
+    s.optimizer = Failing(s.model.parameters(), lr=0.1)
+    s.private = cw.Private(s.plan, s.model, s.optimizer)
+    x, y = next(batches := iter(s.batches()))
+    s.private.backward(s.losses(x, y))
+    assert s.private.release()
+    released = [p.grad for p in s.model.parameters()]
+    s.optimizer.fails = True
+    with pytest.raises(ZeroDivisionError):
+        s.optimizer.step()
+    s.optimizer.fails = False
+    before = s.weights()
+    s.optimizer.zero_grad()
+    s.losses(x, y).sum().backward()
+    with pytest.raises(cw.UnaccountedUpdate, match=r"is not what private.release\(\) wrote"):
+        s.optimizer.step()
+    assert torch.equal(s.weights(), before)
+    for p, gradient in zip(s.model.parameters(), released, strict=True):
+        p.grad = gradient
+    s.optimizer.step()
+    assert not torch.equal(s.weights(), before)
+    with pytest.raises(cw.UnaccountedUpdate, match="then step once"):
+        s.optimizer.step()
+    assert s.private.ledger.steps == 1
+    batches.close()  # type: ignore[attr-defined]
+
+
 def test_release_and_the_callers_step_equal_step() -> None:
     ended = []
     for released in (True, False):

@@ -13,13 +13,11 @@ FAMILIES = (
     "contrast",
     "statistics",
     "weights",
-    "policy",
     "augment",
     "ragged",
     "state",
     "structure",
     "hidden",
-    "transformers",
 )
 for family in FAMILIES:
     import_module(f"{__name__}.programs_{family}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -107,7 +108,7 @@ def seeded(seed: int) -> Iterator[None]:
 
 def _register(mixes: bool, options: dict[str, Any]) -> Callable[[Body], Body]:
     def put(losses: Body) -> Body:
-        name = options.pop("name", losses.__name__)
+        name = options.pop("name", None) or losses.__name__
         assert name not in PROGRAMS, f"two programs are called {name}"
         PROGRAMS[name] = Program(name, losses=losses, mixes=mixes, **{"build": mlp, "dataset": points()} | options)
         return losses
@@ -124,6 +125,17 @@ def mixing(**options: Any) -> Callable[[Body], Body]:
 def honest(**options: Any) -> Callable[[Body], Body]:
     """Enter a function into the table as the losses of a program that does not mix."""
     return _register(False, options)
+
+
+def on_inputs(enter: Callable[..., Callable[[Body], Body]], **changes: Callable[[Tensor], Tensor]) -> None:
+    """Enter classifiers whose inputs are changed first, by name: `enter` is `mixing` or `honest`."""
+    for name, change in changes.items():
+        enter(name=name)(partial(_losses_on, change))
+
+
+def _losses_on(change: Callable[[Tensor], Tensor], model: nn.Module, batch: Any) -> Tensor:
+    x, y = batch
+    return cross_entropy(model(change(x)), y)
 
 
 # Records

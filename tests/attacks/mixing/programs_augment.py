@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
-from .programs import Formula, Listed, convnet, cross_entropy, honest, images, memory, mixing, mlp, parts, plain, series
+from .programs import (
+    Formula,
+    Listed,
+    convnet,
+    cross_entropy,
+    honest,
+    images,
+    memory,
+    mixing,
+    mlp,
+    on_inputs,
+    parts,
+    plain,
+    series,
+)
 
 Batch = Any
 
@@ -34,10 +51,10 @@ def mixup_with_a_weight_for_each_sample(model: nn.Module, batch: Batch) -> Tenso
     return cross_entropy(model(lam * x + (1 - lam) * x[other]), lam * hot + (1 - lam) * hot[other])
 
 
-@mixing()
-def mixup_with_the_reversed_batch(model: nn.Module, batch: Batch) -> Tensor:
-    x, y = batch
-    return cross_entropy(model(0.7 * x + 0.3 * x.flip(0)), y)
+on_inputs(
+    mixing,
+    mixup_with_the_reversed_batch=lambda x: 0.7 * x + 0.3 * x.flip(0),
+)
 
 
 @honest(dataset=lambda: TensorDataset(torch.randn(48, 2, 6), torch.randint(3, (48,))))
@@ -133,40 +150,18 @@ def interpolated_with_the_nearest_record(model: nn.Module, batch: Batch) -> Tens
 # Other rows by position
 
 
-@mixing()
-def difference_to_the_neighbour(model: nn.Module, batch: Batch) -> Tensor:
-    x, y = batch
-    return cross_entropy(model(x - x.roll(1, 0)), y)
-
-
-@mixing()
-def running_sum_of_inputs(model: nn.Module, batch: Batch) -> Tensor:
-    x, y = batch
-    return cross_entropy(model(x.cumsum(0)), y)
-
-
-@mixing()
-def running_maximum_of_inputs(model: nn.Module, batch: Batch) -> Tensor:
-    x, y = batch
-    return cross_entropy(model(x.cummax(0).values), y)
-
-
-@mixing()
-def median_of_the_batch_subtracted(model: nn.Module, batch: Batch) -> Tensor:
-    x, y = batch
-    return cross_entropy(model(x - x.median(0).values), y)
-
-
-@mixing()
-def sorted_inputs(model: nn.Module, batch: Batch) -> Tensor:
-    x, y = batch
-    return cross_entropy(model(x.sort(0).values), y)
-
-
-@honest()
-def sorted_features(model: nn.Module, batch: Batch) -> Tensor:
-    x, y = batch
-    return cross_entropy(model(x.sort(1).values), y)
+on_inputs(
+    mixing,
+    difference_to_the_neighbour=lambda x: x - x.roll(1, 0),
+    running_sum_of_inputs=lambda x: x.cumsum(0),
+    running_maximum_of_inputs=lambda x: x.cummax(0).values,
+    median_of_the_batch_subtracted=lambda x: x - x.median(0).values,
+    sorted_inputs=lambda x: x.sort(0).values,
+)
+on_inputs(
+    honest,
+    sorted_features=lambda x: x.sort(1).values,
+)
 
 
 @mixing(dataset=lambda: TensorDataset(torch.randn(48, 6), torch.randint(3, (48,)), torch.randint(100, (48,))))
@@ -195,10 +190,10 @@ def learned_convolution_along_time(model: nn.Module, batch: Batch) -> Tensor:
     return cross_entropy(model.conv(x.transpose(1, 2)).mean(2), y)
 
 
-@mixing(build=mlp)
-def pooling_along_the_batch(model: nn.Module, batch: Batch) -> Tensor:
-    x, y = batch
-    return cross_entropy(model(F.avg_pool1d(x.T, 3, stride=1, padding=1).T), y)
+on_inputs(
+    partial(mixing, build=mlp),
+    pooling_along_the_batch=lambda x: F.avg_pool1d(x.T, 3, stride=1, padding=1).T,
+)
 
 
 @mixing(build=lambda: nn.Sequential(nn.Flatten(), nn.Linear(28, 3)), dataset=series())
@@ -280,6 +275,43 @@ def class_weights_in_collate(model: nn.Module, batch: Batch) -> Tensor:
 def negatives_in_collate(model: nn.Module, batch: Batch) -> Tensor:
     x, negative, _ = batch
     return F.softplus((model(x) * model(negative)).sum(1))
+
+
+def centring_collate(as_number: Callable[[Tensor], Any], of: Callable[[Tensor], Tensor]) -> Callable[..., Batch]:
+    """The batch, and a number beside it that the loop subtracts."""
+
+    def collate(records: list[Any]) -> Batch:
+        x, y = default_collate(records)
+        return x, y, as_number(of(x))
+
+    return collate
+
+
+def centred_by_a_number(model: nn.Module, batch: Batch) -> Tensor:
+    x, y, centre = batch
+    return cross_entropy(model(x - centre), y)
+
+
+NUMBERS: dict[str, Callable[[Tensor], Any]] = {
+    "float": float,
+    "numpy": lambda mean: np.float32(mean),
+    "tensor": lambda mean: mean,
+}
+for form, as_number in NUMBERS.items():
+    mixing(name=f"mean_in_collate_as_{form}", collate_fn=centring_collate(as_number, torch.mean))(centred_by_a_number)
+    constant = centring_collate(as_number, lambda x: torch.tensor(0.37))
+    honest(name=f"constant_in_collate_as_{form}", collate_fn=constant)(centred_by_a_number)
+
+
+def numbers_of_each_record(records: list[Any]) -> Batch:
+    x, y = default_collate(records)
+    return x, y, [float(row.mean()) for row in x]
+
+
+@honest(collate_fn=numbers_of_each_record)
+def centred_by_numbers_of_each_record(model: nn.Module, batch: Batch) -> Tensor:
+    x, y, centres = batch
+    return cross_entropy(model(torch.stack([row - centre for row, centre in zip(x, centres, strict=True)])), y)
 
 
 # Dictionaries

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from .programs import (
     images,
     mixing,
     mlp,
+    on_inputs,
     parts,
     plain,
     regression,
@@ -34,10 +36,10 @@ def batch_normalised(rows: Tensor) -> Tensor:
     return F.batch_norm(rows, None, None, training=True)
 
 
-@mixing()
-def batch_norm_of_plain_inputs(model: nn.Module, batch: Batch) -> Tensor:
-    x, y = batch
-    return cross_entropy(model(batch_normalised(x)), y)
+on_inputs(
+    mixing,
+    batch_norm_of_plain_inputs=lambda x: batch_normalised(x),
+)
 
 
 @mixing()
@@ -64,10 +66,10 @@ honest(name="instance_norm", build=lambda: convolution_with(nn.InstanceNorm2d(2)
 honest(name="layer_norm", build=lambda: nn.Sequential(nn.Linear(6, 5), nn.LayerNorm(5), nn.Linear(5, 3)))(plain)
 
 
-@mixing()
-def ghost_batch_norm(model: nn.Module, batch: Batch) -> Tensor:
-    x, y = batch
-    return cross_entropy(model(torch.cat([batch_normalised(part) for part in x.tensor_split(2)])), y)
+on_inputs(
+    mixing,
+    ghost_batch_norm=lambda x: torch.cat([batch_normalised(part) for part in x.tensor_split(2)]),
+)
 
 
 @mixing()
@@ -96,28 +98,24 @@ def centred_hidden_values_without_gradients(model: nn.Module, batch: Batch) -> T
     return cross_entropy(model[2](torch.tanh((h - centre) / scale)), y)
 
 
-@mixing()
-def layer_norm_over_the_whole_batch(model: nn.Module, batch: Batch) -> Tensor:
-    x, y = batch
-    return cross_entropy(model(F.layer_norm(x, x.shape)), y)
-
-
-@honest()
-def standardised_by_each_sample(model: nn.Module, batch: Batch) -> Tensor:
-    x, y = batch
-    return cross_entropy(model((x - x.mean(1, keepdim=True)) / x.std(1, keepdim=True)), y)
-
-
-@mixing(dataset=images(), build=convnet)
-def instance_norm_with_the_axes_of_the_batch(model: nn.Module, batch: Batch) -> Tensor:
-    x, y = batch
-    return cross_entropy(model((x - x.mean((0, 2, 3), keepdim=True)) / x.std((0, 2, 3), keepdim=True)), y)
-
-
-@mixing()
-def normalised_along_the_wrong_axis(model: nn.Module, batch: Batch) -> Tensor:
-    x, y = batch
-    return cross_entropy(model(F.normalize(x, dim=0)), y)
+on_inputs(
+    mixing,
+    layer_norm_over_the_whole_batch=lambda x: F.layer_norm(x, x.shape),
+)
+on_inputs(
+    honest,
+    standardised_by_each_sample=lambda x: (x - x.mean(1, keepdim=True)) / x.std(1, keepdim=True),
+)
+on_inputs(
+    partial(mixing, dataset=images(), build=convnet),
+    instance_norm_with_the_axes_of_the_batch=lambda x: (
+        (x - x.mean((0, 2, 3), keepdim=True)) / x.std((0, 2, 3), keepdim=True)
+    ),
+)
+on_inputs(
+    mixing,
+    normalised_along_the_wrong_axis=lambda x: F.normalize(x, dim=0),
+)
 
 
 @mixing()
@@ -141,10 +139,10 @@ def principal_components_of_the_batch(model: nn.Module, batch: Batch) -> Tensor:
     return cross_entropy(model(x @ axes.abs().T), y)
 
 
-@mixing()
-def scaled_by_the_largest_singular_value(model: nn.Module, batch: Batch) -> Tensor:
-    x, y = batch
-    return cross_entropy(model(x / torch.linalg.matrix_norm(x, ord=2)), y)
+on_inputs(
+    mixing,
+    scaled_by_the_largest_singular_value=lambda x: x / torch.linalg.matrix_norm(x, ord=2),
+)
 
 
 # Preparation of inputs
@@ -178,16 +176,14 @@ def standardised_by_public_constants(model: nn.Module, batch: Batch) -> Tensor:
     return cross_entropy(model((x - mean) / std), y)
 
 
-@mixing()
-def divided_by_the_largest_value_of_the_batch(model: nn.Module, batch: Batch) -> Tensor:
-    x, y = batch
-    return cross_entropy(model(x / x.abs().max()), y)
-
-
-@honest()
-def divided_by_the_largest_value_of_each_sample(model: nn.Module, batch: Batch) -> Tensor:
-    x, y = batch
-    return cross_entropy(model(x / x.abs().amax(1, keepdim=True)), y)
+on_inputs(
+    mixing,
+    divided_by_the_largest_value_of_the_batch=lambda x: x / x.abs().max(),
+)
+on_inputs(
+    honest,
+    divided_by_the_largest_value_of_each_sample=lambda x: x / x.abs().amax(1, keepdim=True),
+)
 
 
 @mixing()
@@ -223,16 +219,14 @@ def ranks_within_the_batch(model: nn.Module, batch: Batch) -> Tensor:
     return cross_entropy(model(ranks), y)
 
 
-@mixing()
-def clipped_at_quantiles_of_the_batch(model: nn.Module, batch: Batch) -> Tensor:
-    x, y = batch
-    return cross_entropy(model(torch.clamp(x, x.quantile(0.1, 0), x.quantile(0.9, 0))), y)
-
-
-@honest()
-def clipped_at_public_bounds(model: nn.Module, batch: Batch) -> Tensor:
-    x, y = batch
-    return cross_entropy(model(torch.clamp(x, -torch.ones(6), torch.ones(6))), y)
+on_inputs(
+    mixing,
+    clipped_at_quantiles_of_the_batch=lambda x: torch.clamp(x, x.quantile(0.1, 0), x.quantile(0.9, 0)),
+)
+on_inputs(
+    honest,
+    clipped_at_public_bounds=lambda x: torch.clamp(x, -torch.ones(6), torch.ones(6)),
+)
 
 
 def gaps() -> Dataset[Any]:
@@ -240,46 +234,31 @@ def gaps() -> Dataset[Any]:
     return TensorDataset(x.masked_fill(torch.rand(48, 6) < 0.3, float("nan")), torch.randint(3, (48,)))
 
 
-@mixing(dataset=gaps)
-def missing_values_filled_with_the_mean_of_the_batch(model: nn.Module, batch: Batch) -> Tensor:
-    x, y = batch
-    return cross_entropy(model(torch.where(x.isnan(), x.nanmean(0).nan_to_num(), x)), y)
-
-
-@honest(dataset=gaps)
-def missing_values_filled_with_zero(model: nn.Module, batch: Batch) -> Tensor:
-    x, y = batch
-    return cross_entropy(model(x.nan_to_num(0.0)), y)
-
-
-@mixing()
-def logarithm_shifted_by_the_smallest_value(model: nn.Module, batch: Batch) -> Tensor:
-    x, y = batch
-    return cross_entropy(model(torch.log(x - x.min() + 1)), y)
-
-
-@mixing()
-def noise_scaled_by_the_spread_of_the_batch(model: nn.Module, batch: Batch) -> Tensor:
-    x, y = batch
-    return cross_entropy(model(x + 0.1 * x.std(0) * torch.randn_like(x)), y)
-
-
-@honest()
-def noise_of_a_public_scale(model: nn.Module, batch: Batch) -> Tensor:
-    x, y = batch
-    return cross_entropy(model(x + 0.1 * torch.randn_like(x)), y)
-
-
-@mixing(dataset=series(), build=lambda: nn.Sequential(nn.Flatten(), nn.Linear(28, 3)))
-def series_normalised_over_batch_and_time(model: nn.Module, batch: Batch) -> Tensor:
-    x, y = batch
-    return cross_entropy(model((x - x.mean((0, 1))) / x.std((0, 1))), y)
-
-
-@honest(dataset=series(), build=lambda: nn.Sequential(nn.Flatten(), nn.Linear(28, 3)))
-def series_normalised_over_time(model: nn.Module, batch: Batch) -> Tensor:
-    x, y = batch
-    return cross_entropy(model((x - x.mean(1, keepdim=True)) / x.std(1, keepdim=True)), y)
+on_inputs(
+    partial(mixing, dataset=gaps),
+    missing_values_filled_with_the_mean_of_the_batch=lambda x: torch.where(x.isnan(), x.nanmean(0).nan_to_num(), x),
+)
+on_inputs(
+    partial(honest, dataset=gaps),
+    missing_values_filled_with_zero=lambda x: x.nan_to_num(0.0),
+)
+on_inputs(
+    mixing,
+    logarithm_shifted_by_the_smallest_value=lambda x: torch.log(x - x.min() + 1),
+    noise_scaled_by_the_spread_of_the_batch=lambda x: x + 0.1 * x.std(0) * torch.randn_like(x),
+)
+on_inputs(
+    honest,
+    noise_of_a_public_scale=lambda x: x + 0.1 * torch.randn_like(x),
+)
+on_inputs(
+    partial(mixing, dataset=series(), build=lambda: nn.Sequential(nn.Flatten(), nn.Linear(28, 3))),
+    series_normalised_over_batch_and_time=lambda x: (x - x.mean((0, 1))) / x.std((0, 1)),
+)
+on_inputs(
+    partial(honest, dataset=series(), build=lambda: nn.Sequential(nn.Flatten(), nn.Linear(28, 3))),
+    series_normalised_over_time=lambda x: (x - x.mean(1, keepdim=True)) / x.std(1, keepdim=True),
+)
 
 
 # Targets

@@ -1,4 +1,7 @@
-"""Every program that mixes samples is refused in a plain loop, and its honest relatives are not."""
+"""Every program that mixes samples is refused in a plain loop, and its honest relatives are not.
+
+Every model of the zoo is honest: it trains in a plain loop, and is checked or says why not.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,12 @@ import pytest
 import torch
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_mode
+from torch.utils.data import Dataset
 
 import clipwise as cw
+from tests.engine.reference import precision
+from tests.zoo import CASES, Case
+from tests.zoo.case import Data
 
 from . import BY_NAME, HONEST, MIXING, UNSEEN
 from .programs import Loop, Program
@@ -140,3 +147,30 @@ def test_an_error_of_the_users_own_leaves_no_mode_behind() -> None:
     assert not modes()
     train(private, loop)
     assert private.ledger.steps == STEPS
+
+
+class Rows(Dataset[Any]):
+    """A case's data, record by record."""
+
+    def __init__(self, data: Data) -> None:
+        self._data = data
+
+    def __len__(self) -> int:
+        return len(next(iter(self._data.values())))
+
+    def __getitem__(self, i: int) -> Any:
+        return {name: values[i] for name, values in self._data.items()}
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_model_of_the_zoo_is_trained(case: Case) -> None:
+    dtype = precision(case)
+    model, dataset = case.model(dtype=dtype), Rows(case.draw(24, dtype=dtype))
+    plan = cw.Plan(cw.Poisson(len(dataset), 6), steps=2, clip=cw.Abadi(1.0), noise_multiplier=1.0)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    private = cw.Private(plan, model, torch.optim.SGD(trained, lr=0.01), seed=1)
+    for batch in private.loader(dataset):
+        private.step(case.loss(model, **batch))
+    assert private.ledger.steps == 2
+    assert private.checked.steps or private.checked.unclear
+    assert not modes()

@@ -17,7 +17,7 @@ from scipy import integrate, stats
 from clipwise.accounting import delta, epsilon
 from clipwise.cli.published import PUBLISHED, Published
 from clipwise.entropy import Entropy
-from clipwise.noise import Normals, SecureNormals, ziggurat
+from clipwise.noise import Normals, SecureNormals, polar, ziggurat
 from clipwise.noise.polar import PolarNormals, _Pairs, exponentials
 from clipwise.noise.ziggurat import ZigguratNormals
 from clipwise.sampling import FullBatch
@@ -153,6 +153,19 @@ def test_a_pair_lies_where_its_bits_say() -> None:
             assert abs(mpmath.mpc(complex(got)) - radius * mpmath.expj(angle)) < radius * 2.0**-49
 
 
+def test_the_powers_of_the_angle_that_are_left_out_are_as_small_as_the_derivation_says() -> None:
+    """The constants are taken as they are, the sums are exact: what is left is the error of the polynomials."""
+    cosine, tangent = (polar._COS_0, polar._COS_2), (polar._TAN_1, polar._TAN_3)
+    with mpmath.workdps(50):
+        constants = [mpmath.mpf(float(each)) for each in (*cosine, *tangent)]
+        for k in range(101):
+            u = mpmath.mpf(2) ** 63 * k / 100
+            h = u * mpmath.pi / 8192 / 2**63
+            length = mpmath.sqrt(constants[0] + constants[1] * u**2)
+            assert abs(length - mpmath.cos(h)) < 2.0**-50
+            assert abs(constants[2] * u + constants[3] * u**3 - mpmath.tan(h)) < 2.0**-50
+
+
 # Short pieces --------------------------------------------------------------------------------------------------------
 
 
@@ -170,6 +183,20 @@ def test_a_far_number_of_a_short_piece_is_drawn_anew_without_an_end() -> None:
     assert numbers.tolist() == [0.5, 8.0, math.sqrt(65.0), -math.sqrt(172.0), -8.0]
     assert math.sqrt(172.0) > REACH
     ziggurat._draw(np.random.Generator(np.random.SFC64(0)), np.empty(0))
+
+
+@pytest.mark.parametrize("drawn", [8.5, -8.5])
+def test_one_far_number_is_drawn_anew_on_either_side(drawn: float) -> None:
+    class Near(Given):
+        def standard_normal(self, out: np.ndarray) -> None:  # type: ignore[type-arg]
+            out[:] = [0.5, drawn, -1.0]
+
+        def random(self) -> float:
+            return 0.5
+
+    numbers = np.empty(3)
+    ziggurat._draw(Near([[6.0]], []), numbers)  # type: ignore[arg-type]
+    assert numbers.tolist() == [0.5, math.copysign(math.sqrt(76.0), drawn), -1.0]
 
 
 def test_drawing_far_numbers_anew_leaves_the_law_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

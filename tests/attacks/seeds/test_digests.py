@@ -19,10 +19,12 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 
 import clipwise as cw
 from clipwise import report
+from clipwise.accounting import account
 from clipwise.data import DataSet
 from clipwise.hashing import digest_of, whole
 from clipwise.private.digests import Digests, file_of
 from clipwise.report import render
+from clipwise.sampling import Sampling
 from clipwise.training import train
 from clipwise.training.run import train as train_module
 from tests.training.common import config, exact_panel
@@ -296,3 +298,30 @@ def test_an_unseeded_run_leaves_no_digest(tmp_path: Path) -> None:
         sorted(path.name for path in tmp_path.iterdir()) == [".run.lock", "run"]
         and private.looked.state == "not looked at"
     )
+
+
+@pytest.mark.parametrize("rate", [0.01, 0.2])
+@pytest.mark.parametrize("times", [2, 4])
+def test_a_step_that_is_made_again_has_the_coins_of_the_first_time(rate: float, times: int) -> None:
+    """A batch is drawn once, however often it is released: one sampled step with less noise, not several draws."""
+    once = cw.GaussianSteps(cw.Poisson(1_000, 1_000 * rate), noise_multiplier=1.0)
+    truth = account([once.changed(noise_multiplier=times**-0.5)], 1e-3).epsilon
+    assert account([once.repeated(times)], 1e-3).epsilon < truth  # as it was charged
+    assert account([once, once.on_the_same_batch(times - 1)], 1e-3).epsilon >= truth
+
+
+@pytest.mark.parametrize(
+    ("sampling", "expected", "noise"),
+    [
+        (cw.Poisson(40, 5), cw.FullBatch(40), 2.0),
+        (cw.Shuffled(40, 5), cw.FullBatch(40), 2.0),
+        (cw.FixedSize(40, 5), cw.FullBatch(40), 2.0),
+        (cw.Poisson(40, 5, max_batch_size=9), cw.FullBatch(40), 2.0),
+        (cw.Poisson(rate=0.1, batch_size=5), cw.Poisson(rate=1.0, batch_size=5), 2.0),
+        (cw.Poisson(rate=0.1, batch_size=5, max_batch_size=9, largest=50), cw.Poisson(rate=1.0, batch_size=5), 1.0),
+    ],
+    ids=repr,
+)
+def test_a_batch_that_was_drawn_before_is_charged_in_full(sampling: Sampling, expected: Sampling, noise: float) -> None:
+    again = cw.GaussianSteps(sampling, 2.0, 7, own_batches=True).on_the_same_batch(3)
+    assert (again.sampling, again.noise_multiplier, again.count) == (expected, noise, 3) and again.own_batches

@@ -18,9 +18,9 @@ from clipwise.accounting import GaussianSteps, Ledger, PrivateCalibration, accou
 from clipwise.errors import ClipwiseError, DataError, LedgerError
 from clipwise.experiments import CURVES, packed_runs
 from clipwise.report import Choices, Run, arms_of, card
+from clipwise.report.content import uncovered
 from clipwise.report.figures import private_drawings
 from clipwise.report.folder import RunFolder
-from clipwise.report.uncovered import uncovered
 from tests.report.samples import DELTA, SAMPLING, STEPS, ledger, made_run
 
 NOT_JSON: dict[str, str | bytes] = {
@@ -187,8 +187,11 @@ def test_a_schedule_that_was_moved_is_refused(tmp_path: Path) -> None:
 
 def test_a_run_that_was_interrupted_repeated_or_ended_early_is_read(tmp_path: Path) -> None:
     begun = GaussianSteps(SAMPLING, 1.1, STEPS - 100)
-    for k, more in enumerate((("interrupted", 100), ("repeated", 30), ("training", 50))):
-        events = [begun, GaussianSteps(SAMPLING, 1.1, more[1], reason=more[0]), PrivateCalibration(20.0)]
+    for k, more in enumerate((("interrupted", 100), ("repeated", 30), ("repeated, in full", 30), ("training", 50))):
+        further = GaussianSteps(SAMPLING, 1.1, more[1], reason=more[0].partition(",")[0])
+        if "full" in more[0]:  # as it is charged today
+            further = further.on_the_same_batch(more[1])
+        events = [begun, further, PrivateCalibration(20.0)]
         released = Ledger(events)
         run = made_run(ledger=released, guarantees={"exact": released.guarantee(DELTA)})
         again = Run.load(run.save(tmp_path / str(k)))

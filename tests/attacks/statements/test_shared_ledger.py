@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,12 @@ import numpy as np
 import pytest
 
 import clipwise as cw
-from clipwise.accounting import FederatedRounds
+from clipwise.accounting import FederatedRounds, PrivateCalibration
+from clipwise.data import PrivateSchema
 from clipwise.errors import AccountingError, BudgetSpent, LedgerError
 from clipwise.noise import GaussianNoise
-from clipwise.sklearn import PrivateClassifier
+from clipwise.sklearn import PrivateClassifier, PrivateRegressor
+from clipwise.training import proposal
 from tests.conftest import HANG
 
 RANDOM = np.random.default_rng(0)
@@ -33,6 +36,11 @@ STEP = cw.GaussianSteps(cw.Poisson(100, 10), 2.0)
 def classifier(**changes: Any) -> PrivateClassifier:
     options = {"epsilon": 2.0, "steps": 2, "classes": [0, 1], "bounds": (-4, 4), "learning_rate": 0.1, **changes}
     return PrivateClassifier(**options)
+
+
+def regressor(**changes: Any) -> PrivateRegressor:
+    options = {"steps": 2, "target_bounds": (0, 1), "bounds": (-4, 4), "learning_rate": 0.1, **changes}
+    return PrivateRegressor(**options)
 
 
 @pytest.fixture
@@ -130,6 +138,81 @@ def test_a_link_is_the_ledger_that_it_points_to(path: Path) -> None:
     for each in (path, link, path):
         classifier(ledger=each).fit(X, Y)
     assert link.is_symlink() and cw.Ledger.load(path).steps == 6
+
+
+def test_a_saved_ledger_goes_where_its_link_leads(path: Path, tmp_path: Path) -> None:
+    """A private schema that was charged to a link left a file in its place, and nothing where the fits charge."""
+    link = tmp_path / "link"
+    link.symlink_to(path)
+    table = tmp_path / "table.csv"
+    table.write_text("a,y\n" + "".join(f"{k % 9},{k % 2}\n" for k in range(2_000)))
+    proposal(str(table), "y", task="classification", spend=PrivateSchema(1.0), ledger=str(link))
+    assert link.is_symlink() and reasons(path) == {"statistics"}
+
+
+def test_a_private_schema_waits_for_its_turn(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between its look at the file and its writing, another charge was lost."""
+    table = tmp_path / "table.csv"
+    table.write_text("a,y\n" + "".join(f"{k % 9},{k % 2}\n" for k in range(2_000)))
+    held: list[bool] = []
+    propose = PrivateSchema.propose
+
+    def look(self: PrivateSchema, *rest: Any) -> Any:
+        held.append(path.with_name(f".{path.name}.lock").exists())
+        return propose(self, *rest)
+
+    monkeypatch.setattr(PrivateSchema, "propose", look)
+    proposal(str(table), "y", task="classification", spend=PrivateSchema(1.0), ledger=str(path))
+    assert held == [True]
+
+
+def test_a_ledger_with_two_names_is_not_charged(path: Path) -> None:
+    """Writing replaces the file: the other name kept the ledger without the charge, and could be charged as well."""
+    other = path.with_name("other")
+    os.link(path, other)
+    for each in (path, other):
+        with pytest.raises(LedgerError, match="hard links"):
+            classifier(ledger=each).fit(X, Y)
+    other.unlink()
+    classifier(ledger=path).fit(X, Y)
+
+
+APART = PrivateCalibration(0.5, disjoint=True)
+
+
+def test_no_fit_of_others_is_known_to_be_disjoint(path: Path) -> None:
+    """Of a calibration and all fits only the costlier counted, whatever records the fits were on."""
+    with pytest.raises(LedgerError, match="disjoint=False"):
+        cw.Ledger.charge(path, [APART], 1e-5)
+    cw.Ledger([APART]).save(path)
+    with pytest.raises(LedgerError, match="two ledgers"):
+        classifier(ledger=path).fit(X, Y)
+
+
+@pytest.mark.filterwarnings("ignore::clipwise.sklearn.NotCoveredWarning")
+def test_what_another_fit_read_off_is_repeated(path: Path) -> None:
+    classifier(ledger=path, bounds=None).fit(X, Y)
+    warned = classifier(ledger=path, strict=True).fit(X, Y).guarantee_.warnings
+    assert any("the bounds of each feature, read off the records by another fit" in warning for warning in warned)
+
+
+@pytest.mark.parametrize("made", [classifier, regressor])
+def test_an_interrupted_fit_leaves_no_weights_with_an_older_guarantee(
+    made: Callable[..., Any], path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had the weights of the second fit, and the epsilon of the first."""
+    model = made(ledger=path, epsilon=0.5).fit(X, Y)
+    known = dict(vars(model))
+
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cw.Ledger, "guarantee", interrupted)
+    monkeypatch.setattr(cw.Ledger, "epsilon", lambda *_: 0.0)
+    with pytest.raises(KeyboardInterrupt):
+        model.set_params(epsilon=50.0).fit(X, Y)
+    assert vars(model) == {**known, "epsilon": 50.0}
+    assert cw.Ledger.load(path).steps == 4
 
 
 def _removed(path: Path) -> None:

@@ -88,8 +88,6 @@ EASY, HARD = _ATTEMPTS[:1], _ATTEMPTS[1:]
 
 def exact_epsilon(composition: Composition, delta: float, attempts: Sequence[Attempt] = _ATTEMPTS) -> float:
     """The epsilon at `delta`, to about 1e-9 of its value; raises `NotConverged` when that cannot be had."""
-    if composition.empty:
-        return 0.0
     if not composition.terms:
         return gaussian_epsilon(math.sqrt(composition.gaussian), delta)
     if composition.single is not None:

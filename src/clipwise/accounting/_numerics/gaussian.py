@@ -28,7 +28,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     >>> round(gaussian_epsilon(1.0, 1e-5), 8)
     4.3771781
     """
-    if mu == 0.0 or gaussian_delta(mu, 0.0) <= delta:
+    if gaussian_delta(mu, 0.0) <= delta:
         return 0.0
     # delta(eps) <= Phi(-eps/mu + mu/2), and the normal tail at x is at most exp(-x^2/2); a little more for round-off.
     high = (0.5 * mu * mu + mu * math.sqrt(-2.0 * math.log(delta))) * (1.0 + 1e-9)

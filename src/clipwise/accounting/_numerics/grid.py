@@ -160,4 +160,4 @@ def _place(law: Law, tail: float, step: float, t: float, cells: int) -> tuple[in
     used = mass > 0.0
     moment = float(mass[used] @ np.expm1(exponent[used]))
     tilted = np.where(used, mass * np.exp(np.where(used, exponent, 0.0)), 0.0) / (1.0 + moment)
-    return start, tilted, math.log1p(moment), max(0.0, 2.0 * tail)
+    return start, tilted, math.log1p(moment), 2.0 * tail

@@ -34,6 +34,7 @@ Floats = NDArray[np.float64]
 
 WINDOW_WIDTH = 1.0 / 6.0  # width of the smooth step that parts small from large losses, over its place
 
+_NEAR = 30.0  # nats: a density so many times the normal one is not near it
 _ACCURACY = 40.0  # nats: e^-40 is below double precision
 _FEWEST_FINE = 8_000  # points of each pair of a fine lattice
 _GAUSS_NODES, _GAUSS_WEIGHTS = np.polynomial.legendre.leggauss(16)
@@ -62,11 +63,12 @@ def log_density_ratio(mixture: Mixture, x: Floats) -> Floats:
         return np.asarray(mean * x - 0.5 * mean**2)
     exponents = np.array([mean * x - 0.5 * mean**2 for _, mean in mixture])
     weights = np.array([weight for weight, _ in mixture])[:, None]
-    near = np.log1p(np.sum(weights * np.expm1(np.minimum(exponents, 600.0)), axis=0))
-    if float(exponents.max()) < 30.0:
-        return np.asarray(near)
+    excess = np.sum(weights * np.expm1(np.minimum(exponents, _NEAR)), axis=0)
+    near = (excess > -0.5) & (exponents.max(axis=0) < _NEAR)
+    if np.all(near):
+        return np.asarray(np.log1p(excess))
     far: Floats = special.logsumexp(exponents + np.log(weights), axis=0)
-    return np.asarray(np.where(exponents.max(axis=0) < 30.0, near, far))
+    return np.asarray(np.where(near, np.log1p(np.maximum(excess, -0.5)), far))
 
 
 def _posterior_moments(mixture: Mixture, x: Floats) -> tuple[Floats, Floats]:
@@ -79,8 +81,9 @@ def _posterior_moments(mixture: Mixture, x: Floats) -> tuple[Floats, Floats]:
 
 @lru_cache(maxsize=4096)
 def _extent(pair: Pair, tail: float) -> tuple[float, float]:
-    # Each component is followed until its own share of the discarded mass is reached.
-    reach = [(mean, -float(special.ndtri(min(0.4, max(tail / weight, 1e-300))))) for weight, mean in pair.p]
+    # Each component is followed until its own share of the discarded mass is reached: in all, `tail` on each side.
+    own = tail / len(pair.p)
+    reach = [(mean, -float(special.ndtri(min(0.4, max(own / weight, 1e-300))))) for weight, mean in pair.p]
     return min(mean - z for mean, z in reach), max(mean + z for mean, z in reach)
 
 

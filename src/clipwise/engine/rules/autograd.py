@@ -42,8 +42,11 @@ def by_autograd(operand: Operand, samples: Samples) -> Finish:
 def _through(operand: Operand, gradient: Tensor) -> Tensor | None:
     """The operand's gradient by this node alone: other paths from it to the same parameter are other uses."""
     node = operand.node
-    others = [None] * (len(output_metas(node)) - 1)
-    call = node.apply if isinstance(node, torch.autograd.function.BackwardCFunction) else node
+    others: list[Tensor | None] = [None] * (len(output_metas(node)) - 1)
+    call = node
+    if isinstance(node, torch.autograd.function.BackwardCFunction):  # autograd gives it zeros, not None
+        others = [gradient.new_zeros(tuple(meta.shape), dtype=meta.dtype) for meta in output_metas(node)[1:]]
+        call = node.apply
     edges = operand.graph.edges[operand.k]
     try:
         found = call(gradient, *others)

@@ -177,6 +177,8 @@ class Checks:
 
     def _changes(self, records: Records, again: Again | None) -> list[Change]:
         draw = self._draw("halves")
+        if records.opaque:
+            self.not_checked("what the batch holds besides tensors (numbers, texts, arrays): twins keep it")
         if records.ragged or (again is not None and records.has_other_rows(draw, again)):
             why = "they are not known" if again is None else unreadable(again, records)
             if again is None or why:

@@ -9,6 +9,7 @@ import copy
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -40,26 +41,32 @@ def check_collate(collate: Collate | None, dataset: Any) -> str:
 def _check(collate: Collate, items: list[Any], spare: Any, seed: int) -> str:
     """Replace one record after the other, with random numbers that begin at the same place."""
     count, unclear = len(items), ""
-    base = _tensors(collate, items, seed)
-    again = _tensors(collate, items, seed)
-    if len(base) != len(again) or any(a.shape != b.shape or _changed(a, b) for a, b in zip(base, again, strict=True)):
+    base, again = (_made(collate, items, seed) for _ in range(2))
+    if not base.has_form_of(again) or any(
+        a.shape != b.shape or _changed(a, b) for a, b in zip(base.all, again.all, strict=True)
+    ):
         return "the collate function draws random numbers of its own"
-    flat = any(not tensor.dim() or tensor.shape[0] != count for tensor in base)
-    changed: list[list[set[int]]] = [[] for _ in base]
+    flat = any(not tensor.dim() or tensor.shape[0] != count for tensor in base.tensors)
+    changed: list[list[set[int]]] = [[] for _ in base.all]
     for j in range(count):
-        found = _tensors(collate, [*items[:j], spare, *items[j + 1 :]], seed)
-        if len(found) != len(base):
+        found = _made(collate, [*items[:j], spare, *items[j + 1 :]], seed)
+        if not found.has_form_of(base):
             return "the collate function returns another structure for other records"
-        for number, (before, after) in enumerate(zip(base, found, strict=True)):
+        for number, (before, after) in enumerate(zip(base.tensors, found.tensors, strict=True)):
             if flat and not before.is_floating_point():
                 unclear = unclear or "integers of a packed batch, such as offsets, are not compared"
             elif before.dim() and before.shape[0] == after.shape[0] == count:
                 unclear = _compare_rows(number, before, after, j) or unclear
-            elif before.shape == after.shape and before.dim():
+            elif before.shape == after.shape:
                 changed[number].append(_changed(before.flatten(), after.flatten()))
+        changed[-2].append(_changed(base.floats, found.floats))
+        changed[-1].append(_changed(base.whole, found.whole))
     for number, sets in enumerate(changed):
         if any(a & b for k, a in enumerate(sets) for b in sets[:k]):
-            raise _mixing(f"tensor {number} of its batch is computed from several records together")
+            if number == len(changed) - 1:
+                return unclear or "whole numbers of the batch, such as lengths, are not compared"
+            what = f"tensor {number}" if number < len(base.tensors) else "a plain number"
+            raise _mixing(f"{what} of its batch is computed from several records together")
     return unclear
 
 
@@ -75,18 +82,37 @@ def unchanged_generators() -> Iterator[None]:
         random.setstate(states[2])
 
 
-def _tensors(collate: Collate, items: Sequence[Any], seed: int) -> list[Tensor]:
+@dataclass(frozen=True)
+class _Made:
+    """What a collate function made: tensors and arrays, and the plain numbers beside them."""
+
+    tensors: list[Tensor]
+    floats: Tensor
+    whole: Tensor
+
+    @property
+    def all(self) -> list[Tensor]:
+        return [*self.tensors, self.floats, self.whole]
+
+    def has_form_of(self, other: _Made) -> bool:
+        counts = [(len(made.tensors), len(made.floats), len(made.whole)) for made in (self, other)]
+        return counts[0] == counts[1]
+
+
+def _made(collate: Collate, items: Sequence[Any], seed: int) -> _Made:
     torch.manual_seed(seed)
     np.random.seed(seed)  # noqa: NPY002
     random.seed(seed)
-    batch = collate(copy.deepcopy(list(items)))
-    found = Records.of(batch, len(items))
-    return [tensor.detach() for tensor in (*found.tensors, *found.arrays) if tensor.layout is torch.strided]
+    found = Records.of(collate(copy.deepcopy(list(items))), len(items))
+    tensors = [tensor.detach() for tensor in (*found.tensors, *found.arrays) if tensor.layout is torch.strided]
+    floats = [float(number) for number in found.numbers if isinstance(number, (float, np.floating))]
+    whole = [float(number) for number in found.numbers if isinstance(number, (int, np.integer))]
+    return _Made(tensors, torch.tensor(floats, dtype=torch.float64), torch.tensor(whole, dtype=torch.float64))
 
 
 def _changed(before: Tensor, after: Tensor) -> set[int]:
     moved = ~((before == after) | ((before != before) & (after != after)))
-    return set(moved.reshape(moved.shape[0], -1).any(1).nonzero().flatten().tolist())
+    return set(torch.atleast_1d(moved)[..., None].flatten(1).any(1).nonzero().flatten().tolist())
 
 
 def _compare_rows(number: int, before: Tensor, after: Tensor, j: int) -> str:

@@ -159,11 +159,6 @@ class Memory:
             self._updating.add(name)
             self._learn(tensor, name)
         self._made = dict(watch.constants_alive())
-        for memory in watch.written & self._held.keys():
-            held = self._held[memory]
-            storage = torch.UntypedStorage._new_with_weak_ptr(held.storage.cdata)
-            if storage is not None and watch.made_here(memory):
-                held.sum = checksum(torch.empty(0, dtype=torch.uint8).set_(storage))
 
 
 _UNSEEN = (

@@ -56,7 +56,7 @@ def meets_places(ours: Sequence[Tensor], fixed: Sequence[Tensor], twins: Sequenc
 def _rows_are_samples(tensor: Tensor, twin: Twin) -> bool:
     """Other records move rows of their own and of nobody else: the first axis is the samples'."""
     other = twin.of(tensor)
-    if other is tensor or other.shape != tensor.shape or twin.change.losses_only:
+    if other.shape != tensor.shape or twin.change.losses_only:
         return False
     kept = torch.zeros(tensor.shape[0], dtype=torch.bool, device=tensor.device)
     kept[twin.change.kept.to(tensor.device)] = True

@@ -41,6 +41,7 @@ class Records:
     opaque: bool
     hidden: bool  # an object that cannot be looked into
     arrays: tuple[Tensor, ...] = ()  # copies of its arrays
+    numbers: tuple[Any, ...] = ()  # plain ones, of Python and of NumPy
 
     @classmethod
     def of(cls, batch: Any, size: int) -> Records:
@@ -49,7 +50,9 @@ class Records:
         tensors = tuple(leaf for leaf in found if isinstance(leaf, Tensor))
         others = [leaf for leaf in found if not isinstance(leaf, Tensor)]
         arrays = tuple(torch.from_numpy(leaf.copy()) for leaf in others if _is_array(leaf))
-        return cls(size, tensors, bool(others), any(not isinstance(leaf, _READABLE) for leaf in others), arrays)
+        numbers = tuple(leaf for leaf in others if isinstance(leaf, (int, float, np.number)))
+        hidden = any(not isinstance(leaf, _READABLE) for leaf in others)
+        return cls(size, tensors, bool(others), hidden, arrays, numbers)
 
     @property
     def rows(self) -> tuple[Tensor, ...]:
@@ -200,7 +203,7 @@ class Change:
             return self.others.get(id(tensor), tensor)
         if tensor.layout is not torch.strided or not tensor.dim() or tensor.shape[0] != self.source.numel():
             return tensor
-        other = tensor.detach().index_select(0, self.source.to(tensor.device))
+        other = tensor.detach()[self.source.to(tensor.device)]
         changed = torch.ones(self.source.numel(), dtype=torch.bool)
         changed[self.kept] = False
         changed = changed.to(tensor.device)

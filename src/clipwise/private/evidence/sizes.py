@@ -46,9 +46,7 @@ def refuse_sizes(now: Pass, earlier: Sequence[Pass]) -> None:
 
 
 def _follows(value: float, before: float, ratio: float) -> bool:
-    if not before or not math.isfinite(value) or value / before <= 0:
-        return False
-    return any(math.isclose(value / before, ratio**power, rel_tol=_ROUNDING) for power in _POWERS)
+    return bool(before) and any(math.isclose(value / before, ratio**power, rel_tol=_ROUNDING) for power in _POWERS)
 
 
 def _scaled(kernel: str) -> NotSeparable:

@@ -95,8 +95,9 @@ class Traffic:
                     self._leaves(args[0], name)
                 elif name in _SIZES or (name == "__get__" and any(func.__self__ is shape for shape in _SHAPES)):
                     self._size(args[0])
-                elif name in _SIZES_OF_ANOTHER and len(args) > 1:
-                    self._shape_read(args[1])
+                elif name in _SIZES_OF_ANOTHER:
+                    for other in tensors_in((args[1:], kwargs)):
+                        self._shape_read(other)
                 elif name == "__deepcopy__":
                     return self._copied(func, args, kwargs)
             return self._gathered(func, args, kwargs) if name in _GATHERING else func(*args, **kwargs)

@@ -174,9 +174,7 @@ class Watch:
             return CARRIED  # computed before the batch was handed out
         if op_of(graph.names[k]).only_input:
             return max((found[child] for child, _ in graph.edges[k] if child >= 0), default=BATCH)
-        if (
-            graph.names[k] == IN_PLACE_WRITE
-        ):  # made after the kernel of the in-place change, whose node came just before
+        if graph.names[k] == IN_PLACE_WRITE:  # made after the kernel of the change, whose node came just before
             number -= 1
         return self._nodes.get(number, BATCH)
 

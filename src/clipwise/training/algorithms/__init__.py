@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from clipwise.training.algorithms.base import Algorithm
-from clipwise.training.algorithms.dp_sgd import PrivateSGD
-from clipwise.training.algorithms.dp_sgd_jl import ProjectedSGD
+from clipwise.training.algorithms.dp_sgd import PrivateFTRL, PrivateSGD, ProjectedSGD
 from clipwise.training.algorithms.dp_sgld import PrivateSGLD
 from clipwise.training.algorithms.fedavg import FedAvg, FedSGD
 from clipwise.training.config import TomlTable
 
-__all__ = ["ALGORITHMS", "Algorithm", "FedAvg", "FedSGD", "PrivateSGD", "PrivateSGLD", "ProjectedSGD", "read_algorithm"]
+__all__ = [
+    "ALGORITHMS",
+    "Algorithm",
+    "FedAvg",
+    "FedSGD",
+    "PrivateFTRL",
+    "PrivateSGD",
+    "PrivateSGLD",
+    "ProjectedSGD",
+    "read_algorithm",
+]
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
-    kind.name: kind for kind in (PrivateSGD, ProjectedSGD, PrivateSGLD, FedAvg, FedSGD)
+    kind.name: kind for kind in (PrivateSGD, PrivateFTRL, ProjectedSGD, PrivateSGLD, FedAvg, FedSGD)
 }
 """All of them, by the name in a configuration."""
 

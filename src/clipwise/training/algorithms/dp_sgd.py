@@ -1,19 +1,31 @@
-"""`algorithm = "dp-sgd"`: the ordinary loop with `Private` in it."""
+"""`algorithm = "dp-sgd"`, the ordinary loop with `Private` in it, and its relatives.
+
+`"dp-ftrl"` has the noise of a tree over each epoch, `"dp-sgd-jl"` estimated norms.
+
+```toml
+algorithm = "dp-sgd"
+correlation = { kind = "banded", bands = 8 }    # noise that takes back part of earlier noise
+
+algorithm = "dp-sgd-jl"
+projections = 256     # random directions for the norms of a step
+```
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from torch import nn
 
+from clipwise.correlation import Correlation, Tree
+from clipwise.mechanisms import ProjectedNorms
 from clipwise.plan import Plan
-from clipwise.training.algorithms._loop import private_loop
-from clipwise.training.algorithms.base import Algorithm
-from clipwise.training.config import OptimizerChoice, TomlTable, read_optimizer
+from clipwise.training.algorithms.base import Algorithm, private_loop
+from clipwise.training.config import OptimizerChoice, TomlTable, read_correlation, read_optimizer
 from clipwise.training.run import Folder, Job, Trained, Watch
 
-__all__ = ["PrivateSGD"]
+__all__ = ["PrivateFTRL", "PrivateSGD", "ProjectedSGD"]
 
 
 @dataclass(frozen=True)
@@ -22,13 +34,17 @@ class PrivateSGD(Algorithm):
 
     name: ClassVar[str] = "dp-sgd"
     about: ClassVar[str] = "clipped gradients with noise, and any optimizer"
-    keys: ClassVar[tuple[str, ...]] = ("optimizer",)
+    keys: ClassVar[tuple[str, ...]] = ("optimizer", "correlation")
 
     optimizer: OptimizerChoice
+    correlation: Correlation
 
     @classmethod
     def read(cls, root: TomlTable) -> PrivateSGD:
-        return cls(read_optimizer(root.table("optimizer")))
+        return cls(read_optimizer(root.table("optimizer")), read_correlation(root.table("correlation")))
+
+    def plan(self, plan: Plan) -> Plan:
+        return replace(plan, correlation=self.correlation)
 
     def moves(self, plan: Plan, model: nn.Module) -> OptimizerChoice:
         return self.optimizer
@@ -38,5 +54,47 @@ class PrivateSGD(Algorithm):
 
         Guarantees: every step is charged in the folder before it is made, so a kill at any moment under-counts
         nothing; a seeded run that was killed and resumed ends with the weights of one that was not.
+        """
+        return private_loop(job, folder, watch, resume, job.optimizer.build(job.parameters.values()))
+
+
+@dataclass(frozen=True)
+class PrivateFTRL(PrivateSGD):
+    """DP-SGD with the noise of a tree over each epoch, which needs no amplification."""
+
+    name: ClassVar[str] = "dp-ftrl"
+    about: ClassVar[str] = "noise of a tree over each epoch of shuffled batches"
+    keys: ClassVar[tuple[str, ...]] = ("optimizer",)
+
+    @classmethod
+    def read(cls, root: TomlTable) -> PrivateFTRL:
+        return cls(read_optimizer(root.table("optimizer")), Tree())
+
+
+@dataclass(frozen=True)
+class ProjectedSGD(Algorithm):
+    """DP-SGD that clips by estimated norms."""
+
+    name: ClassVar[str] = "dp-sgd-jl"
+    about: ClassVar[str] = "norms estimated from random projections"
+    keys: ClassVar[tuple[str, ...]] = ("optimizer", "projections")
+
+    optimizer: OptimizerChoice
+    projections: int
+
+    @classmethod
+    def read(cls, root: TomlTable) -> ProjectedSGD:
+        return cls(read_optimizer(root.table("optimizer")), root.integer("projections"))
+
+    def plan(self, plan: Plan) -> Plan:
+        return replace(plan, mechanism=ProjectedNorms(self.projections))
+
+    def moves(self, plan: Plan, model: nn.Module) -> OptimizerChoice:
+        return self.optimizer
+
+    def train(self, job: Job, folder: Folder, watch: Watch, resume: bool) -> Trained:
+        """Train `job.model` to the end of the plan, from the folder's checkpoint when asked to resume.
+
+        Guarantees: as for dp-sgd, except for norms that were estimated too small, which are on the ledger as such.
         """
         return private_loop(job, folder, watch, resume, job.optimizer.build(job.parameters.values()))

@@ -23,8 +23,7 @@ from clipwise.mechanisms import Steps
 from clipwise.optim import FlatPrior, GaussianPrior, Langevin, LangevinOptimizer
 from clipwise.optim.sgld import posterior_learning_rate
 from clipwise.plan import Plan
-from clipwise.training.algorithms._loop import private_loop
-from clipwise.training.algorithms.base import Algorithm
+from clipwise.training.algorithms.base import Algorithm, private_loop
 from clipwise.training.config import LearningRate, OptimizerChoice, TomlTable
 from clipwise.training.run import Folder, Job, Trained, Watch
 

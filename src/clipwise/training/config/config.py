@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -20,10 +20,10 @@ from clipwise.clipping import Clip, Flat, NoClip
 from clipwise.errors import DataError, InvalidPlan, InvalidSampling
 from clipwise.mechanisms import Steps
 from clipwise.private import Witness
-from clipwise.sampling import FixedSize, FullBatch, Poisson, Sampling, Shuffled
-from clipwise.training.config.clips import read_clip
+from clipwise.sampling import CyclicPoisson, FixedSize, FullBatch, Poisson, Sampling, Shuffled
 from clipwise.training.config.datasets import DataChoice, read_data
-from clipwise.training.config.models import Architecture, read_model
+from clipwise.training.config.models import Architecture, WeightsChoice, read_model, read_weights_choice
+from clipwise.training.config.steps import read_clip
 from clipwise.training.config.toml import TomlTable, TomlText, nearest
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Batches", "Config", "Evaluation", "Privacy", "Recalibration"]
 
-SAMPLINGS = ("fixed-size", "full-batch", "poisson", "shuffled")
+SAMPLINGS = ("cyclic-poisson", "fixed-size", "full-batch", "poisson", "shuffled")
 PUBLIC_METHODS = ("isotonic", "temperature", "vector")
 PRIVATE_METHODS = ("private-temperature",)
 _STEP = re.compile(r"0|[1-9][0-9]{0,17}")
@@ -93,7 +93,8 @@ class Batches:
     """How batches are drawn, and for how many steps."""
 
     sampling: str
-    batch_size: int | None
+    batch_size: float | None
+    """Of Poisson sampling the expected one, which may be a fraction."""
     rate: float | None
     """With it the rate is public and the number of records is not: nothing of a run is made from that number."""
     max_batch_size: int | None
@@ -102,12 +103,16 @@ class Batches:
     physical_batch_size: int | None
     steps: int | None
     epochs: float | None
+    bands: int | None = None
+    """Of cyclic Poisson sampling: the groups that are drawn from in turns."""
+    reshuffle: bool = True
+    """Of shuffled batches: whether each epoch has an order of its own."""
 
     @classmethod
     def read(cls, table: TomlTable) -> Batches:
         """Read the keys of the configuration's top level."""
         sampling = table.text("sampling", "poisson", SAMPLINGS)
-        size, cap = table.integer("batch_size", None), table.integer("max_batch_size", None)
+        size, cap = _batch_size(table, sampling), table.integer("max_batch_size", None)
         rate, largest = table.number("rate", None), table.integer("largest", None)
         physical = table.integer("physical_batch_size", None)
         steps, epochs = table.integer("steps", None), table.number("epochs", None)
@@ -123,7 +128,12 @@ class Batches:
             table.fail("epochs", "would be made from the number of records, which rate keeps to itself: give steps.")
         if rate is None and largest is not None:
             table.fail("largest", "goes with rate and max_batch_size: otherwise the number of records is public.")
-        batches = cls(sampling, size, rate, cap, largest, physical, steps, epochs)
+        bands, reshuffle = table.integer("bands", None), table.flag("reshuffle", True)
+        if (bands is None) == (sampling == "cyclic-poisson"):
+            table.fail("bands", "is the number of groups of sampling = 'cyclic-poisson', and for that only.")
+        if not reshuffle and sampling != "shuffled":
+            table.fail("reshuffle", "is for sampling = 'shuffled' only.")
+        batches = cls(sampling, size, rate, cap, largest, physical, steps, epochs, bands, reshuffle)
         if rate is not None:
             try:
                 batches.scheme(0)
@@ -140,15 +150,33 @@ class Batches:
             return Poisson(rate=self.rate, batch_size=self.batch_size, **cut)
         if self.sampling == "poisson":
             return Poisson(sample_size, self.batch_size, self.max_batch_size)
-        return (Shuffled if self.sampling == "shuffled" else FixedSize)(sample_size, self.batch_size)
+        if self.bands is not None:
+            return CyclicPoisson(sample_size, self.batch_size, self.bands)
+        size: Any = self.batch_size
+        return (
+            Shuffled(sample_size, size, self.reshuffle) if self.sampling == "shuffled" else FixedSize(sample_size, size)
+        )
 
     def count(self, sampling: Sampling) -> int:
         """Optimizer steps: as many as the epochs need in expectation, rounded up."""
         if self.steps is not None:
             return self.steps
         assert sampling.sample_size is not None  # a rate goes with steps
-        # As the decimal that was written, not its binary neighbour.
-        return math.ceil(Fraction(repr(self.epochs)) * sampling.sample_size / sampling.batch_size)
+        # As the decimals that were written, not their binary neighbours.
+        return math.ceil(Fraction(repr(self.epochs)) * sampling.sample_size / Fraction(repr(sampling.batch_size)))
+
+
+def _batch_size(table: TomlTable, sampling: str) -> float | None:
+    """An expected batch size, or a whole one."""
+    if sampling.endswith("poisson"):
+        return table.number("batch_size", None)
+    if isinstance(table.raw("batch_size"), float):
+        table.fail(
+            "batch_size",
+            f"must be an integer with sampling = {sampling!r}, whose batches have exactly so many records; only the "
+            "expected batch size of 'poisson' may be a fraction.",
+        )
+    return table.integer("batch_size", None)
 
 
 @dataclass(frozen=True)
@@ -269,6 +297,8 @@ class Config:
     data: DataChoice
     model: Architecture
     trainable: tuple[str, ...]
+    weights: WeightsChoice | None
+    """What the network begins with; None: new weights."""
     clip: Clip
     privacy: Privacy
     evaluation: Evaluation
@@ -308,6 +338,7 @@ class Config:
             data=read_data(root.table("data")),
             model=read_model(model),
             trainable=model.texts("trainable", ("*",)),
+            weights=read_weights_choice(model),
             clip=_clip(root, privacy),
             privacy=privacy,
             evaluation=Evaluation.read(root.table("evaluation")),
@@ -359,6 +390,8 @@ def _check_continued(root: TomlTable, config: Config) -> None:
     """Refuse what would make the joint epsilon of a run and the one that it continues too small."""
     if config.continue_from is None:
         return
+    if config.weights is not None:
+        root.fail("continue_from", "begins with the weights of that run: omit model.weights.")
     if not config.privacy.is_private:
         root.fail("continue_from", "needs noise: a run without it would undo the privacy of the one it continues.")
     if config.recalibration.private_share is not None:

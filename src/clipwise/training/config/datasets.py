@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,9 +15,10 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from clipwise import data
-from clipwise.accounting import Event, Ledger
+from clipwise.accounting import Event, Ledger, PrivateStatistics, as_earlier
 from clipwise.data import DataSet, PrivateSchema, Schema, TensorRecords, entry, read_table
-from clipwise.errors import DataError, InvalidConfig, MissingExtra
+from clipwise.errors import DataError, InvalidConfig, LedgerError, MissingExtra
+from clipwise.files import in_turn
 from clipwise.training.config.functions import guarded, imported, split_target
 from clipwise.training.config.toml import TomlTable, inline
 
@@ -121,6 +124,20 @@ class DataChoice:
     """Whether the configuration says how inputs are scaled, or with std = 1 that they are."""
 
     @property
+    def origin(self) -> str:
+        """Where the records come from, in one text: the same for two choices that read the same source.
+
+        What is done to the records does not count. Of a function its options do: they may choose the records.
+        """
+        target = split_target(self.source)
+        if target is not None:
+            module = str(Path(target[0]).resolve()) if target[0].endswith(".py") else target[0]
+            return f"{module}:{target[1]} {json.dumps(self.options, sort_keys=True, default=str)}"
+        if Path(self.source).suffix.lower() in FILES:
+            return str(Path(self.source).resolve())
+        return entry(self.source, "data").name
+
+    @property
     def is_cut_from_one_file(self) -> bool:
         """Whether the held-out records are a part of the file with the training records: it tells their number."""
         path = Path(self.source)
@@ -150,7 +167,21 @@ class DataChoice:
 
     def charged(self) -> tuple[Event, ...]:
         """What was released of the records before the run, to be accounted for with it."""
-        return () if self.columns_ledger is None else Ledger.load(self.columns_ledger).events
+        if self.columns_ledger is None:
+            return ()
+        events = Ledger.load(self.columns_ledger).events
+        if not any(isinstance(event, PrivateStatistics) for event in events):
+            raise InvalidConfig(
+                f"data.columns_ledger: {self.columns_ledger} has no statistics, so nobody paid there for bounds and "
+                "categories. Name the ledger that `clipwise data schema --epsilon` charged; if they are publicly "
+                "known, omit columns_ledger."
+            )
+        if any(event.sampling is not None and event.sampling.keeps_order for event in events):
+            raise InvalidConfig(
+                f"data.columns_ledger: {self.columns_ledger} also has batches cut from an order of the records, and "
+                "two sequences of epochs have no joint epsilon on one ledger. Use a ledger of its own for the schema."
+            )
+        return tuple(event if isinstance(event, PrivateStatistics) else as_earlier(event) for event in events)
 
     def _find(self) -> DataSet:
         target = split_target(self.source)
@@ -204,6 +235,7 @@ def _from_function(module: str, function: str, options: Mapping[str, Any]) -> Da
         test=TensorDataset(_single(x_test), y_test.to(kind)),
         classes=classes,
         source=module,
+        note="How many classes there are was read off the records, which epsilon does not cover." if whole else "",
     )
 
 
@@ -279,8 +311,9 @@ def proposal(
         schema, head = Schema.propose(table, target), _READ_OFF_HEAD
         chosen["columns_public"] = False
     else:
-        charged = Ledger.load(ledger) if Path(ledger).exists() else Ledger()
-        schema, head = spend.propose(table, target, charged, ledger), _PAID_HEAD
+        with in_turn(os.path.realpath(ledger), LedgerError):  # others may charge it at the same time
+            charged = Ledger.load(ledger) if Path(ledger).exists() else Ledger()
+            schema, head = spend.propose(table, target, charged, ledger), _PAID_HEAD
         chosen["columns_ledger"] = ledger
     return _PROPOSAL.format(
         head=head.format(name=ascii(Path(path).name)),

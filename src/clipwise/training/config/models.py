@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections import OrderedDict
@@ -20,7 +21,7 @@ from clipwise.errors import DataError, InvalidConfig, MissingExtra
 from clipwise.training.config.functions import guarded, imported, split_target
 from clipwise.training.config.toml import TomlTable, nearest
 
-__all__ = ["Architecture", "freeze", "read_model", "saved_architecture"]
+__all__ = ["Architecture", "WeightsChoice", "freeze", "read_model", "read_weights_choice", "saved_architecture"]
 
 _MOST_PARAMETERS = 2**31
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"gelu": nn.GELU, "relu": nn.ReLU, "silu": nn.SiLU, "tanh": nn.Tanh}
@@ -138,7 +139,12 @@ def _made(layers: Callable[[], list[tuple[str, nn.Module]]]) -> nn.Module:
         count = math.inf
     if count > _MOST_PARAMETERS:
         raise InvalidConfig(f"[model] has {count:.3g} parameters, more than {_MOST_PARAMETERS:.3g}: make it smaller.")
-    return nn.Sequential(OrderedDict(layers()))
+    made: nn.Module | None = None
+    with contextlib.suppress(RuntimeError):  # torch's, where there is no room
+        made = nn.Sequential(OrderedDict(layers()))
+    if made is None:
+        raise InvalidConfig(f"[model] has {count:.3g} parameters, for which this machine has no room: make it smaller.")
+    return made
 
 
 class _Transformer:
@@ -199,12 +205,15 @@ class SavedTransformer(_Transformer):
         """The network with new weights; code that the configuration may name is not run."""
         rest = {name: value for name, value in self.config.items() if name not in ("model_type", *_NOT_SAVED)}
         kind = str(self.config.get("model_type"))
+        if kind.startswith("timm"):
+            raise DataError(f"a saved model of type {kind!r} is not built: its configuration can name files to load.")
         auto = _auto(kind, data.name)
         import transformers
 
         def made() -> nn.Module:
             config = transformers.AutoConfig.for_model(kind, **rest)
-            model: nn.Module = auto.from_config(config, trust_remote_code=False)
+            # No other way to compute attention: it may name code on a hub, which would be fetched and run.
+            model: nn.Module = auto.from_config(config, trust_remote_code=False, attn_implementation=None)
             return model
 
         model: nn.Module = guarded(f"building the {kind!r} model", made)
@@ -298,6 +307,30 @@ def read_model(table: TomlTable) -> Architecture:
             f"{nearest(source, ('mlp', 'cnn'))}",
         )
     return model
+
+
+@dataclass(frozen=True)
+class WeightsChoice:
+    """`weights`: a safetensors file, or the folder of a finished run, that the network begins with."""
+
+    path: Path
+    partial: bool = False
+    """Whether tensors that the file lacks, or has in another shape, may stay as they were initialised."""
+
+
+def read_weights_choice(table: TomlTable) -> WeightsChoice | None:
+    """The initial weights that a table names; None without.
+
+    >>> from clipwise.training.config.toml import TomlText
+    >>> read_weights_choice(TomlText.parse('weights = "public.safetensors"').root()).partial
+    False
+    """
+    path, partial = table.text("weights", None), table.flag("weights_partial", False)
+    if path is None:
+        if "weights_partial" in table:
+            table.fail("weights_partial", "goes with weights, a safetensors file or the folder of a run.")
+        return None
+    return WeightsChoice(Path(path), partial)
 
 
 def _activation(table: TomlTable) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from clipwise.training.model.predictor import Predictor, load
-from clipwise.training.model.saved import SavedModel
-from clipwise.training.model.weights import read_weights
+from clipwise.training.model.saved import SavedModel, sha256_of
+from clipwise.training.model.weights import Filled, read_weights
 
-__all__ = ["Predictor", "SavedModel", "load", "read_weights"]
+__all__ = ["Filled", "Predictor", "SavedModel", "load", "read_weights", "sha256_of"]

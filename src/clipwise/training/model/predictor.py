@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeAlias
 
@@ -17,7 +17,7 @@ from clipwise.accounting import Guarantee
 from clipwise.calibration import Task
 from clipwise.data import Table, inputs_of
 from clipwise.errors import DataError
-from clipwise.report import Run, RunFolder
+from clipwise.report import SEEDED, Run, RunFolder
 from clipwise.training.config import guarded
 from clipwise.training.model.saved import SavedModel, sha256_of
 from clipwise.training.model.weights import read_weights
@@ -120,7 +120,8 @@ class Predictor:
     def guarantee(self) -> Guarantee | None:
         """What the weights and the recalibration promise to the training records; None for a run that is not private.
 
-        It is computed from the run's ledger, which must be the one that the model was saved with.
+        It is computed from the run's ledger, which must be the one that the model was saved with. What the run's page
+        warns of, such as classes that were read off the records, is among its warnings.
         """
         if self.saved.ledger is None:
             return None
@@ -129,7 +130,9 @@ class Predictor:
                 f"{self.folder.ledger} is not the ledger that the model was saved with, so nothing is said of its "
                 "privacy. Restore it from the run."
             )
-        return Run.load(self.folder.path).guarantees["exact"]
+        run = Run.load(self.folder.path)
+        known, seeded = run.guarantees["exact"], () if run.seed is None else (SEEDED,)
+        return replace(known, warnings=tuple(dict.fromkeys((*known.warnings, *run.warnings, *seeded))))
 
     def __repr__(self) -> str:
         what = f"{len(self.classes)} classes" if self.classes else "regression"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from clipwise.training.run.folder import Folder
 from clipwise.training.run.job import Job, Trained, prepare
-from clipwise.training.run.measure import measured_row, spent, step_statistics
-from clipwise.training.run.watch import Progress, Watch
+from clipwise.training.run.measure import Progress, Watch, measured_row, spent, step_statistics
 
 __all__ = ["Folder", "Job", "Progress", "Trained", "Watch", "measured_row", "prepare", "spent", "step_statistics"]

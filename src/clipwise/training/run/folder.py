@@ -1,18 +1,36 @@
-"""The folder of a run that is being trained: which run may be made in it, or continued."""
+"""The folder of a run that is being trained: which run may be made in it, or continued.
+
+A finished run that another one continues gives its weights; the other has a new plan, on one ledger. What the earlier
+run released is part of the later one's epsilon. It is continued once: two continuations would each state an epsilon
+that the other's steps are not in.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
+from clipwise.accounting import CHANGED_DATA, EARLIER, Event, as_earlier
+from clipwise.data import DataSet
 from clipwise.errors import CheckpointError, ClipwiseError, DataError, InvalidConfig
-from clipwise.report import RunFolder
-from clipwise.training.config import TomlText
+from clipwise.report import SEEDED, Run, RunFolder
+from clipwise.training.config import DataChoice, TomlText
+from clipwise.training.model import SavedModel, read_weights
+from clipwise.training.run.begun import Begun
 
-__all__ = ["Folder"]
+__all__ = ["Earlier", "Folder", "warned_before"]
 
+_NOT_THERE = (
+    "The run that this one continues was not found any more when this one was resumed: what its page warned of, such "
+    "as a seed or classes read off the records, is not repeated here."
+)
 _PLACES = {"output", "witness", "witness_every"}
 
 
@@ -105,3 +123,119 @@ def _differing(old: Mapping[str, Any], new: Mapping[str, Any], path: tuple[str, 
         elif a != b:
             names.add(".".join((*path, key)))
     return names
+
+
+def warned_before(path: Path, folder: Folder) -> tuple[str, ...]:
+    """What the run at `path` warns of, when the one in `folder` that continues it is resumed.
+
+    Another run may be in its place by now: that it was continued by this one, it says itself.
+    """
+    mark = RunFolder(path).continued
+    if not mark.is_file() or mark.read_text(encoding="utf-8").strip() != str(folder.path.absolute()):
+        return (_NOT_THERE,)
+    return Earlier.of(path).warnings
+
+
+@dataclass(frozen=True, eq=False)
+class Earlier:
+    """A finished private run, as another one begins with it.
+
+    Guarantees: every event of its ledger is among `events`, and none of them is said to be of other records than those
+    that are trained on. It is marked as continued before the first step, and refused to everybody else from then on.
+    """
+
+    folder: RunFolder
+    run: Run
+    saved: SavedModel
+    events: tuple[Event, ...]
+
+    @classmethod
+    def read(cls, path: Path) -> Earlier:
+        """The run in a folder; refused unless it is finished, private, whole and not continued yet."""
+        made = cls.of(path)
+        made._check_free()
+        return made
+
+    @classmethod
+    def of(cls, path: Path) -> Earlier:
+        """The same, whether it is continued or not."""
+        folder = RunFolder(path)
+        if not folder.finished:
+            raise DataError(
+                f"continue_from = {os.fspath(path)!r} is not a finished run. An interrupted one is continued by "
+                "--resume, with its own configuration."
+            )
+        run = Run.load(path)
+        if run.ledger is None or not run.is_private:
+            raise DataError(f"the run in {path} is not private: nothing that begins with its weights would be.")
+        if any(event.sampling is not None and event.sampling.keeps_order for event in run.ledger.events):
+            raise DataError(
+                f"the run in {path} drew shuffled batches, and two sequences of epochs have no joint epsilon on one "
+                "ledger. Continue runs with Poisson sampling."
+            )
+        saved = SavedModel.read(folder, trust_code=True)  # no network is built from it: that is the configuration's
+        return cls(folder, run, saved, tuple(map(as_earlier, run.ledger.events)))
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What its page warns of: it holds for everything that begins with its weights."""
+        return (*self.run.warnings, *(() if self.run.seed is None else (f"The run that this one continues: {SEEDED}",)))
+
+    def on(self, digest: str, *, changed_data: bool) -> tuple[Event, ...]:
+        """Its events, for a run on records with this digest: others than its own have to be asked for."""
+        if digest in self.folder.digests[-1:]:
+            return self.events
+        if not changed_data:
+            raise CheckpointError(
+                f"the data are not those of the run in {self.folder.path}. Continue it on the same data, or on others "
+                "by --changed-data: the ledger and the page then say so, and its epsilon still counts in full."
+            )
+        return tuple(event.changed(reason=f"{EARLIER}, {CHANGED_DATA}") for event in self.events)
+
+    def fill(self, model: nn.Module, data: DataSet, choice: DataChoice) -> Begun:
+        """Begin with its weights; refused where inputs or classes have another meaning, or where more is not charged.
+
+        The run may have begun with weights that were not: `Begun` says with which.
+        """
+        begun = Begun.continuing(self.folder)
+        begun.check(data, choice)
+        mine = (self.saved.classes, self.saved.features, self.saved.schema)
+        if mine != (data.classes, data.features, data.schema):
+            raise DataError(
+                f"the run in {self.folder.path} was trained on other classes or columns than {data.name} has: its "
+                "weights would mean something else."
+            )
+        read_weights(model, self.folder.model)
+        return begun
+
+    @contextmanager
+    def continued_by(self, folder: Folder) -> Iterator[None]:
+        """Mark it as continued; the mark is taken back if no step was made."""
+        try:
+            handle = os.open(self.folder.continued, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileExistsError:
+            self._check_free()
+            raise
+        except OSError as error:
+            raise DataError(
+                f"{self.folder.path} cannot be marked as continued ({error.strerror}), so nobody would know of it."
+            ) from error
+        with open(handle, "w", encoding="utf-8") as file:
+            file.write(f"{folder.path.absolute()}\n")
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            yield
+        except (ClipwiseError, OSError):
+            if not folder.begun:
+                self.folder.continued.unlink()
+            raise
+
+    def _check_free(self) -> None:
+        mark = self.folder.continued
+        if mark.exists():
+            raise DataError(
+                f"the run in {self.folder.path} was continued already ({mark} says where). Two continuations of one "
+                "run would each leave the other out of their epsilon: continue the later one. What it has spent stays "
+                "spent, also where its folder is gone."
+            )

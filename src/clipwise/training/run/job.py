@@ -18,6 +18,7 @@ from clipwise.errors import InvalidConfig
 from clipwise.plan import Plan
 from clipwise.private import Checked, Looked
 from clipwise.training.config import Config, OptimizerChoice, freeze, guarded
+from clipwise.training.run.begun import Begun, begin
 
 __all__ = ["Job", "Trained", "prepare", "private_scaling"]
 
@@ -46,6 +47,8 @@ class Job:
     warnings: tuple[str, ...]
     charged: tuple[Event, ...] = ()
     """What was released of the records before the run, for their schema or by an earlier run: part of its epsilon."""
+    begun: Begun | None = None
+    """Where its first weights come from; None: they are new."""
 
     @property
     def public_records(self) -> int | None:
@@ -117,10 +120,13 @@ class Trained:
     """On the held-out records, under names for the report."""
 
 
-def prepare(config: Config, data: DataSet | None = None, charged: tuple[Event, ...] | None = None) -> Job:
-    """Load the data (unless they are given), build the network, find the noise.
+def prepare(
+    config: Config, data: DataSet | None = None, charged: tuple[Event, ...] | None = None, *, resumed: bool = False
+) -> Job:
+    """Load the data (unless they are given), build the network with its first weights, find the noise.
 
-    `charged` was released of the records before; None: what the configuration's columns cost.
+    `charged` was released of the records before; None: what the configuration's columns cost. The weights of a run
+    that is `resumed` come from its checkpoint.
     """
     data = config.data.load() if data is None else data
     train, aside = _split(data.train, config.recalibration.private_share)
@@ -131,6 +137,7 @@ def prepare(config: Config, data: DataSet | None = None, charged: tuple[Event, .
         torch.manual_seed(config.seed)
     model = config.model.build(data).to(config.device)
     model.train()
+    begun = None if resumed else begin(model, config, data)
     trained = {id(p) for p in freeze(model, config.trainable)}
     parameters = {name: p for name, p in model.named_parameters() if id(p) in trained}
     if config.recalibration.methods and data.task == "regression":
@@ -162,6 +169,7 @@ def prepare(config: Config, data: DataSet | None = None, charged: tuple[Event, .
         delta,
         (data.note,) if data.note else (),
         charged,
+        begun,
     )
 
 

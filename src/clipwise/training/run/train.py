@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
@@ -14,17 +15,15 @@ from clipwise._extras import need
 from clipwise.accounting import Event, account
 from clipwise.calibration import RecalibrationMap
 from clipwise.data import DataSet
-from clipwise.errors import CheckpointError
+from clipwise.errors import CheckpointError, DataError
 from clipwise.private import digests_file
 from clipwise.report import Choices, Run, guarantees_of, not_checked, provenance_of
 from clipwise.training.config import Config
 from clipwise.training.model import SavedModel
-from clipwise.training.run.earlier import Earlier
-from clipwise.training.run.folder import Folder
+from clipwise.training.run.begun import Begun
+from clipwise.training.run.folder import Earlier, Folder, warned_before
 from clipwise.training.run.job import Job, Trained, prepare, private_scaling
-from clipwise.training.run.measure import evaluate
-from clipwise.training.run.recalibrate import recalibrate
-from clipwise.training.run.watch import Watch, silent
+from clipwise.training.run.measure import Watch, evaluate, recalibrate, silent
 
 __all__ = ["train"]
 
@@ -58,12 +57,22 @@ def train(
     need("train", "a run's folder")
     started = datetime.now(UTC).isoformat(timespec="seconds")
     data = config.data.load() if data is None else data
+    if config.continue_from is not None and _is_same(config.continue_from, folder.path):
+        raise DataError(f"a run is not continued in its own folder, {folder.path}: name another one with --output.")
     earlier = None if resume or config.continue_from is None else Earlier.read(config.continue_from)
     before = () if earlier is None else earlier.on(data.fingerprint, changed_data=changed_data)
-    job = prepare(config, data, _charged_at_first(config, folder) if resume else (*config.data.charged(), *before))
-    if earlier is not None:
-        earlier.fill(job.model, data)
+    charged = _charged_at_first(config, folder) if resume else (*config.data.charged(), *before)
+    job = prepare(config, data, charged, resumed=resume)
+    if config.continue_from is not None:
+        warned = warned_before(config.continue_from, folder) if earlier is None else earlier.warnings
+        job = replace(job, warnings=tuple(dict.fromkeys((*job.warnings, *warned))))
+    if resume:
+        job = replace(job, begun=Begun.resumed(folder, config))
+    elif earlier is not None:
+        job = replace(job, begun=earlier.fill(job.model, data, config.data))
         tell(_announced(job, earlier))
+    elif job.begun is not None:
+        tell(f"{job.begun.note} ({job.begun.about['tensors']})")
     saved = SavedModel.of(job.data, config.model, config.data.inputs)
     saved.check(job.model)
     with (
@@ -72,6 +81,8 @@ def train(
     ):
         if not resume and job.charged:
             folder.charged = job.charged
+        if not resume and job.begun is not None:
+            job.begun.save(folder)
         trained = config.algorithm.train(job, folder, watch, resume)
         run, in_force = _run(job, folder, trained, {"command": command, "started": started})
         run = replace(run, warnings=(*run.warnings, note)) if note else run
@@ -84,6 +95,10 @@ def train(
         if page:
             report.write(run, folder.path)
     return run, folder.path
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    return os.path.realpath(one) == os.path.realpath(other)
 
 
 def _charged_at_first(config: Config, folder: Folder) -> tuple[Event, ...]:
@@ -131,11 +146,15 @@ def _run(
         delta=job.delta,
         guarantees={} if job.delta is None else dict(guarantees_of(ledger.events, job.delta)),
         provenance={**origin, **_provenance(job, folder, trained), "recalibration": recalibrated.method},
-        warnings=(*job.warnings, *recalibrated.problems, *not_checked(trained.checked)),
+        warnings=(*job.warnings, *_begun_note(job), *recalibrated.problems, *not_checked(trained.checked)),
         config=job.config.text,
         fingerprint=job.data.fingerprint,
     )
     return run, recalibrated.in_force
+
+
+def _begun_note(job: Job) -> tuple[str, ...]:
+    return () if job.begun is None or not job.begun.note else (job.begun.note,)
 
 
 def _choices(job: Job) -> Choices:
@@ -154,6 +173,7 @@ def _provenance(job: Job, folder: Folder, trained: Trained) -> dict[str, Any]:
     data = job.data
     return {
         "seconds": round(folder.seconds, 3),
+        **({} if job.begun is None or not job.begun.about else {"first_weights": dict(job.begun.about)}),
         **provenance_of(
             seed=job.config.seed,
             arm=None if job.config.seed is None else job.config.name,

@@ -1,0 +1,330 @@
+"""Memory from before a batch: what stayed the same, what the data set owns, and what a pass wrote into the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset, Subset, TensorDataset
+
+import clipwise as cw
+from clipwise.private.evidence.memory import Memory, _merged, checksum, held_by
+from clipwise.private.evidence.records import Change, Records
+from clipwise.private.evidence.twin import Twin
+from clipwise.private.evidence.watch import Watch
+
+X = torch.arange(1.0, 13.0).reshape(4, 3)
+
+
+class Model(nn.Module):
+    """A layer, buffers, and tensors as plain attributes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+        self.register_buffer("statistic", torch.zeros(3))
+        self.register_buffer("empty", None)
+        self.register_buffer("count", torch.tensor(0))
+        self.kept = torch.zeros(3)
+        self.lists = [torch.zeros(3), {"deep": (torch.ones(3),)}]
+
+
+def passed(memory: Memory, body: Callable[[Tensor], Any], step: int = 0, twins: int = 1, **options: Any) -> Watch:
+    """One watched pass over a batch, from `begin` to `end`; the second of two twins exchanges the other samples."""
+    x = X.clone()
+    kept = torch.tensor([True, False, True, False])
+    memory.begin(step, **{"consecutive": True} | options)
+    changes = [Change.of(kept, 1, "", scale=4.0), Change.of(~kept, 1, "", scale=4.0)][:twins]
+    watch = Watch(Records.of(x, 4), [Twin(change) for change in changes], memory.familiar)
+    watch.start()
+    try:
+        body(x)
+    finally:
+        watch.stop()
+    memory.end(watch)
+    return watch
+
+
+def nothing(x: Tensor) -> None:
+    pass
+
+
+# Checksums and names
+
+
+def test_every_byte_of_memory_counts() -> None:
+    for size in (1, 7, 8, 9, 16, 19):
+        memory = torch.zeros(size, dtype=torch.uint8)
+        for byte in range(size):
+            memory[byte] = 3
+            assert checksum(memory)
+            memory[byte] = 0
+        assert checksum(memory) == 0
+    assert checksum(torch.zeros(0)) == 0
+    assert checksum(torch.tensor([1, 2])) == 3 and checksum(torch.tensor([1, 2])[1:]) == 3, "all of the storage"
+    assert checksum(torch.ones(19, dtype=torch.uint8)) == 2 * 0x0101010101010101 ^ 3 << 32
+
+
+def test_all_tensors_of_a_model_are_known_by_name() -> None:
+    outer = nn.Sequential(Model())
+    found = {name: saved for name, _, saved in held_by(outer)}
+    assert found == {
+        "0.layer.weight": True, "0.layer.bias": True, "0.statistic": True, "0.count": True, "0.kept": False,
+        "0.lists": False,
+    }  # fmt: skip
+    assert sum(name == "0.lists" for name, _, _ in held_by(outer)) == 2
+    assert {name for name, _, _ in held_by(nn.Linear(1, 1))} == {"weight", "bias"}
+
+
+# Familiar
+
+
+def test_what_was_there_at_the_first_pass_is_familiar_and_nothing_later() -> None:
+    memory, table = Memory(Model(), ()), torch.ones(3)
+    passed(memory, lambda x: x + table)
+    memory.begin(1, consecutive=True)
+    assert memory.familiar(table) and not memory.familiar(torch.ones(3)) and not memory.look_again
+    table += 1
+    assert not memory.familiar(table) and not memory.notes
+    memory.begin(2, consecutive=False)
+    assert memory.familiar(table) and memory.look_again
+    assert memory.notes == ["a tensor of shape (3,) from outside the model changed while nobody watched"]
+    fresh = torch.ones(2, 2)
+    assert memory.familiar(fresh) and memory.notes[1:] == ["a tensor of shape (2, 2) changed while nobody watched"]
+
+
+def test_a_batch_with_hidden_parts_makes_unknown_memory_no_constant() -> None:
+    for hidden in (False, True):
+        memory = Memory(Model(), ())
+        memory.begin(0, consecutive=True, hidden=hidden)
+        assert memory.familiar(torch.ones(3)) is not hidden
+        assert memory.familiar(memory.model.kept), "the model's own"  # type: ignore[arg-type]
+
+
+def test_memory_of_the_model_that_changed_before_the_first_pass_is_not_familiar() -> None:
+    model = Model()
+    memory = Memory(model, ())
+    model.kept += 1
+    memory.begin(0, consecutive=True)
+    assert not memory.familiar(model.kept)
+
+
+def test_declared_and_trained_memory_is_always_familiar() -> None:
+    model, teacher = Model(), nn.Linear(2, 2)
+    frozen = model.layer.bias.requires_grad_(False)
+    memory = Memory(model, (teacher, model.statistic))  # type: ignore[arg-type]
+    passed(memory, nothing)
+    with torch.no_grad():
+        for changed in (model.layer.weight, frozen, teacher.weight, model.statistic):
+            changed += 1  # type: ignore[operator]
+    memory.begin(1, consecutive=True)
+    assert memory.familiar(model.layer.weight) and memory.familiar(teacher.weight)
+    assert memory.familiar(model.statistic)  # type: ignore[arg-type]
+    assert not memory.familiar(frozen)
+
+
+def test_whole_numbers_without_axes_are_taken_and_noted() -> None:
+    memory = Memory(Model(), ())
+    passed(memory, nothing)
+    memory.begin(1, consecutive=True)
+    assert memory.familiar(torch.tensor(3)) and memory.notes == ["a whole number of unknown origin"]
+    assert not memory.familiar(torch.tensor(3.0)) and not memory.familiar(torch.tensor([3]))
+
+
+def test_a_count_of_steps_is_familiar() -> None:
+    """One that counts as the steps do; in whole numbers, whatever their type."""
+    for dtype in (torch.int64, torch.float32):
+        memory = Memory(Model(), ())
+        count = torch.tensor(7, dtype=dtype)
+        passed(memory, lambda x, count=count: x + count, step=2)
+        count += 3
+        memory.begin(5, consecutive=True)
+        assert memory.familiar(count) and not memory.notes
+        if dtype.is_floating_point:
+            count += 1
+            assert not memory.familiar(count)
+            count -= 0.5
+            assert not memory.familiar(count)
+
+
+def test_a_count_of_the_model_began_with_it() -> None:
+    model = Model()
+    model.kept = torch.tensor(4.0)
+    memory = Memory(model, ())
+    model.kept += 3
+    memory.begin(3, consecutive=True)
+    assert memory.familiar(model.kept)
+
+
+def test_what_a_pass_made_of_constants_is_familiar_while_it_is_there() -> None:
+    memory, cache = Memory(Model(), ()), SimpleNamespace()
+    passed(memory, nothing)
+
+    def body(x: Tensor) -> None:
+        cache.table, cache.batch = torch.ones(3) * 2, x.mean(0)
+
+    passed(memory, body, 1)
+    memory.begin(2, consecutive=True)
+    assert memory.familiar(cache.table) and not memory.familiar(cache.batch)
+
+
+def test_memory_of_the_program_that_a_pass_rewrites_is_not_familiar_any_more() -> None:
+    """Not even from constants: in the same pass something other than torch may have written into it."""
+    memory, table = Memory(Model(), ()), torch.zeros(3)
+    passed(memory, lambda x: x + table.add_(1))
+    memory.begin(1, consecutive=True)
+    assert not memory.familiar(table)
+
+
+# The data set
+
+
+class Holding(Dataset[Any]):
+    """Records in any form, of which there are four."""
+
+    def __init__(self, **values: Any) -> None:
+        vars(self).update(values)
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> Any:
+        return index
+
+
+class Around(Holding):
+    """A data set of another length around one of four."""
+
+    def __len__(self) -> int:
+        return 2
+
+
+def test_memory_with_a_row_for_each_record_is_private() -> None:
+    tensor, array, other = torch.ones(4, 3), np.ones((4, 3)), torch.ones(3, 3)
+    items = [(torch.ones(2), 1), (torch.ones(2), 1), (torch.ones(2), 1), (torch.ones(2), 1)]
+    memory = Memory(Model(), ())
+    memory.add_data(
+        Holding(tensor=tensor, array=array, other=other, items=items, pair=(other, {"x": 1}, SimpleNamespace(a=tensor)),
+                number=torch.tensor(4.0), sparse=torch.ones(4).to_sparse(), short=np.ones(3), zero=np.float64(3))
+    )  # fmt: skip
+    private = [tensor, tensor[-1, -1:], torch.from_numpy(array), torch.from_numpy(array)[-1, -1:], items[3][0]]
+    memory.begin(0, consecutive=True)
+    for value in private:
+        assert memory.is_record(value) and not memory.familiar(value)
+    for value in (other, torch.ones(4, 3), torch.ones(4).to_sparse()):
+        assert not memory.is_record(value) and memory.familiar(value)
+
+
+def test_records_are_found_behind_wrappers() -> None:
+    tensor = torch.ones(4, 3)
+    itself: list[Any] = [tensor]
+    itself.append(itself)
+    wrapped = SimpleNamespace(inner=tensor, dataset=None)
+    wrapped.itself = wrapped
+    nests = [Holding(part=part) for part in ([tensor], [[tensor]], [tensor] * 64, itself, wrapped, [wrapped])]
+    for dataset in (Subset(TensorDataset(tensor), [0, 1]), Around(dataset=Holding(x=tensor)), *nests):
+        memory = Memory(Model(), ())
+        memory.add_data(dataset)
+        assert memory.is_record(tensor)
+
+
+def test_two_records_are_private_and_intervals_are_joined() -> None:
+    tensor, array, items = torch.ones(2, 3), np.ones((2, 3)), [torch.ones(3), torch.ones(3)]
+    dataset = TensorDataset(tensor)
+    dataset.array, dataset.items = array, items  # type: ignore[attr-defined]
+    memory = Memory(Model(), ())
+    memory.add_data(dataset)
+    assert all(map(memory.is_record, (tensor, torch.from_numpy(array), items[1])))
+    assert _merged([(5, 7), (0, 10), (2, 3), (20, 30), (25, 40)]) == [(0, 10), (20, 40)]
+    assert _merged([(0, 4), (6, 8), (7, 9), (1, 2)]) == [(0, 4), (6, 9)]
+
+
+def test_neighbouring_memory_is_not_a_record() -> None:
+    whole = torch.ones(12, 3)
+    array = np.ones((12, 3))
+    memory = Memory(Model(), ())
+    memory.add_data(Holding(x=array[4:8]))
+    rows = torch.from_numpy(array)
+    assert not memory.is_record(rows[3]) and not memory.is_record(rows[8]) and not memory.is_record(rows[0])
+    assert memory.is_record(rows[4]) and memory.is_record(rows[7])
+    memory.add_data(Holding(x=whole[4:8]))
+    assert memory.is_record(whole[0]), "a tensor's memory is all of its storage"
+    memory.add_data(Holding(x=array[0:4], y=array[8:12], z=array[9:13]))
+    assert [memory.is_record(rows[k]) for k in (0, 3, 4, 7, 8, 11)] == [True, True, False, False, True, True]
+
+
+def test_records_of_an_array_without_rows_do_not_matter() -> None:
+    memory = Memory(Model(), ())
+    memory.add_data(
+        Holding(number=np.array(4.0), empty=np.ones((4, 0)), other=np.ones((3, 4)), text=np.array(["a"] * 3))
+    )
+    memory.begin(0, consecutive=True)
+    assert memory.familiar(torch.ones(3)) and not memory._records
+
+
+# What a pass wrote
+
+
+def test_a_statistic_of_the_batch_in_a_buffer_is_refused() -> None:
+    model = Model()
+    with pytest.raises(cw.NotSeparable, match=r"computed from the batch into 'statistic', shape \(3,\)"):
+        passed(Memory(model, ()), lambda x: model.statistic.lerp_(x.mean(0), 0.1))  # type: ignore[union-attr, operator]
+    with pytest.raises(cw.NotSeparable, match="into 'statistic'"):  # without a twin nobody can tell
+        passed(Memory(Model(), ()), nothing) and passed(
+            Memory(model := Model(), ()), lambda x: setattr(model, "statistic", x.mean(0)), twins=0
+        )
+
+
+def test_what_other_records_leave_the_same_may_be_written() -> None:
+    model = Model()
+    passed(Memory(model, ()), lambda x: model.statistic.copy_(x[0]))  # type: ignore[union-attr, operator]
+    assert torch.equal(model.statistic, X[0])  # type: ignore[arg-type]
+    with pytest.raises(cw.NotSeparable, match="into 'statistic'"):  # the other twin has another record there
+        passed(Memory(model, ()), lambda x: model.statistic.copy_(x[0] + 1), twins=2)  # type: ignore[union-attr, operator]
+
+
+def test_an_attribute_that_holds_the_batch_is_unknown_to_the_next_pass() -> None:
+    model = Model()
+    memory = Memory(model, ())
+    passed(memory, lambda x: setattr(model, "kept", x.mean(0)))
+    memory.begin(1, consecutive=True)
+    assert not memory.familiar(model.kept)
+
+
+def test_memory_of_unknown_origin_in_a_buffer_is_refused() -> None:
+    model, memory_of_old = Model(), []
+    memory = Memory(model, ())
+    passed(memory, lambda x: memory_of_old.append(x.mean(0)))
+    with pytest.raises(cw.NotSeparable, match="memory of unknown origin into 'statistic'"):
+        passed(memory, lambda x: model.statistic.copy_(memory_of_old[0]), 1)  # type: ignore[union-attr, operator]
+
+
+def test_what_something_else_than_torch_wrote_is_refused() -> None:
+    for name in ("statistic", "kept"):
+        model = Model()
+        array = getattr(model, name).numpy()
+        with pytest.raises(cw.NotSeparable, match=f"'{name}' was changed during the forward pass by something other"):
+            passed(Memory(model, ()), lambda x, array=array: np.add(array, 1, out=array))
+
+
+def test_what_the_model_itself_writes_without_the_batch_is_familiar() -> None:
+    model = Model()
+    memory = Memory(model, ())
+
+    def body(x: Tensor) -> None:
+        model.statistic.add_(1)  # type: ignore[union-attr, operator]
+        model.kept = torch.ones(3) * 7
+        model.new = torch.ones(3) * 8
+
+    passed(memory, body)
+    passed(memory, nothing, 1)
+    with torch.no_grad():
+        model.statistic.add_(1)  # type: ignore[union-attr, operator]
+    memory.begin(2, consecutive=True)
+    for known in (model.statistic, model.kept, model.new):
+        assert memory.familiar(known)  # type: ignore[arg-type]
