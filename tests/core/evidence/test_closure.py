@@ -130,6 +130,16 @@ def test_rounding_is_not_taken_for_mixing() -> None:
     cw.check_model(Scaled(lambda losses, x: losses * 0), forward, batch())
 
 
+@pytest.mark.parametrize("seed", [8, 63, 141])
+def test_a_loss_near_zero_is_rounded_as_the_numbers_that_it_is_the_difference_of(seed: int) -> None:
+    """One target in 64 is met by chance: its squared error is 1e-8 and less, and the rounding of outputs is all of it."""
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(2, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 1))
+    x = torch.randn(64, 2)
+    y = torch.sin(x.sum(1)) * 0.3
+    cw.check_model(model, lambda model, both: (model(both[0]).squeeze(1) - both[1]).square(), (x, y))
+
+
 def test_a_model_that_stays_in_single_precision_is_compared_as_closely_as_that_allows() -> None:
     def effect(share: float) -> Callable[[Tensor, Tensor], Tensor]:
         return lambda losses, x: losses.float() * (1 + share / len(x))

@@ -123,19 +123,17 @@ class _Repeated:
         return self._run(partial(self._loss_fn, self._wide, _double(batch)), draws)
 
     def _measured(self) -> float:
-        """How far rounding alone moves losses: the same samples in another order, relative to their losses."""
+        """How far rounding alone moves losses: the same samples in another order, relative to the losses' size."""
         if not _in_rows(self._batch, self._size):
             return 0.0
         backwards = torch.arange(self._size).flip(0)
-        moved = (self.losses(take(self._batch, backwards)).flip(0) - self._base).abs() / self._base.abs().clamp(
-            min=1e-12
-        )
+        moved = (self.losses(take(self._batch, backwards)).flip(0) - self._base).abs()
         eps = torch.finfo(self._base.dtype).eps
-        return min(float(moved.max()), 1e4 * eps)
+        return min(float((moved / _size_of(self._base).clamp(min=1e-12)).max()), 1e4 * eps)
 
     def demand(self, what: str, batch: Batch, ours: Tensor, theirs: Tensor) -> None:
         """The losses `theirs` of another batch must be the losses `ours` of this one."""
-        moved = self.moved(self.losses(batch)[theirs], self._base[ours])
+        moved = self.moved(self.losses(batch)[theirs], ours)
         if bool(moved.any()):
             raise NotSeparable(
                 f"{what} moves another sample's loss by {float(moved.max()):.3g}: samples mix, though the graph may "
@@ -154,25 +152,34 @@ class _Repeated:
         for how, other in others.items():
             self.demand(f"putting {how} records in place of all samples but {sample}", other, itself, itself)
 
-    def moved(self, losses: Tensor, base: Tensor) -> Tensor:
-        """By how much losses differ, where it is more than rounding."""
-        rounding = max(_SLACK * self._rounding, 256 * torch.finfo(base.dtype).eps)
-        moved = (losses - base).abs()
-        return torch.where(moved > rounding * base.abs() + torch.finfo(base.dtype).tiny, moved, 0)
+    def moved(self, losses: Tensor, ours: Tensor) -> Tensor:
+        """By how much losses differ from the losses `ours` of this batch, where it is more than rounding."""
+        finfo = torch.finfo(self._base.dtype)
+        rounding = max(_SLACK * self._rounding, 256 * finfo.eps)
+        moved = (losses - self._base[ours]).abs()
+        return torch.where(moved > rounding * _size_of(self._base)[ours] + finfo.tiny, moved, 0)
 
     def demand_without(self, model: nn.Module) -> None:
         """Remove samples, one at a time."""
         everybody = torch.arange(self._size)
-        if bool(self.moved(self.losses(self._batch, draws=1), self._base).any()):  # random numbers: try without
+        if bool(self.moved(self.losses(self._batch, draws=1), everybody).any()):  # random numbers: try without
             for module in (model, *([self._wide] if self._wide is not None else [])):
                 module.eval()
             self._base = self.losses(self._batch)
             self._rounding = self._measured()
-            if bool(self.moved(self.losses(self._batch, draws=1), self._base).any()):
+            if bool(self.moved(self.losses(self._batch, draws=1), everybody).any()):
                 return
         for sample in {self._size - 1, 0, *Records.of(self._batch, self._size).extremes()}:
             rest = everybody[everybody != sample]
             self.demand(f"removing sample {sample}", take(self._batch, rest), rest, torch.arange(self._size - 1))
+
+
+def _size_of(losses: Tensor) -> Tensor:
+    """What the rounding of each loss is relative to.
+
+    A loss near zero is a difference of larger numbers, rounded as these are: a typical loss of the batch is added.
+    """
+    return losses.abs() + losses.abs().median()
 
 
 def batch_size(batch: Batch) -> int:
