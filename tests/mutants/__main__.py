@@ -32,8 +32,9 @@ HERE = Path(__file__).resolve().parent
 RESULTS, PAGE, KNOWN = HERE / "results.json", HERE / "RESULTS.md", HERE / "known.toml"
 COVERAGE = ROOT / ".mutants.json"  # not committed: made anew where it is missing
 MODULES = (
-    "clipping.py", "correlation.py", "noise", "sampling.py", "mechanisms", "plan.py", "_encoding.py", "private", "engine", "accounting",
-    "entropy.py", "hashing.py", "packing.py", "files.py", "federated", "calibration/private_scaling.py", "report",
+    "clipping.py", "correlation.py", "noise", "sampling.py", "mechanisms", "plan.py", "_encoding.py", "private",
+    "engine", "accounting", "entropy.py", "hashing.py", "packing.py", "files.py", "federated",
+    "calibration/private_scaling.py", "report",
 )  # fmt: skip
 _FIRST = 10.0  # seconds of the nearest tests, before the others
 _OPEN = "survived the nearest tests"
