@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import html
 import io
+import os
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -28,7 +30,7 @@ NOT_OURS = [
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Warnings are errors, but for these."""
+    """Warnings are errors, except these."""
     for line in NOT_OURS:
         config.addinivalue_line("filterwarnings", line)
 
@@ -69,3 +71,11 @@ class Terminal(io.StringIO):
     def screen(self) -> list[str]:
         """The lines that a person sees in the end."""
         return [line.split("\r\033[K")[-1] for line in self.getvalue().split("\n")]
+
+
+@pytest.fixture
+def open_mask() -> Iterator[None]:
+    """Without a mask every file has the mode that its writer chose."""
+    before = os.umask(0)
+    yield
+    os.umask(before)

@@ -32,7 +32,7 @@ Floats = npt.NDArray[np.float64]
 _MOST_BANDS = 1_024
 _SEARCH = {"maxiter": 500, "maxfun": 2_000}
 _MOST_GROWTH = 1e6
-"""Noise of one step, over that of independent noise. Beyond 1e12 float64 would round away what is drawn anew."""
+"""Noise of one step, over that of independent noise. Beyond 1e12 float64 would round away what is newly drawn."""
 _MOST_COLUMNS = 256
 """Of a schedule of learning rates, so many columns of the error are looked at; the others lie between them."""
 

@@ -12,16 +12,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from clipwise.accounting import (
-    FederatedRounds,
-    GaussianSteps,
-    PrivateCalibration,
-    ProjectedSteps,
-    account,
-    account_delta,
-)
+from clipwise.accounting import account, account_delta
 from clipwise.accounting._problem import pose
 from clipwise.accounting.accountants.edgeworth import saddle_interval
+from clipwise.accounting.events import FederatedRounds, GaussianSteps, PrivateCalibration, ProjectedSteps
 from clipwise.sampling import FixedSize, FullBatch, Poisson, Shuffled
 
 from .common import run

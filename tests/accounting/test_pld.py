@@ -10,16 +10,10 @@ from typing import Any
 
 import pytest
 
-from clipwise.accounting import (
-    FederatedRounds,
-    GaussianSteps,
-    PrivateCalibration,
-    ProjectedSteps,
-    account,
-    account_delta,
-)
+from clipwise.accounting import account, account_delta
 from clipwise.accounting._numerics.saddle import quick_epsilon
 from clipwise.accounting._problem import pose
+from clipwise.accounting.events import FederatedRounds, GaussianSteps, PrivateCalibration, ProjectedSteps
 from clipwise.errors import AccountingError
 from clipwise.sampling import FixedSize, FullBatch, Poisson, Shuffled
 

@@ -10,22 +10,9 @@ from typing import Any
 
 import pytest
 
+from clipwise import GaussianSteps, Guarantee, Ledger, privacy_panel
 from clipwise._json import checksum
-from clipwise.accounting import (
-    ACCOUNTANTS,
-    FederatedRounds,
-    GaussianSteps,
-    Guarantee,
-    Ledger,
-    PrivateCalibration,
-    PrivateStatistics,
-    ProjectedSteps,
-    account,
-    account_delta,
-    privacy_curve,
-    privacy_panel,
-    tight_mu,
-)
+from clipwise.accounting import ACCOUNTANTS, PrivateStatistics, account, account_delta, privacy_curve, tight_mu
 from clipwise.accounting import _problem as problem_module
 from clipwise.accounting import accounts as accounts_module
 from clipwise.accounting._numerics.gaussian import gaussian_delta, gaussian_epsilon, gaussian_mu
@@ -36,7 +23,7 @@ from clipwise.accounting._schemes import Unsampled, scheme_of, uses
 from clipwise.accounting._vacuous import least_epsilon, refuse_vacuous
 from clipwise.accounting.accountants import exact as exact_module
 from clipwise.accounting.accountants.definition import approximation, upper_bound
-from clipwise.accounting.events import decode, encode
+from clipwise.accounting.events import FederatedRounds, PrivateCalibration, ProjectedSteps, decode, encode
 from clipwise.accounting.guarantee import default_delta, round_up
 from clipwise.errors import AccountingError, InvalidPlan, LedgerError, NotConverged
 from clipwise.sampling import FixedSize, FullBatch, Poisson, Shuffled

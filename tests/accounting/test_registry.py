@@ -14,22 +14,18 @@ from typing import Any, Literal, get_args
 import numpy as np
 import pytest
 
-from clipwise.accounting import (
-    ACCOUNTANTS,
-    Event,
+from clipwise.accounting import ACCOUNTANTS, Event, Guarantee, Ledger, account, account_delta, privacy_panel
+from clipwise.accounting._schemes import SCHEMES, scheme_of
+from clipwise.accounting.events import (
+    _KINDS,
     FederatedRounds,
     GaussianSteps,
-    Guarantee,
-    Ledger,
     PrivateCalibration,
     PrivateStatistics,
     ProjectedSteps,
-    account,
-    account_delta,
-    privacy_panel,
+    decode,
+    encode,
 )
-from clipwise.accounting._schemes import SCHEMES, scheme_of
-from clipwise.accounting.events import _KINDS, decode, encode
 from clipwise.accounting.guarantee import Kind, Relation
 from clipwise.cli import epsilon as epsilon_command
 from clipwise.cli import noise as noise_command

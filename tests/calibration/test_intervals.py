@@ -164,8 +164,9 @@ def test_fine_bins_merge_into_the_bins_of_an_evaluation(bins: int) -> None:
     merged = fine.merged(bins)
     assert merged.edges == direct.edges and merged.count == direct.count
     assert merged.ece == pytest.approx(direct.ece, abs=1e-12) and merged.mce == pytest.approx(direct.mce, abs=1e-12)
-    with pytest.raises(DataError, match="divides 60"):
-        fine.merged(7)
+    for wrong in (7, 0, True, 2.0):
+        with pytest.raises(DataError, match="divides 60"):
+            fine.merged(wrong)  # type: ignore[arg-type]
 
 
 def test_bins_of_unequal_lengths_are_refused() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,8 +11,6 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import clipwise as cw
-from clipwise.entropy import Entropy
-from clipwise.noise import DefaultNormals, Normals
 
 N = 40
 
@@ -22,6 +19,23 @@ def data(n: int = N, seed: int = 0) -> TensorDataset:
     g = torch.Generator().manual_seed(seed)
     x = torch.randn(n, 3, generator=g)
     return TensorDataset(x, x.sum(1) + 0.1 * torch.randn(n, generator=g))
+
+
+def classified(n: int, seed: int) -> TensorDataset:
+    """Points of six numbers, each of one of three classes."""
+    torch.manual_seed(seed)
+    return TensorDataset(torch.randn(n, 6), torch.randint(3, (n,)))
+
+
+def layer() -> nn.Linear:
+    torch.manual_seed(0)
+    return nn.Linear(3, 2)
+
+
+def squares(model: nn.Module, x: Tensor) -> Tensor:
+    """A loss that each row of `x` has by itself."""
+    out: Tensor = model(x).square().sum(1)
+    return out
 
 
 def mlp(dropout: float = 0.0, seed: int = 0) -> nn.Module:
@@ -40,32 +54,6 @@ def sgd(model: nn.Module, **options: Any) -> torch.optim.Optimizer:
 def plan(**changes: Any) -> cw.Plan:
     fields = {"sampling": cw.Poisson(N, 10), "steps": 6, "clip": cw.Abadi(1.0), "noise_multiplier": 1.0, **changes}
     return cw.Plan(**fields)
-
-
-@dataclass(frozen=True)
-class Own:
-    """A rule of a user's own, `R/(1 + ||g||)`."""
-
-    R: float
-
-    @property
-    def sensitivity(self) -> float:
-        return self.R
-
-    def __call__(self, norms: Tensor) -> Tensor:
-        return self.R / (1 + norms)
-
-
-class Tied(nn.Module):
-    """Two layers with one weight."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Linear(3, 3), nn.Linear(3, 3)
-        self.b.weight = self.a.weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.b(self.a(x).tanh()).sum(1, keepdim=True)
 
 
 def train(private: cw.Private, model: nn.Module, dataset: TensorDataset, **options: Any) -> int:
@@ -91,37 +79,6 @@ def loop_sum(model: nn.Module, x: Tensor, y: Tensor, rule: cw.Abadi) -> list[Ten
         for t, g in zip(total, grads, strict=True):
             t += float(rule(norm)) * g
     return total
-
-
-class Constant(Normals):
-    """A source whose every number is `value`, to read standard deviations off exactly."""
-
-    def __init__(self, value: float = 1.0) -> None:
-        self.value = value
-        self.steps: list[int] = []
-
-    def fill_(self, buffer: Tensor, entropy: Any, step: int, piece: int) -> None:
-        if piece == 0:
-            self.steps.append(step)
-        buffer.fill_(self.value)
-
-
-class Unlabelled(Normals):
-    """The same numbers for every label of a seed, to compare sums that differ in their rounding."""
-
-    def fill_(self, buffer: Tensor, entropy: Entropy, step: int, piece: int) -> None:
-        DefaultNormals().fill_(buffer, Entropy(entropy.seed), step, piece)
-
-
-class Recorder(torch.optim.Optimizer):
-    """An optimizer that moves nothing and remembers the gradients it was given."""
-
-    def __init__(self, params: Any) -> None:
-        super().__init__(params, {})
-        self.seen: list[list[Tensor]] = []
-
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        self.seen.append([p.grad.clone() for g in self.param_groups for p in g["params"] if p.grad is not None])
 
 
 def elsewhere(work: Callable[[], str]) -> str:

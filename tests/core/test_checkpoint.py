@@ -21,7 +21,8 @@ from torch.utils.data import TensorDataset
 import clipwise as cw
 from clipwise.clipping import Style
 from clipwise.private import checkpoint
-from tests.core.common import N, Own, Recorder, data, losses_of, mlp, plan, refused_elsewhere, same, sgd, train, weights
+from tests.core.common import N, data, losses_of, mlp, plan, refused_elsewhere, same, sgd, train, weights
+from tests.core.doubles import Own, Recorder
 from tests.core.test_private import OPTIMIZERS
 
 X, Y = data().tensors

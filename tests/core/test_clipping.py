@@ -14,7 +14,7 @@ import clipwise as cw
 from clipwise import clipping
 from clipwise.clipping import Clip, Rule, as_clip, is_private
 from clipwise.errors import InvalidPlan
-from tests.core.common import Own
+from tests.core.doubles import Own
 
 positive = st.floats(min_value=1e-30, max_value=1e30, allow_nan=False)
 extreme = st.floats(min_value=1.2e-38, max_value=1e300, allow_nan=False)

@@ -22,13 +22,14 @@ from clipwise.private.evidence.records import Records, scaled, unreadable
 from clipwise.private.evidence.sizes import refuse_sizes
 from clipwise.private.evidence.traffic import BATCH
 from clipwise.private.evidence.watch import Watch
+from tests.core.common import classified
+from tests.core.doubles import Remembering
 
 N = 40
 
 
 def points() -> TensorDataset:
-    torch.manual_seed(0)
-    return TensorDataset(torch.randn(N, 6), torch.randint(3, (N,)))
+    return classified(N, seed=0)
 
 
 def mlp() -> nn.Module:
@@ -350,16 +351,11 @@ def test_a_record_is_scaled_also_where_its_values_share_memory() -> None:
     assert torch.equal(scaled(record, 4.0), torch.full((3,), 4.0)) and torch.equal(record, torch.ones(3))
 
 
-class Centred(nn.Module):
+class Centred(Remembering):
     """Subtracts what is kept with the model."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(6, 3)
-        self.register_buffer("centre", torch.zeros(6))
-
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.layer(x - self.centre)
+        out: Tensor = self.layer(x - self.kept)
         return out
 
 
@@ -376,13 +372,13 @@ def test_what_earlier_batches_left_is_not_written_into_the_model(how: str) -> No
             losses = per_row(model(x))
             with torch.no_grad():
                 if isinstance(kept, Tensor):
-                    model.centre.lerp_(kept, 0.1)  # type: ignore[operator, union-attr]
+                    model.kept.lerp_(kept, 0.1)
                 elif kept is not None:
-                    model.centre.fill_(kept)  # type: ignore[operator, union-attr]
+                    model.kept.fill_(kept)
                 kept = x.mean(0) if "statistic" in how else float(x.mean())
             private.step(losses)
 
-    with pytest.raises(cw.NotSeparable, match="unknown origin into 'centre'"):
+    with pytest.raises(cw.NotSeparable, match="unknown origin into 'kept'"):
         train()
     assert private.ledger.steps == 1
 
@@ -392,7 +388,7 @@ def test_a_declared_schedule_may_be_written_into_the_model() -> None:
     private = private_of(model, constants=schedule)
     for x, _ in private.loader(points()):
         losses = per_row(model(x))
-        model.centre.copy_(schedule)  # type: ignore[operator, union-attr]
+        model.kept.copy_(schedule)
         private.step(losses)
         schedule += 0.1
     assert private.ledger.steps == 4

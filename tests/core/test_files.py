@@ -39,14 +39,6 @@ def nothing_stays_open() -> Iterator[None]:
     assert set(os.listdir("/proc/self/fd")) <= before
 
 
-@pytest.fixture
-def open_mask() -> Iterator[None]:
-    """Without a mask every file has the mode that its writer chose."""
-    before = os.umask(0)
-    yield
-    os.umask(before)
-
-
 def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 

@@ -7,6 +7,7 @@ import itertools
 import math
 import random
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,21 +19,8 @@ from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 import clipwise as cw
 from clipwise.hashing import digest_of, whole
 from clipwise.private.loader import PhysicalBatch, _Again
-from tests.core.common import (
-    Constant,
-    N,
-    Recorder,
-    Unlabelled,
-    data,
-    loop_sum,
-    losses_of,
-    mlp,
-    plan,
-    same,
-    sgd,
-    train,
-    weights,
-)
+from tests.core.common import N, data, loop_sum, losses_of, mlp, plan, same, sgd, train, weights
+from tests.core.doubles import Constant, Recorder, Unlabelled
 
 
 class Numbered(Dataset[Any]):
@@ -251,11 +239,17 @@ def test_looking_at_batches_costs_nothing() -> None:
     assert private.ledger.steps == 0
 
 
-def test_a_batch_cannot_count_twice() -> None:
+def after_a_step() -> tuple[cw.Private, nn.Module, Iterator[Any], list[Tensor]]:
+    """A run after its first step, the loader that is not at its end, and the batch of the step."""
     private, model = private_for()
     batches = iter(private.loader(data()))
-    x, y = next(batches)
-    private.step(losses_of(model, x, y))
+    batch = next(batches)
+    private.step(losses_of(model, *batch))
+    return private, model, batches, batch
+
+
+def test_a_batch_cannot_count_twice() -> None:
+    private, model, _batches, (x, y) = after_a_step()
     with pytest.raises(cw.InvalidSampling, match="given once"):
         private.step(losses_of(model, x, y))
     private, model = private_for(plan(sampling=cw.FullBatch(N)))
@@ -322,10 +316,7 @@ def test_an_older_iteration_is_over_once_a_new_one_begins() -> None:
 
 
 def test_own_batches_cannot_be_mixed_in_once_a_loader_is_used() -> None:
-    private, model = private_for()
-    batches = iter(private.loader(data()))
-    x, y = next(batches)
-    private.step(losses_of(model, x, y))
+    private, model, _batches, _ = after_a_step()
     with pytest.raises(cw.InvalidSampling, match="do not belong"):
         private.step(losses_of(model, *data().tensors))
 

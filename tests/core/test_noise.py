@@ -40,7 +40,7 @@ from clipwise.noise.polar import PolarNormals
 from clipwise.noise.stream import Stream
 from clipwise.noise.ziggurat import ZigguratNormals
 from tests.conftest import HANG
-from tests.core.common import Unlabelled
+from tests.core.doubles import Unlabelled
 
 LEVEL = 1e-4
 SHAPES = [(64, 8), (64,), (), (5, 1, 3), (0, 4), (3000,)]

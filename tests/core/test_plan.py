@@ -11,7 +11,7 @@ import pytest
 import clipwise as cw
 from clipwise._encoding import encode
 from clipwise.clipping import Style
-from tests.core.common import Own
+from tests.core.doubles import Own
 
 SAMPLING = cw.Poisson(sample_size=1000, batch_size=50)
 CLIPS = [

@@ -15,21 +15,8 @@ from torch import Tensor, nn
 
 import clipwise as cw
 from clipwise.clipping import Style
-from tests.core.common import (
-    Constant,
-    N,
-    Recorder,
-    Tied,
-    data,
-    loop_sum,
-    losses_of,
-    mlp,
-    plan,
-    same,
-    sgd,
-    train,
-    weights,
-)
+from tests.core.common import N, data, loop_sum, losses_of, mlp, plan, same, sgd, train, weights
+from tests.core.doubles import Constant, Recorder, Tied
 
 X, Y = data().tensors
 

@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 import clipwise as cw
 from clipwise.accounting import GaussianSteps
 from clipwise.mechanisms import Gaussian, ProjectedNorms, Rounds
-from tests.core.common import Constant, N, Recorder, data, losses_of, mlp, plan, same, sgd, train, weights
+from tests.core.common import N, data, losses_of, mlp, plan, same, sgd, train, weights
+from tests.core.doubles import Constant, Recorder
 
 NOISE = cw.Steps({0: 2.0, 3: 1.0})
 MECHANISMS = [Gaussian(), ProjectedNorms(200), Rounds()]

@@ -1,11 +1,9 @@
-"""A catalogue entry of two small files, and a world without a network in which they can be fetched all the same."""
+"""A world without a network, in which the files of `small` can be fetched all the same."""
 
 from __future__ import annotations
 
 import gzip
-import hashlib
 import io
-import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from urllib.error import URLError
@@ -13,43 +11,8 @@ from urllib.error import URLError
 import pytest
 
 from clipwise.data import origins
-from clipwise.data.catalog import Entry, File, Form, Supply
-from clipwise.data.origins import Address, PyPI
 from clipwise.progress import Console
-
-FIRST, SECOND = b"first " * 400, b"second " * 300
-BASE = "https://example.org/small"
-
-
-def sha(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
-
-
-def wheel() -> bytes:
-    """An archive that has both files, the second one as gz."""
-    stream = io.BytesIO()
-    with zipfile.ZipFile(stream, "w") as archive:
-        archive.writestr("package/first", FIRST)
-        archive.writestr("package/second.gz", gzip.compress(SECOND, mtime=0))
-    return stream.getvalue()
-
-
-WHEEL = wheel()
-FILES = (File("first", sha(FIRST)), File("second", sha(SECOND)))
-AT_ADDRESS = Supply(
-    (
-        Address(f"{BASE}/first", sha(FIRST), len(FIRST)),
-        Address(f"{BASE}/second.gz", sha(gzip.compress(SECOND, mtime=0)), 60),
-    )
-)
-IN_PACKAGE = Supply(
-    (PyPI("small==1", "small-1-py3-none-any.whl", sha(WHEEL), len(WHEEL)),),
-    {"first": "package/first", "second": "package/second.gz"},
-)
-
-
-def entry(*sources: Supply, name: str = "small") -> Entry:
-    return Entry(name, "Small", "data", "CC0", (Form(FILES, sources or (AT_ADDRESS, IN_PACKAGE), "In small."),))
+from tests.data.small import BASE, FIRST, SECOND
 
 
 class Quiet(Console):

@@ -25,22 +25,9 @@ from clipwise.data import origins, store
 from clipwise.data.store import obtain
 from clipwise.errors import DataError
 from tests.conftest import HANG
-from tests.data.common import (
-    AT_ADDRESS,
-    BASE,
-    FIRST,
-    IN_PACKAGE,
-    SECOND,
-    WHEEL,
-    Clients,
-    Quiet,
-    Web,
-    entry,
-    left_in,
-    package,
-)
+from tests.data.common import Clients, Quiet, Web, left_in, package
+from tests.data.small import AT_ADDRESS, BASE, FIRST, IN_PACKAGE, SECOND, WHEEL, WHEEL_NAME, entry
 
-WHEEL_NAME = IN_PACKAGE.origins[0].filename
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -241,7 +228,7 @@ import sys
 from clipwise.data.catalog import Entry, File, Form, Supply
 from clipwise.data.origins import Address
 from clipwise.data.store import obtain
-from tests.data.common import FILES, FIRST, SECOND, sha
+from tests.data.small import FILES, FIRST, SECOND, sha
 base = sys.argv[1]
 source = Supply(tuple(Address(f"{base}/{n}", sha(c), len(c)) for n, c in (("first", FIRST), ("second", SECOND))))
 found = obtain(Entry("small", "Small", "data", "CC0", (Form(FILES, (source,)),)))

@@ -43,7 +43,8 @@ from clipwise.data.origins import HUB, Address, PyPI
 from clipwise.data.store import Found, find
 from clipwise.data.text import imdb, snli, snli_from_zip
 from clipwise.errors import DataError
-from tests.data.common import Clients, Quiet, Web, package, sha
+from tests.data.common import Clients, Quiet, Web, package
+from tests.data.small import sha
 
 
 def arrays() -> dict[str, np.ndarray]:

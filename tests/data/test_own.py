@@ -254,7 +254,7 @@ def test_many_columns_take_linear_time(tmp_path: Path) -> None:
     assert "several columns of one name" in refused(path)
 
 
-@pytest.mark.parametrize("test", [float("nan"), 1.0, -0.1, "0.2"])
+@pytest.mark.parametrize("test", [float("nan"), 1.0, -0.1, "0.2", True, -1])
 def test_a_test_part_is_a_share_or_a_number(test: Any, tmp_path: Path) -> None:
     assert "a share between 0 and 1 or a whole number" in refused(csv(tmp_path, PETS), target="kind", test=test)
 

@@ -48,7 +48,7 @@ def test_each_kind_encodes_its_cells(kind: str) -> None:
     schema = Schema((column,))
     assert schema.encode({"x": cells}, "t.csv").tolist() == expected
     assert schema.width == len(expected[0]) == len(schema.features)
-    assert Schema.of(json.loads(json.dumps(schema.as_dict()))) == schema
+    assert Schema.of(json.loads(json.dumps(schema.to_dict()))) == schema
 
 
 def test_a_table_with_text_and_gaps_becomes_tensors(tmp_path: Path) -> None:

@@ -26,22 +26,8 @@ from clipwise.data.convert import cifar_from_png, distilbert_from_onnx, idx_from
 from clipwise.data.origins import Address, Debian, Npm, PyPI
 from clipwise.data.store import find, folders, obtain, problems
 from clipwise.errors import DataError
-from tests.data.common import (
-    AT_ADDRESS,
-    BASE,
-    FIRST,
-    IN_PACKAGE,
-    SECOND,
-    WHEEL,
-    Clients,
-    Quiet,
-    Web,
-    entry,
-    left_in,
-    package,
-)
-
-WHEEL_NAME = IN_PACKAGE.origins[0].filename
+from tests.data.common import Clients, Quiet, Web, left_in, package
+from tests.data.small import AT_ADDRESS, BASE, FIRST, IN_PACKAGE, SECOND, WHEEL, WHEEL_NAME, entry
 
 
 def place(folder: Path, first: bytes = FIRST, second: bytes = SECOND) -> None:

@@ -17,6 +17,7 @@ from clipwise.clipping import Abadi
 from clipwise.engine import check, clipped_gradients, per_sample_gradients, per_sample_norms
 from clipwise.errors import CheckFailed, ClipwiseError, InvalidLosses, InvalidPlan, NotSeparable, UnsupportedNode
 from clipwise.private import check_model
+from tests.core.doubles import Remembering
 from tests.zoo import named
 
 from .reference import untouched
@@ -672,21 +673,16 @@ def test_check_model_needs_three_samples() -> None:
         check_model(mlp(), loss_fn, torch.randn(2, 6))
 
 
-class Remembers(nn.Module):
+class Remembers(Remembering):
     """Writes a statistic of the batch where it is saved with the model, and does not read it."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(6, 3)
-        self.register_buffer("seen", torch.zeros(6))
-
     def forward(self, x: Tensor) -> Tensor:
-        self.seen.copy_(x.mean(0))  # type: ignore[operator, union-attr]
+        self.kept.copy_(x.mean(0))
         out: Tensor = self.layer(x)
         return out
 
 
 def test_check_model_sees_what_is_written_into_a_buffer() -> None:
     model, batch = Remembers(), torch.randn(5, 6)
-    with untouched(model), pytest.raises(NotSeparable, match="computed from the batch into 'seen'"):
+    with untouched(model), pytest.raises(NotSeparable, match="computed from the batch into 'kept'"):
         check_model(model, loss_fn, batch)

@@ -21,7 +21,7 @@ from clipwise.engine.rules.autograd import finite_rows
 from clipwise.engine.rules.linear import linear
 from clipwise.errors import NotSeparable, UnsupportedNode
 
-from .reference import flat, loop_gradients, norms_of, relative_errors
+from .reference import Times, flat, loop_gradients, norms_of, relative_errors
 
 B = 4
 FIRST = Samples(B, Layout(0, exact=True))
@@ -157,13 +157,8 @@ def test_a_function_of_a_user_has_its_gradient_at_the_first_result_only() -> Non
         per_sample_norms((product + total).square().sum(1), {"w": w})
 
 
-class Mistaken(torch.autograd.Function):
+class Mistaken(Times):
     """A backward that takes the whole batch at once only."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return x * w
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor]:

@@ -178,7 +178,7 @@ _SCHEMA = Schema((Number("x", 0, 9, missing=True), Category("kind", ("cat", "dog
 
 def _schema(folder: Path) -> Reader:
     other = Schema((Category("job", ("cook", "ünder")), Number("age", -1.5, 1e6)))
-    corpus = tuple(json.dumps(each.as_dict()).encode() for each in (_SCHEMA, other))
+    corpus = tuple(json.dumps(each.to_dict()).encode() for each in (_SCHEMA, other))
     return Reader(corpus, json_mutations(), lambda content: Schema.of(parse_json(content, "schema")).features)
 
 

@@ -184,8 +184,9 @@ def test_refusals() -> None:
     task = problem("mlp", 1, "mse")
     with pytest.raises(DataError, match="optimizer must be one of"):
         cw.ntk.gradient_flow(*task, cw.Abadi(1.0), 1.0, "lion")
-    with pytest.raises(DataError, match="t_end"):
-        cw.ntk.gradient_flow(*task, cw.Abadi(1.0), -1.0)
+    for t_end, points in ((-1.0, 2), (math.inf, 2), (True, 2), (1.0, 1), (1.0, True)):
+        with pytest.raises(DataError, match="t_end"):
+            cw.ntk.gradient_flow(*task, cw.Abadi(1.0), t_end, points=points)
     with pytest.raises(DataError, match="alpha1"):
         cw.ntk.AdamFlow(alpha1=0.0)
     with pytest.raises(NotConverged, match="more than 20 gradients"):

@@ -33,7 +33,7 @@ from clipwise.noise import SecureNormals
 from clipwise.private.norms.estimated import EstimatedNorms
 from clipwise.private.norms.projections import Projections, Replay, _forward_mode, demand_same
 from tests.conftest import HANG
-from tests.core.common import Recorder, Tied
+from tests.core.doubles import Recorder, Tied
 from tests.optim.common import N, Remembered, data, flat, gradients_of_each, loss_fn, network
 
 

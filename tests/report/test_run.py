@@ -9,7 +9,7 @@ import itertools
 import json
 import re
 import stat
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from clipwise.report.folder import RunFolder, is_run
 from clipwise.report.plans import read_plan
 from clipwise.report.warnings import warnings_of
 from clipwise.report.wording import clip_norm, plan_rows
+from tests.core.doubles import Own
 from tests.report.samples import judged, made_run, regression_run
 
 
@@ -178,29 +179,15 @@ def test_a_private_run_has_noise_in_every_release() -> None:
     assert not made_run(ledger=None).is_private
 
 
-@dataclass(frozen=True)
-class Mine:
-    """A rule of one's own, which no file can make again."""
-
-    R: float
-
-    def __call__(self, norms: torch.Tensor) -> torch.Tensor:
-        return (self.R / norms).clamp(max=1.0)
-
-    @property
-    def sensitivity(self) -> float:
-        return self.R
-
-
 def test_a_plan_with_a_rule_of_ones_own_is_read_as_what_is_written(tmp_path: Path) -> None:
-    plan = replace(made_run().plan, clip=Mine(2.0))  # type: ignore[type-var]
+    plan = replace(made_run().plan, clip=Own(2.0))  # type: ignore[type-var]
     run = made_run(plan=plan)
     again = Run.load(run.save(tmp_path))
     assert isinstance(again.plan, WrittenPlan) and again.plan.to_dict() == json.loads(json.dumps(plan.to_dict()))
     assert (again.plan.steps, again.plan.noise_multiplier) == (plan.steps, plan.noise_multiplier)
     assert clip_norm(again.plan) == clip_norm(plan) == 2.0
     assert plan_rows(again.plan, again.choices) == plan_rows(run.plan, run.choices)
-    assert "Mine, R = 2" in dict(plan_rows(again.plan, again.choices))["clipping"]
+    assert "Own, R = 2" in dict(plan_rows(again.plan, again.choices))["clipping"]
     (arm,) = arms_of([run, replace(again, seed=1)])  # still seeds of one arm
     assert arm.clip_norm == 2.0 and not differing([run, again])
     assert Run.load(again.save(tmp_path / "again")) == again

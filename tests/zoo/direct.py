@@ -80,33 +80,32 @@ class ExpertsInPlace(Experts):
         return out.view_as(x)
 
 
-class Sorted(nn.Module):
+class TwoLayers(nn.Module):
+    """Two layers, and a word that says how `forward` picks the rows for them."""
+
+    def __init__(self, how: str, outputs: int) -> None:
+        super().__init__()
+        self.how = how
+        self.first, self.second = nn.Linear(6, 5), nn.Linear(5, outputs)
+
+
+class Sorted(TwoLayers):
     """Rows or samples are put in an order that the data decides, worked on, and put back (or left there)."""
 
-    def __init__(self, what: str) -> None:
-        super().__init__()
-        self.what = what
-        self.first, self.second = nn.Linear(6, 5), nn.Linear(5, 6)
-
     def forward(self, x: Tensor) -> Tensor:
-        rows = x if self.what == "samples" else x.reshape(-1, 6)
+        rows = x if self.how == "samples" else x.reshape(-1, 6)
         order = rows.reshape(len(rows), -1)[:, 0].argsort()
         out = self.second(torch.tanh(self.first(rows[order])))
-        if self.what == "scatter":
+        if self.how == "scatter":
             return torch.zeros_like(rows).index_copy(0, order, out).view_as(x)
-        if self.what == "gather":
+        if self.how == "gather":
             back = order.argsort().unsqueeze(1).expand(-1, 6)
             return out.gather(0, back).view_as(x)
         return out[order.argsort()].view_as(x)
 
 
-class Ragged(nn.Module):
+class Ragged(TwoLayers):
     """Only the rows that a mask keeps are worked on: each sample has its own number of rows."""
-
-    def __init__(self, how: str) -> None:
-        super().__init__()
-        self.how = how
-        self.first, self.second = nn.Linear(6, 5), nn.Linear(5, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         keep = x[..., 0] > -0.5
@@ -253,12 +252,12 @@ CASES = [
     simple("experts_boolean", lambda: Experts(True, 1), 4, 6, batches=(1, 4, 2, 3)),
     simple("experts_in_place", lambda: ExpertsInPlace(False, 2), 4, 6, batches=(1, 4, 2, 3)),
     simple("experts_index_put", lambda: ExpertsInPlace(True, 2), 4, 6, batches=(1, 4, 2, 3)),
-    simple("samples_sorted", lambda: Sorted("samples"), 4, 6, batches=(1, 4, 2, 3)),
-    simple("rows_sorted", lambda: Sorted("rows"), 4, 6, batches=(1, 4, 2, 3)),
-    simple("rows_sorted_index_copy", lambda: Sorted("scatter"), 4, 6, batches=(1, 4, 2, 3)),
-    simple("rows_sorted_gather", lambda: Sorted("gather"), 4, 6, batches=(1, 4, 2, 3)),
-    simple("ragged_masked_scatter", lambda: Ragged("scatter"), 4, 6, batches=(1, 4, 2, 3)),
-    simple("ragged_index_add", lambda: Ragged("add"), 4, 6, batches=(1, 4, 2, 3)),
+    simple("samples_sorted", lambda: Sorted("samples", 6), 4, 6, batches=(1, 4, 2, 3)),
+    simple("rows_sorted", lambda: Sorted("rows", 6), 4, 6, batches=(1, 4, 2, 3)),
+    simple("rows_sorted_index_copy", lambda: Sorted("scatter", 6), 4, 6, batches=(1, 4, 2, 3)),
+    simple("rows_sorted_gather", lambda: Sorted("gather", 6), 4, 6, batches=(1, 4, 2, 3)),
+    simple("ragged_masked_scatter", lambda: Ragged("scatter", 1), 4, 6, batches=(1, 4, 2, 3)),
+    simple("ragged_index_add", lambda: Ragged("add", 1), 4, 6, batches=(1, 4, 2, 3)),
     simple("mask_token_where", lambda: MaskedTokens("where"), 4, 6),
     simple("mask_token_index_put", lambda: MaskedTokens("index_put"), 4, 6),
     simple("mask_token_weighted", lambda: MaskedTokens("weighted"), 4, 6),

@@ -45,8 +45,8 @@ _MOST_NOISES = 1_000
 """Of one kind of step: an exact answer takes 2 to 15 ms for each."""
 
 OTHER_RECORDS = (
-    "Records were changed before the run was continued, and it went on with them as it was asked to. Epsilon is that "
-    "of a record in all its forms: what it was before the change and what it is now count as one."
+    "Records were changed before the run was continued, and it continued with them as it was asked to. Epsilon is "
+    "that of a record in all its forms: what it was before the change and what it is now count as one."
 )
 
 SPARE = 1e-12

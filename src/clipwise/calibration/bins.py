@@ -91,7 +91,7 @@ class Bins:
         >>> fine.merged(2).count, fine.merged(2).accuracy
         ((0, 4), (None, 0.75))
         """
-        if not isinstance(bins, int) or bins < 1 or len(self) % bins:
+        if not is_count(bins) or len(self) % bins:
             raise DataError(f"{len(self)} bins can be merged into a number that divides {len(self)}, got {bins!r}.")
         count = np.array(self.count, dtype=np.int64)
         sums = [np.nan_to_num(np.array(s, dtype=np.float64)) * count for s in (self.confidence, self.accuracy)]

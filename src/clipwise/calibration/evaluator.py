@@ -52,10 +52,9 @@ def evaluate(
 ) -> CalibrationResult:
     """Accuracy, losses and calibration errors of class probabilities, or of `logits` when named so.
 
-    Scores have the shape (samples, classes) and labels are class indices, or with `classes`, the names of the columns
-    in their order, names; tensors and arrays of any floating-point
-    type, computed in float64. `resamples=1000` adds bootstrap intervals for every metric. `docs/calibration.md` tells
-    what each number means.
+    Scores have the shape (samples, classes): tensors and arrays of any floating-point type, computed in float64. Labels
+    are class indices, or names with `classes`, the names of the columns in their order. `resamples=1000` adds bootstrap
+    intervals for every metric. `docs/calibration.md` explains what each number means.
 
     >>> import torch
     >>> result = evaluate(torch.tensor([[0.9, 0.1], [0.1, 0.9], [0.2, 0.8], [0.9, 0.1]]), torch.tensor([0, 1, 1, 1]))

@@ -50,7 +50,7 @@ SETTINGS = {
     "digits": Setting("digits", "mean = 0.3053\nstd = 0.3760", 128, 300, 2.0, 1.0),
 }
 TOO_SMALL = (
-    "MNIST could not be had ({reason}) This uses scikit-learn's digits instead, where the effect is too small to see: "
+    "MNIST is not available ({reason}) This uses scikit-learn's digits instead, where the effect is too small to see: "
     "with 500 test images it drowns in chance."
 )
 

@@ -101,7 +101,7 @@ _ADULT = Schema(
         Category("sex", ("Female", "Male")),
     )
 )
-"""Left out are the weight of the survey, the name of the education (whose number is there) and the country."""
+"""The weight of the survey, the name of the education (whose number is there) and the country are left out."""
 
 
 def _codes(name: str, attribute: int, *last: int) -> Category:
@@ -147,8 +147,9 @@ _COMPAS = Schema(
         Category("race", ("African-American", "Asian", "Caucasian", "Hispanic", "Native American", "Other")),
     )
 )
-"""What was known when the person was charged. Left out are names, dates, cases and free text, COMPAS's own scores, and
-all that happened afterwards. The file has the columns `decile_score` and `priors_count` twice, with the same values.
+"""What was known when the person was charged. Names, dates, cases and free text, COMPAS's own scores, and all that
+happened afterwards are left out. The file has the columns `decile_score` and `priors_count` twice, with the same
+values.
 """
 
 _FRAUD = Schema((*(Number(f"V{k}", low=-10, high=10) for k in range(1, 29)), Number("Amount", low=0, high=1_000)))

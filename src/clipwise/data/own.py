@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
+from clipwise._validate import is_count
 from clipwise.data.dataset import DataSet, Task, split
 from clipwise.data.readers import FEW, LONG, Column, Problems, Table, all_numbers, numbers, read_table, texts
 from clipwise.data.schema import Schema
@@ -70,7 +71,7 @@ def from_file(
     source = Path(path)
     if test_file is not None and test != 0.2:
         raise DataError("give either test_file= or test=, not both.")
-    if not isinstance(test, int) and not (isinstance(test, float) and 0 < test < 1):
+    if not is_count(test, least=0) and not (isinstance(test, float) and 0 < test < 1):
         raise DataError(f"test is a share between 0 and 1 or a whole number of records, not {test!r}.")
     if schema is not None and features is not None:
         raise DataError("give either schema= or features=, not both: a schema names the columns that are used.")
@@ -189,7 +190,7 @@ def _check_columns(
         for name in (target, *(() if absent_allowed else features or ())):
             if name not in table:
                 shown = ", ".join(list(table)[:FEW]) + (", ..." if len(table) > FEW else "")
-                if any(all_numbers([each]) for each in table):  # a record, which is no message's business
+                if any(all_numbers([each]) for each in table):  # a record, which does not belong in a message
                     raise DataError(f"{file} has no column {name!r}: its first line has numbers, no names.", shown)
                 raise DataError(f"{file} has no column {name!r}; it has {shown}.")
     if features is not None and target in features:

@@ -259,6 +259,6 @@ def _categories(columns: Sequence[Mapping[str, int]], release: _Releases) -> lis
 
 
 def _word(text: bytes) -> str:
-    """A category's name; nothing where noise made bytes that are no text."""
+    """A category's name; nothing where noise made bytes that are not text."""
     word = text.decode("utf-8", errors="ignore").strip()
     return word if word.isprintable() and word.encode() == text else ""

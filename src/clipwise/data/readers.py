@@ -252,7 +252,7 @@ class Problems:
             self._found.append(f"{str(found)[:LONG]!r} in {where}")
 
     def add_absent(self, file: str, names: Sequence[str], remedy: str) -> None:
-        """Columns that a file should have and has not; none is no problem."""
+        """Columns that a file should have and does not have."""
         if names:
             shown = ", ".join(repr(name[:LONG]) for name in names[:FEW]) + (", ..." if len(names) > FEW else "")
             self.add(file, "header", f"there is no column {shown}", remedy=remedy)

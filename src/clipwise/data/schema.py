@@ -62,7 +62,7 @@ class Number:
         """The names of its columns after encoding."""
         return (self.name, f"{self.name} is missing") if self.missing else (self.name,)
 
-    def as_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """What `Schema.of` reads."""
         return {"kind": self.kind, "low": self.low, "high": self.high, **({"missing": True} if self.missing else {})}
 
@@ -129,7 +129,7 @@ class Category:
         """The names of its columns after encoding."""
         return tuple(f"{self.name}={category}" for category in self.categories)
 
-    def as_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """What `Schema.of` reads."""
         given = {"kind": self.kind, "categories": list(self.categories)}
         return {**given, "missing": True} if self.missing else given
@@ -233,13 +233,13 @@ class Schema:
             return None
         return torch.from_numpy(np.concatenate(parts, axis=1))
 
-    def as_dict(self) -> dict[str, dict[str, Any]]:
+    def to_dict(self) -> dict[str, dict[str, Any]]:
         """What `Schema.of` reads, for JSON or TOML; the order of the columns counts."""
-        return {column.name: column.as_dict() for column in self.columns}
+        return {column.name: column.to_dict() for column in self.columns}
 
     @classmethod
     def of(cls, columns: Mapping[str, Any]) -> Schema:
-        """A schema from `as_dict()`, or from the table `[data.columns]` of a configuration.
+        """A schema from `to_dict()`, or from the table `[data.columns]` of a configuration.
 
         >>> Schema.of({"age": {"kind": "number", "low": 17, "high": 90}}).columns
         (Number(name='age', low=17.0, high=90.0, missing=False),)

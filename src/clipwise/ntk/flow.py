@@ -26,6 +26,7 @@ import torch
 from scipy.integrate import solve_ivp
 from torch import Tensor, nn
 
+from clipwise._validate import is_count, is_positive
 from clipwise.clipping import Clip, Rule, Style, as_style
 from clipwise.errors import DataError, NotConverged
 from clipwise.ntk.dynamics import clipped_sum
@@ -295,7 +296,7 @@ def gradient_flow(
             f"optimizer must be one of {', '.join(FLOWS)} or a flow such as HeavyBallFlow(), got {optimizer!r}."
         )
     dynamics = FLOWS[optimizer] if isinstance(optimizer, str) else optimizer
-    if not (np.isfinite(t_end) and t_end > 0 and isinstance(points, int) and points >= 2):
+    if not (is_positive(t_end) and is_count(points, least=2)):
         raise DataError(f"t_end must be positive and points a number from 2 on, got {t_end!r} and {points!r}.")
     if method not in METHODS:
         raise DataError(f"method must be one of scipy's {', '.join(METHODS)}, got {method!r}.")

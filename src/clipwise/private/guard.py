@@ -160,7 +160,7 @@ class Guard:
         self._stepping = weakref.ref(optimizer), call
 
     def is_stepping(self, optimizer: Optimizer) -> bool:
-        """Whether this optimizer is in the caller's step, which goes on: some call the step of their base class."""
+        """Whether this optimizer is still in the caller's step: some call the step of their base class."""
         return self._stepping is not None and self._stepping[0]() is optimizer and _is_active(self._stepping[1])
 
     def end_step(self, optimizer: Optimizer) -> None:
@@ -208,7 +208,7 @@ def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
 
 
 def _is_active(call: FrameType) -> bool:
-    """Whether a call goes on: an error ends a step without a word to its hooks."""
+    """Whether a call is still running: an error ends a step without a word to its hooks."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame is not call:
         frame = frame.f_back

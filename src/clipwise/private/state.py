@@ -71,7 +71,7 @@ class PrivateState:
         """The state. Only that of a seeded run holds anything that its randomness could be rebuilt from.
 
         Guarantees: nothing in it is a digest of the data, unless the noise of a seeded run is correlated. Then its past
-        noise is there, which was drawn for sums of the data: whoever guesses these can see whether it fits.
+        noise is there, which was drawn for sums of the data: anyone who guesses these can see whether it fits.
         """
         self.release.check_accounted()
         position = self.release.position

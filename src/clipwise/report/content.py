@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from clipwise._show import number, percent
+from clipwise._validate import is_number
 from clipwise.calibration import Estimate, estimates_of, metric_named
 from clipwise.plots.style import look
 from clipwise.report.arms import ArmResults
@@ -170,7 +171,7 @@ def _made(arms: Sequence[ArmResults]) -> list[dict[str, Any]]:
         first, ledger = arm.first, arm.dearest.ledger
         seeds = [str(run.seed) for run in arm.runs if run.seed is not None]
         seconds = [run.provenance.get("seconds") for run in arm.runs]
-        known = [float(value) for value in seconds if isinstance(value, (int, float))]
+        known = [float(value) for value in seconds if is_number(value)]
         provenance = _flat(first.provenance, {"seeds", "seconds", "versions", "command"})
         rows.append(
             {
@@ -250,7 +251,7 @@ def _gather(tables: Iterable[Mapping[str, Mapping[str, Any]]]) -> dict[str, dict
     for table in tables:
         for layer, numbers in table.items():
             for name, value in numbers.items():
-                if isinstance(value, (int, float)):
+                if is_number(value):
                     found.setdefault(layer, {}).setdefault(name, []).append(float(value))
     return found
 

@@ -121,8 +121,8 @@ def ended_early(run: Run) -> tuple[str, ...]:
     last = max((row["step"] for row in run.curves), default=0)
     if last > run.ledger.steps:
         found.append(
-            f"The curves go on to step {last:,.10g}, but the ledger has {run.ledger.steps:,}: unless the curves count "
-            "otherwise, the ledger is not that of this run, and epsilon is not that of this model."
+            f"The curves continue to step {last:,.10g}, but the ledger has {run.ledger.steps:,}: unless the curves "
+            "count otherwise, the ledger is not that of this run, and epsilon is not that of this model."
         )
     return tuple(found)
 

@@ -20,6 +20,17 @@ from tests.attacks.misuse.common import STEPS, N, Setting
 Program = Callable[[Setting], None]
 
 
+class Programs(list[Program]):
+    """Programs of one kind, each marked where it is written."""
+
+    def program(self, program: Program) -> Program:
+        self.append(program)
+        return program
+
+
+STOPPED, ALLOWED = Programs(), Programs()
+
+
 def stopped(s: Setting, program: Callable[[], Any]) -> None:
     """The program's step is refused before it changes a weight."""
     before = s.weights()
@@ -31,6 +42,7 @@ def stopped(s: Setting, program: Callable[[], Any]) -> None:
 # Steps of an optimizer that are not the run's: stopped, and the run can go on
 
 
+@STOPPED.program
 def never_a_private_step(s: Setting) -> None:
     for x, y in s.batches():
         s.optimizer.zero_grad()
@@ -39,6 +51,7 @@ def never_a_private_step(s: Setting) -> None:
         break
 
 
+@STOPPED.program
 def a_loader_of_the_users_own_beside_the_run(s: Setting) -> None:
     for x, y in torch.utils.data.DataLoader(s.records, batch_size=8):
         s.losses(x, y).mean().backward()
@@ -46,6 +59,7 @@ def a_loader_of_the_users_own_beside_the_run(s: Setting) -> None:
         break
 
 
+@STOPPED.program
 def a_second_step_with_the_same_batch(s: Setting) -> None:
     for x, y in s.batches():
         s.private.step(s.losses(x, y))
@@ -54,6 +68,7 @@ def a_second_step_with_the_same_batch(s: Setting) -> None:
         break
 
 
+@STOPPED.program
 def a_second_optimizer_step_without_a_gradient(s: Setting) -> None:
     for x, y in s.batches():
         s.private.step(s.losses(x, y))
@@ -61,6 +76,7 @@ def a_second_optimizer_step_without_a_gradient(s: Setting) -> None:
         break
 
 
+@STOPPED.program
 def another_optimizer_of_the_same_weights(s: Setting) -> None:
     other = torch.optim.Adam([p for p in s.model.parameters() if p.dim() > 1])
     for x, y in s.batches():
@@ -69,6 +85,7 @@ def another_optimizer_of_the_same_weights(s: Setting) -> None:
         break
 
 
+@STOPPED.program
 def a_closure(s: Setting) -> None:
     other = torch.optim.LBFGS(s.model.parameters())
 
@@ -82,12 +99,14 @@ def a_closure(s: Setting) -> None:
     stopped(s, lambda: other.step(closure))
 
 
+@STOPPED.program
 def after_the_loop_was_left(s: Setting) -> None:
     x, y = next(iter(s.batches()))
     s.losses(x, y).mean().backward()
     stopped(s, s.optimizer.step)
 
 
+@STOPPED.program
 def within_a_logical_batch(s: Setting) -> None:
     for x, y in s.batches(physical_batch_size=3):
         s.private.backward(s.losses(x, y))
@@ -96,6 +115,7 @@ def within_a_logical_batch(s: Setting) -> None:
         break
 
 
+@STOPPED.program
 def in_another_thread(s: Setting) -> None:
     failed: list[BaseException] = []
 
@@ -117,6 +137,7 @@ def in_another_thread(s: Setting) -> None:
     assert failed and torch.equal(before, s.weights())
 
 
+@STOPPED.program
 def a_second_step_after_a_release(s: Setting) -> None:
     for x, y in s.batches():
         s.private.backward(s.losses(x, y))
@@ -126,6 +147,7 @@ def a_second_step_after_a_release(s: Setting) -> None:
         break
 
 
+@STOPPED.program
 def a_gradient_added_to_a_released_one(s: Setting) -> None:
     for x, y in s.batches():
         s.private.backward(s.losses(x, y))
@@ -135,6 +157,7 @@ def a_gradient_added_to_a_released_one(s: Setting) -> None:
         break
 
 
+@STOPPED.program
 def a_gradient_put_in_place_of_a_released_one(s: Setting) -> None:
     for x, y in s.batches():
         s.private.backward(s.losses(x, y))
@@ -145,6 +168,7 @@ def a_gradient_put_in_place_of_a_released_one(s: Setting) -> None:
         break
 
 
+@STOPPED.program
 def a_closure_after_a_release(s: Setting) -> None:
     def closure() -> Tensor:
         s.optimizer.zero_grad()
@@ -160,6 +184,7 @@ def a_closure_after_a_release(s: Setting) -> None:
         break
 
 
+@STOPPED.program
 def a_release_of_another_run_that_has_a_part_of_the_weights(s: Setting) -> None:
     head = s.model[2]  # type: ignore[index]
     other = cw.Private(s.plan, head, torch.optim.SGD(head.parameters(), lr=0.1), own_batches=True)
@@ -171,24 +196,6 @@ def a_release_of_another_run_that_has_a_part_of_the_weights(s: Setting) -> None:
         assert other.release()
         stopped(s, s.optimizer.step)
         break
-
-
-STOPPED: list[Program] = [
-    a_closure_after_a_release,
-    a_release_of_another_run_that_has_a_part_of_the_weights,
-    never_a_private_step,
-    a_loader_of_the_users_own_beside_the_run,
-    a_second_step_with_the_same_batch,
-    a_second_optimizer_step_without_a_gradient,
-    another_optimizer_of_the_same_weights,
-    a_closure,
-    after_the_loop_was_left,
-    within_a_logical_batch,
-    in_another_thread,
-    a_second_step_after_a_release,
-    a_gradient_added_to_a_released_one,
-    a_gradient_put_in_place_of_a_released_one,
-]
 
 
 @pytest.mark.parametrize("program", STOPPED, ids=lambda p: p.__name__)
@@ -374,6 +381,7 @@ def test_a_checkpoint_from_before_is_as_good_as_it_was(tmp_path: Path) -> None:
 # What is allowed
 
 
+@ALLOWED.program
 def moving_average(s: Setting) -> None:
     average = AveragedModel(s.model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
     for x, y in s.batches():
@@ -382,6 +390,7 @@ def moving_average(s: Setting) -> None:
         average(s.x)
 
 
+@ALLOWED.program
 def projections_and_loaded_weights(s: Setting) -> None:
     first = s.model[0].weight  # type: ignore[index, union-attr]
     for x, y in s.batches():
@@ -392,6 +401,7 @@ def projections_and_loaded_weights(s: Setting) -> None:
         s.model.load_state_dict({name: 0.99 * value for name, value in s.model.state_dict().items()})
 
 
+@ALLOWED.program
 def another_model(s: Setting) -> None:
     other = nn.Linear(3, 2)
     optimizer = torch.optim.Adam(other.parameters())
@@ -402,6 +412,7 @@ def another_model(s: Setting) -> None:
         optimizer.step()
 
 
+@ALLOWED.program
 def a_generator_trained_through_the_model(s: Setting) -> None:
     generator = nn.Linear(2, 3)
     optimizer = torch.optim.Adam(generator.parameters())
@@ -420,6 +431,7 @@ def a_generator_trained_through_the_model(s: Setting) -> None:
         optimizer.step()
 
 
+@ALLOWED.program
 def evaluation_and_gradients_of_inputs(s: Setting) -> None:
     for x, y in s.batches():
         s.private.step(s.losses(x, y))
@@ -431,6 +443,7 @@ def evaluation_and_gradients_of_inputs(s: Setting) -> None:
         s.model.train()
 
 
+@ALLOWED.program
 def zero_grad_everywhere(s: Setting) -> None:
     for k, (x, y) in enumerate(s.batches()):
         s.optimizer.zero_grad(set_to_none=bool(k % 2))
@@ -440,6 +453,7 @@ def zero_grad_everywhere(s: Setting) -> None:
         s.optimizer.zero_grad(set_to_none=False)
 
 
+@ALLOWED.program
 def physical_batches_and_a_scheduler(s: Setting) -> None:
     scheduler = torch.optim.lr_scheduler.StepLR(s.optimizer, 2)
     for x, y in s.batches(physical_batch_size=5):
@@ -447,6 +461,7 @@ def physical_batches_and_a_scheduler(s: Setting) -> None:
             scheduler.step()
 
 
+@ALLOWED.program
 def released_and_stepped_by_the_caller(s: Setting) -> None:
     for k, (x, y) in enumerate(s.batches(physical_batch_size=5)):
         s.private.backward(s.losses(x, y))
@@ -458,6 +473,7 @@ def released_and_stepped_by_the_caller(s: Setting) -> None:
                 s.optimizer.zero_grad(set_to_none=bool(k % 2))
 
 
+@ALLOWED.program
 def two_runs_of_one_model(s: Setting) -> None:
     other = cw.Private(s.plan, s.model, s.optimizer)
     batches = iter(other.loader(s.records))
@@ -474,6 +490,7 @@ def two_runs_of_one_model(s: Setting) -> None:
     assert other.epsilon(1e-5) == s.private.epsilon(1e-5)
 
 
+@ALLOWED.program
 def copies_trained_in_the_open(s: Setting) -> None:
     for x, y in s.batches():
         s.private.step(s.losses(x, y))
@@ -483,12 +500,14 @@ def copies_trained_in_the_open(s: Setting) -> None:
         optimizer.step()
 
 
+@ALLOWED.program
 def a_step_without_gradients_before_the_first_batch(s: Setting) -> None:
     s.optimizer.step()  # as is done to fill its state, or to please a scheduler
     for x, y in s.batches():
         s.private.step(s.losses(x, y))
 
 
+@ALLOWED.program
 def batches_that_are_only_looked_at(s: Setting) -> None:
     for _ in s.batches():
         pass
@@ -496,6 +515,7 @@ def batches_that_are_only_looked_at(s: Setting) -> None:
         s.private.step(s.losses(x, y))
 
 
+@ALLOWED.program
 def monitored(s: Setting) -> None:
     monitor = cw.ntk.NTKMonitor(
         s.model,
@@ -507,23 +527,6 @@ def monitored(s: Setting) -> None:
     for x, y in s.batches():
         s.private.step(s.losses(x, y))
         monitor.update()
-
-
-ALLOWED: list[Program] = [
-    moving_average,
-    projections_and_loaded_weights,
-    another_model,
-    a_generator_trained_through_the_model,
-    evaluation_and_gradients_of_inputs,
-    zero_grad_everywhere,
-    physical_batches_and_a_scheduler,
-    released_and_stepped_by_the_caller,
-    two_runs_of_one_model,
-    copies_trained_in_the_open,
-    a_step_without_gradients_before_the_first_batch,
-    batches_that_are_only_looked_at,
-    monitored,
-]
 
 
 @pytest.mark.parametrize("program", ALLOWED, ids=lambda p: p.__name__)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
 import clipwise as cw
+from tests.core.common import classified
 
 from .test_mixing import modes
 
@@ -27,8 +28,7 @@ N = 48
 
 
 def points() -> TensorDataset:
-    torch.manual_seed(1)
-    return TensorDataset(torch.randn(N, 6), torch.randint(3, (N,)))
+    return classified(N, seed=1)
 
 
 def mlp() -> nn.Module:

@@ -51,6 +51,12 @@ def run(private: cw.Private, model: torch.nn.Module, until: int, scale: float = 
             break
 
 
+def begun_until(planned: cw.Plan, until: int, **options: Any) -> cw.Private:
+    private, model = begun(planned, **options)
+    run(private, model, until)
+    return private
+
+
 # Records nearer to each other than was charged -----------------------------------------------------------------------
 
 
@@ -98,8 +104,7 @@ def test_batches_of_ones_own_that_were_gathered_before_are_not_released_either()
 @each_plan
 @pytest.mark.parametrize("order", [None, ""])
 def test_a_saved_run_without_its_order_is_not_given_another(planned: cw.Plan, order: str | None) -> None:
-    first, model = begun(planned)
-    run(first, model, until=3)
+    first = begun_until(planned, 3)
     with pytest.raises(CheckpointError, match="lost the order of its records"):
         begun(planned)[0].load_state_dict({**first.state_dict(), "order": order})
 
@@ -155,20 +160,15 @@ def row(correlation: cw.Banded) -> Any:
 
 @each_plan
 def test_an_unseeded_run_takes_no_past_noise_from_a_file(planned: cw.Plan) -> None:
-    seeded, model = begun(planned, seed=1)
-    run(seeded, model, until=3)
-    known = seeded.state_dict()["noise"]
-    first, model = begun(planned)
-    run(first, model, until=3)
+    known = begun_until(planned, 3, seed=1).state_dict()["noise"]
+    first = begun_until(planned, 3)
     with pytest.raises(CheckpointError, match="no 'noise' that makes sense"):
         begun(planned)[0].load_state_dict({**first.state_dict(), "noise": known})
 
 
 @each_plan
 def test_past_noise_that_is_not_finite_is_refused(planned: cw.Plan) -> None:
-    seeded, model = begun(planned, seed=1)
-    run(seeded, model, until=3)
-    state = seeded.state_dict()
+    state = begun_until(planned, 3, seed=1).state_dict()
     state["noise"]["kept"][0][0][0] = torch.inf
     with pytest.raises(CheckpointError, match="not finite"):
         begun(planned, seed=1)[0].load_state_dict(state)

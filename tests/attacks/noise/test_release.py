@@ -31,16 +31,12 @@ from clipwise.noise import DefaultNormals, GaussianNoise, Normals, grid_of
 from clipwise.noise.polar import PolarNormals
 from clipwise.noise.ziggurat import ZigguratNormals
 from tests.conftest import HANG
-from tests.core.common import Unlabelled
+from tests.core.doubles import Unlabelled, UpToR
 
 
 @dataclass
-class Growing:
+class Growing(UpToR):
     R: float
-
-    @property
-    def sensitivity(self) -> float:
-        return self.R
 
     def __call__(self, norms: Tensor) -> Tensor:
         return (self.R / norms).clamp(max=1.0)

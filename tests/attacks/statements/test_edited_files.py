@@ -141,8 +141,8 @@ def test_the_exact_accountant_is_put_forward_whatever_the_order_in_the_file(tmp_
 def test_the_ledger_of_a_shorter_run_is_noticed_by_the_curves(tmp_path: Path) -> None:
     shorter = Ledger([GaussianSteps(SAMPLING, 1.1, 150)])
     made_run(ledger=shorter, guarantees={"exact": shorter.guarantee(DELTA)}).save(tmp_path)
-    assert "The curves go on to step 1,500, but the ledger has 150" in card(Run.load(tmp_path))
-    assert "The curves go on" not in card(made_run())
+    assert "The curves continue to step 1,500, but the ledger has 150" in card(Run.load(tmp_path))
+    assert "The curves continue" not in card(made_run())
 
 
 def test_repeated_steps_have_the_noise_of_the_plan_too(tmp_path: Path) -> None:

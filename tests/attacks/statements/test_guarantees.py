@@ -40,7 +40,7 @@ from clipwise.federated import Server
 from clipwise.mechanisms import ProjectedNorms
 from clipwise.report import Choices, Run
 from clipwise.sampling import Draws
-from tests.core.common import Recorder
+from tests.core.doubles import Recorder
 
 R, N = 1.0, 8
 EVERYBODY = cw.Poisson(rate=1.0, batch_size=N)

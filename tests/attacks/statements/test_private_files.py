@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -23,14 +22,6 @@ from tests.training.common import config, exact_panel
 
 SECRET = "Jane Roe"
 HOME = "/srv/roe/clinic"
-
-
-@pytest.fixture
-def open_mask() -> Iterator[None]:
-    """Without a mask every file has the mode that its writer chose."""
-    before = os.umask(0)
-    yield
-    os.umask(before)
 
 
 def modes(folder: Path) -> dict[str, int]:

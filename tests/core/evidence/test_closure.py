@@ -12,22 +12,13 @@ from torch import Tensor, nn
 
 import clipwise as cw
 from clipwise.private.evidence.closure import batch_size, check_losses, take
+from tests.core.common import layer, squares
 
 Pair = namedtuple("Pair", ("x", "y"))
 
 
 def batch(size: int = 5) -> Tensor:
     return torch.randn(size, 3, generator=torch.Generator().manual_seed(0))
-
-
-def layer() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Linear(3, 2)
-
-
-def squares(model: nn.Module, x: Tensor) -> Tensor:
-    out: Tensor = model(x).square().sum(1)
-    return out
 
 
 class Again:
@@ -132,7 +123,7 @@ def test_rounding_is_not_taken_for_mixing() -> None:
 
 @pytest.mark.parametrize("seed", [8, 63, 141])
 def test_a_loss_near_zero_is_rounded_as_the_numbers_that_it_is_the_difference_of(seed: int) -> None:
-    """One target in 64 is met by chance: its squared error is 1e-8 and less, and the rounding of outputs is all of it."""
+    """One target in 64 is met by chance: its squared error is 1e-8 and less, and the outputs' rounding is all of it."""
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(2, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 1))
     x = torch.randn(64, 2)

@@ -16,6 +16,7 @@ from clipwise.private.evidence.records import Change, Records
 from clipwise.private.evidence.twin import Twin
 from clipwise.private.evidence.verdict import Findings, judge
 from clipwise.private.evidence.watch import Watch
+from tests.core.common import layer, squares
 
 KEPT = torch.tensor([True, False, True, True])
 Body = Callable[[nn.Module, Tensor], Tensor]
@@ -23,16 +24,6 @@ Body = Callable[[nn.Module, Tensor], Tensor]
 
 def batch() -> Tensor:
     return torch.arange(1.0, 13.0).reshape(4, 3) / 10
-
-
-def layer() -> nn.Linear:
-    torch.manual_seed(0)
-    return nn.Linear(3, 2)
-
-
-def squares(model: nn.Module, x: Tensor) -> Tensor:
-    out: Tensor = model(x).square().sum(1)
-    return out
 
 
 def judged(

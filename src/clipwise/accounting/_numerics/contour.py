@@ -87,7 +87,7 @@ EASY, HARD = _ATTEMPTS[:1], _ATTEMPTS[1:]
 
 
 def exact_epsilon(composition: Composition, delta: float, attempts: Sequence[Attempt] = _ATTEMPTS) -> float:
-    """The epsilon at `delta`, to about 1e-9 of its value; raises `NotConverged` when that cannot be had."""
+    """The epsilon at `delta`, to about 1e-9 of its value; raises `NotConverged` when it does not get so close."""
     if not composition.terms:
         return gaussian_epsilon(math.sqrt(composition.gaussian), delta)
     if composition.single is not None:

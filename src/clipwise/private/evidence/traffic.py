@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from clipwise._validate import is_number
 from clipwise.engine import memory_of
 from clipwise.private.evidence.records import Records, same
 from clipwise.private.evidence.twin import Twin
@@ -199,11 +200,7 @@ class Traffic:
             return 0
         scales = torch.Tag.pointwise in func.tags and any(t.is_floating_point() for t in tensors_in(args))  # not places
         for argument, value in _given(func, args, kwargs):
-            if (
-                isinstance(value, bool)
-                or not isinstance(value, (int, float))
-                or str(argument.type) not in _COMPUTED_WITH
-            ):
+            if not is_number(value) or str(argument.type) not in _COMPUTED_WITH:
                 continue
             if marks and scales:
                 self.numbers[len(self.numbers), name, argument.name] = float(value)
@@ -269,7 +266,7 @@ class Traffic:
             kind = kinds.get(name, "")
             if isinstance(value, (list, tuple)) and kind.startswith("List[int]") and not name.startswith("dim"):
                 return [self._shifted(item, place, common=name == "shifts") for item in value]
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or name.startswith("dim"):
+            if not is_number(value) or name.startswith("dim"):
                 return value
             return self._other(value, place) if kind in _COMPUTED_WITH else self._shifted(value, place)
 

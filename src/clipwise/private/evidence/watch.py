@@ -310,7 +310,7 @@ class Watch:
                 self._look(twin, func, tensor, other)
 
     def _look(self, twin: Twin, func: Any, tensor: Tensor, other: Tensor) -> None:
-        """Remember the first operation that moved a kept sample's row: where to look, if samples turn out to mix."""
+        """Remember the first operation that moved a kept sample's row: where to look, if samples mix."""
         with _disable_current_modes():
             kept = twin.change.kept.to(tensor.device)
             moved = not same(tensor.detach()[kept], other.detach()[kept])

@@ -29,22 +29,10 @@ __all__ = ["PrivateFTRL", "PrivateSGD", "ProjectedSGD"]
 
 
 @dataclass(frozen=True)
-class PrivateSGD(Algorithm):
-    """Clipped gradients of a batch, summed, with noise; then a step of any optimizer."""
-
-    name: ClassVar[str] = "dp-sgd"
-    about: ClassVar[str] = "clipped gradients with noise, and any optimizer"
-    keys: ClassVar[tuple[str, ...]] = ("optimizer", "correlation")
+class _Descent(Algorithm):
+    """The loop of `Private` with an optimizer of the configuration's choice."""
 
     optimizer: OptimizerChoice
-    correlation: Correlation
-
-    @classmethod
-    def read(cls, root: TomlTable) -> PrivateSGD:
-        return cls(read_optimizer(root.table("optimizer")), read_correlation(root.table("correlation")))
-
-    def plan(self, plan: Plan) -> Plan:
-        return replace(plan, correlation=self.correlation)
 
     def moves(self, plan: Plan, model: nn.Module) -> OptimizerChoice:
         return self.optimizer
@@ -56,6 +44,24 @@ class PrivateSGD(Algorithm):
         nothing; a seeded run that was killed and resumed ends with the weights of one that was not.
         """
         return private_loop(job, folder, watch, resume, job.optimizer.build(job.parameters.values()))
+
+
+@dataclass(frozen=True)
+class PrivateSGD(_Descent):
+    """Clipped gradients of a batch, summed, with noise; then a step of any optimizer."""
+
+    name: ClassVar[str] = "dp-sgd"
+    about: ClassVar[str] = "clipped gradients with noise, and any optimizer"
+    keys: ClassVar[tuple[str, ...]] = ("optimizer", "correlation")
+
+    correlation: Correlation
+
+    @classmethod
+    def read(cls, root: TomlTable) -> PrivateSGD:
+        return cls(read_optimizer(root.table("optimizer")), read_correlation(root.table("correlation")))
+
+    def plan(self, plan: Plan) -> Plan:
+        return replace(plan, correlation=self.correlation)
 
 
 @dataclass(frozen=True)
@@ -72,14 +78,13 @@ class PrivateFTRL(PrivateSGD):
 
 
 @dataclass(frozen=True)
-class ProjectedSGD(Algorithm):
-    """DP-SGD that clips by estimated norms."""
+class ProjectedSGD(_Descent):
+    """DP-SGD that clips by estimated norms; those that were estimated too small are on the ledger as such."""
 
     name: ClassVar[str] = "dp-sgd-jl"
     about: ClassVar[str] = "norms estimated from random projections"
     keys: ClassVar[tuple[str, ...]] = ("optimizer", "projections")
 
-    optimizer: OptimizerChoice
     projections: int
 
     @classmethod
@@ -88,13 +93,3 @@ class ProjectedSGD(Algorithm):
 
     def plan(self, plan: Plan) -> Plan:
         return replace(plan, mechanism=ProjectedNorms(self.projections))
-
-    def moves(self, plan: Plan, model: nn.Module) -> OptimizerChoice:
-        return self.optimizer
-
-    def train(self, job: Job, folder: Folder, watch: Watch, resume: bool) -> Trained:
-        """Train `job.model` to the end of the plan, from the folder's checkpoint when asked to resume.
-
-        Guarantees: as for dp-sgd, except for norms that were estimated too small, which are on the ledger as such.
-        """
-        return private_loop(job, folder, watch, resume, job.optimizer.build(job.parameters.values()))

@@ -139,7 +139,7 @@ class DataChoice:
 
     @property
     def is_cut_from_one_file(self) -> bool:
-        """Whether the held-out records are a part of the file with the training records: it tells their number."""
+        """Whether the held-out records are a part of the file with the training records: it shows their number."""
         path = Path(self.source)
         if split_target(self.source) is not None or path.suffix.lower() not in FILES or "test_file" in self.options:
             return False
@@ -319,7 +319,7 @@ def proposal(
         head=head.format(name=ascii(Path(path).name)),
         batch_size=max(1, min(512, len(table[target]) // 20)),
         data=inline(chosen),
-        columns=inline({name: _short(column) for name, column in schema.as_dict().items()}),
+        columns=inline({name: _short(column) for name, column in schema.to_dict().items()}),
     )
 
 

@@ -241,7 +241,7 @@ class FromFunction:
         return _call(model, inputs)
 
     def to_dict(self, model: nn.Module) -> dict[str, Any]:
-        """The name of the function and its options: whoever loads the model needs the code."""
+        """The name of the function and its options: anyone who loads the model needs the code."""
         options = dict(self.options)
         return {"kind": "function", "module": self.module, "function": self.function, "options": options}
 

@@ -120,7 +120,7 @@ class SavedModel:
             "task": self.task,
             "classes": self.classes,
             "features": self.features,
-            "schema": None if self.schema is None else list(self.schema.as_dict().items()),
+            "schema": None if self.schema is None else list(self.schema.to_dict().items()),
             "shapes": self.shapes,
             "kinds": [str(kind).removeprefix("torch.") for kind in self.kinds],
             "inputs": [{"pool": each.pool, "mean": each.mean, "std": each.std} for each in self.inputs],
@@ -214,7 +214,7 @@ def _schema(fields: Fields) -> Schema:
     try:
         schema = Schema.of(dict(pairs))
     except (DataError, TypeError) as error:
-        fields.fail("schema", f"columns as `Schema.as_dict` gives them ({error})")
+        fields.fail("schema", f"columns as `Schema.to_dict` gives them ({error})")
     if schema.features != fields.texts("features"):
         fields.fail("features", "those of the schema")
     return schema

@@ -1,4 +1,4 @@
-"""One configuration, one run: train, measure, recalibrate, and leave a folder that tells everything."""
+"""One configuration, one run: train, measure, recalibrate, and leave a folder that holds everything."""
 
 from __future__ import annotations
 
