@@ -27,6 +27,7 @@ import torch
 
 import clipwise
 from clipwise._extras import EXTRAS
+from docs.counts import code_of
 from tests.conftest import HANG
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -141,6 +142,18 @@ def test_no_class_name_stands_twice() -> None:
     assert not twice, f"one name is one thing: {twice}"
 
 
+BY_HAND = re.compile(
+    r"isinstance\((\S+), bool\) or \(?not isinstance\(\1,|isinstance\((\S+), [^)]+\)+ and \(?not isinstance\(\2, bool\)"
+)
+"""What `_validate` has a name for: a number, and neither True nor False."""
+
+
+def test_numbers_are_told_from_booleans_in_one_place() -> None:
+    found = {relative(path): BY_HAND.findall(code_of(path.read_text(encoding="utf-8"))) for path in MODULES}
+    assert found.pop("src/clipwise/_validate.py"), "the pattern recognises nothing"
+    assert not any(found.values()), {path: names for path, names in found.items() if names}
+
+
 NODE_INTERNALS = {
     "node.py": re.compile(r"_saved_|_raw_saved|_input_metadata"),
     "ops.py": re.compile(r"Backward\d"),
@@ -148,19 +161,10 @@ NODE_INTERNALS = {
 """What is not a promised interface of torch, by the one file of the engine that may name it."""
 
 
-def code(path: Path) -> str:
-    """A file without its comments and docstrings."""
-    parsed = tree(path)
-    for node in ast.walk(parsed):
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node) is not None:
-            node.body[0] = ast.Pass()
-    return ast.unparse(parsed)
-
-
 @pytest.mark.parametrize("home", NODE_INTERNALS)
 def test_torchs_nodes_are_named_in_one_place(home: str) -> None:
     internal = NODE_INTERNALS[home]
-    found = {relative(path): internal.findall(code(path)) for path in MODULES}
+    found = {relative(path): internal.findall(code_of(path.read_text(encoding="utf-8"))) for path in MODULES}
     assert found.pop(f"src/clipwise/engine/{home}"), "the pattern recognises nothing"
     assert not any(found.values()), {path: names for path, names in found.items() if names}
 

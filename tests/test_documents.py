@@ -267,6 +267,29 @@ def test_prose_is_wrapped(path: Path) -> None:
         assert len(line) <= WIDTH or not breakable, f"line {number} has {len(line)} characters; wrap it at {WIDTH}"
 
 
+HABITS = re.compile(
+    r"\b(?:(?:is|are|was|were) told\b(?! apart)|tells? of|told of|to be had|(?:can|could|cannot) be had|anew|"
+    r"whoever|in earnest|an own|turn(?:s|ed)? out|belongs? into|left away|decides? over|for ever)\b",
+    re.IGNORECASE,
+)
+"""Phrases that slow readers, where English has a usual word: reported, available, again, anyone who, its own, is."""
+
+
+def habits(text: str) -> list[str]:
+    return HABITS.findall(" ".join(text.split()))  # a phrase may be on two lines
+
+
+def test_english_is_the_usual_one() -> None:
+    read = [*DOCUMENTS, *sorted((ROOT / "src").rglob("*.py"))]
+    found = {str(path.relative_to(ROOT)): habits(path.read_text(encoding="utf-8")) for path in read}
+    assert not {path: phrases for path, phrases in found.items() if phrases}
+
+
+def test_habits_are_recognised() -> None:
+    assert habits("Whoever asks is\ntold anew.") == ["Whoever", "is told", "anew"]
+    assert not habits("They are told apart.")
+
+
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_lead_to_files(path: Path) -> None:
     text = re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)

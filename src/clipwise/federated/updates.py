@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from clipwise._validate import is_finite
 from clipwise.clipping import Abadi, Rule, Style
 from clipwise.errors import DataError
 
@@ -108,7 +109,7 @@ def admit(reply: object, like: Mapping[str, Tensor], weight_cap: float) -> tuple
         missing, unknown = sorted(set(like) - set(reply.update)), sorted(map(str, set(reply.update) - set(like)))
         raise DataError(f"the update has other parameters than the model: missing {missing[:3]}, unknown {unknown[:3]}")
     weight = reply.weight
-    if not isinstance(weight, (int, float)) or not 0 <= weight < math.inf:
+    if not is_finite(weight) or weight < 0:
         raise DataError(f"the weight must be a finite number >= 0, got {str(weight)[:40]}")
     if reply.within is not None and not isinstance(reply.within, bool):
         raise DataError(f"within must be True, False or None, got {type(reply.within).__name__}")

@@ -152,7 +152,7 @@ class _Adaptive:
 
 @dataclass(frozen=True)
 class AdaGradFlow(_Positive, _Adaptive):
-    """AdaGrad: squared gradients are added up for ever."""
+    """AdaGrad: squared gradients are added up without end."""
 
     xi: float = 1e-3
     v0: float = 0.0
