@@ -534,6 +534,8 @@ def test_an_update_is_called_too_long_beyond_rounding_only(
         (Reply({"weight": torch.tensor([[math.nan]])}, 1), "not finite"),
         (Reply({"weight": torch.ones(1, 1)}, math.inf), "the weight must be"),
         (Reply({"weight": torch.ones(1, 1)}, math.nan), "the weight must be"),
+        (Reply({"weight": torch.ones(1, 1)}, True), "the weight must be"),
+        (Reply({"weight": torch.ones(1, 1)}, 10**400), "the weight must be"),
         (Reply({"weight": torch.ones(1, 1)}, "1"), "the weight must be"),  # type: ignore[arg-type]
         (Reply({"weight": torch.ones(1, 1)}, 1, within=1), "within must be True, False or None, got int"),  # type: ignore[arg-type]
         (Reply({"weight": torch.ones(1, 1)}, 0, within=True), None),
