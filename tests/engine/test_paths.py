@@ -46,6 +46,14 @@ def cut_grams(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("clipwise.engine.grams._WORTH_CUTTING", 0)
 
 
+def kept(patch: pytest.MonkeyPatch) -> None:
+    """Gradients of samples are formed and kept wherever that is possible, also where they take more memory."""
+    patch.setattr("clipwise.engine.plan._SMALL", 0)
+    patch.setattr("clipwise.engine.uses.Outer.ghost_is_cheaper", True)
+    patch.setattr("clipwise.engine.cost._MOVED", -1)
+    patch.setattr("clipwise.engine.cost._SHARE", 1e9)
+
+
 PATHS: dict[str, Patch] = {
     "streaming": lambda patch: patch.setattr("clipwise.engine.plan._SMALL", 0),
     "ghost_norms": lambda patch: patch.setattr("clipwise.engine.uses.Outer.ghost_is_cheaper", True),
@@ -54,6 +62,7 @@ PATHS: dict[str, Patch] = {
     "large_kernels": lambda patch: patch.setattr("clipwise.engine.rules.conv._LARGE_WEIGHT", 0),
     "pixel_grams": pixel_grams,
     "cut_grams": cut_grams,
+    "kept": kept,
 }
 
 CASES = [

@@ -338,6 +338,29 @@ def test_norms_that_inner_products_cannot_tell_are_found_again() -> None:
     assert not again
 
 
+@pytest.mark.parametrize("positions", [64, 256, 700])
+@pytest.mark.parametrize("spread", [0.05, 0.1, 0.2, 0.5, 1.0, 1e3])
+def test_norms_from_inner_products_are_right_however_much_cancels(positions: int, spread: float) -> None:
+    """Inputs that are nearly the same, under gradients that add up to nothing: less is left the smaller the spread."""
+    torch.manual_seed(0)
+    left = torch.randn(3, 1, 96) + spread * torch.randn(3, positions, 96)
+    right = torch.randn(3, positions, 80)
+    right -= right.mean(1, keepdim=True)
+    again: list[int] = []
+
+    def exact(some: Tensor) -> tuple[Gram, Gram]:
+        again.extend(some.nonzero().flatten().tolist())
+        return Gram.of(left[some].double()), Gram.of(right[some].double())
+
+    found = ghost_norms(lambda: (Gram.of(left), Gram.of(right)), exact)
+    expected = (left.double().mT @ right.double()).square().sum((1, 2))
+    torch.testing.assert_close(found.double(), expected, rtol=3e-6, atol=0)
+    if spread >= 1:  # unrelated positions are told well enough, however many there are
+        assert not again
+    if spread <= 0.1:
+        assert again == [0, 1, 2]
+
+
 def test_where_a_norm_is_much_smaller_than_its_terms() -> None:
     parts = torch.tensor([1.0, 1.0, 100.0])
     total = torch.tensor([grams._CANCELLED * 0.9, grams._CANCELLED * 1.1, grams._CANCELLED * 90])

@@ -21,6 +21,7 @@ from clipwise.engine.owners import StalePlan
 from clipwise.engine.parameters import Parameters
 from clipwise.engine.plan import GraphPlan, Planner, mixing
 from clipwise.engine.probing import AutogradProber
+from clipwise.engine.room import Room
 from clipwise.engine.run import Backward
 from clipwise.engine.verify import verify_against_autograd
 from clipwise.errors import InvalidLosses
@@ -114,10 +115,12 @@ class Engine:
         keep: bool,
         way: Way | None = "bookkeeping",
         groups: int = 1,
+        room: Room | None = None,
     ) -> Backward:
         """Differentiate to the meetings, planning and checking where needed; `keep` leaves the graph alive.
 
-        `way` says how the sum over `groups` clipping groups will be formed; None leaves it to the cost model.
+        `way` says how the sum over `groups` clipping groups will be formed; None leaves it to the cost model. `room` is
+        where per-sample gradients may be kept.
         """
         graph = self.graph(losses, parameters)
         entry = self.entry(losses, graph, parameters, evidence)
@@ -128,12 +131,14 @@ class Engine:
         norms_only = chosen == "second_backward" and not reduced_precision(graph, entry.plan)
         keep = keep or verify or norms_only or entry.plan.must_keep
         try:
-            backward = Backward(losses, graph, entry.plan, retain_graph=keep, norms_only=norms_only and not verify)
+            backward = Backward(
+                losses, graph, entry.plan, retain_graph=keep, norms_only=norms_only and not verify, room=room
+            )
         except StalePlan:
             entry = self._make(losses, graph, parameters, evidence, stale=True)
             verify = True
             try:
-                backward = Backward(losses, graph, entry.plan, retain_graph=True)
+                backward = Backward(losses, graph, entry.plan, retain_graph=True, room=room)
             except StalePlan:  # a fresh plan that this very batch contradicts
                 raise mixing(graph, "some node", "no layout holds for all samples") from None
         if verify:

@@ -20,6 +20,7 @@ from clipwise.engine.norms import bad_samples, negligible_norm, settled, working
 from clipwise.engine.origin import Evidence
 from clipwise.engine.parameters import Parameters, Params, validate
 from clipwise.engine.precision import widened
+from clipwise.engine.room import Room
 from clipwise.engine.run import by_second_backward
 from clipwise.engine.uses import accurate
 from clipwise.errors import InvalidPlan
@@ -50,10 +51,13 @@ class Clipped(Generic[Key]):
 
 
 class Clipper:
-    """The clipped sum of one batch after the other, for parameters whose bookkeeping is done once."""
+    """The clipped sum of one batch after the other, for parameters whose bookkeeping is done once.
 
-    def __init__(self, params: Params) -> None:
-        self._parameters = Parameters(params)
+    `memory` is how many bytes per-sample gradients may take beyond what is held anyway; None: a tenth of a plain step.
+    """
+
+    def __init__(self, params: Params, memory: int | None = None) -> None:
+        self._parameters, self._room = Parameters(params), Room(memory)
         self._before = ENGINE.planning(self._parameters).plans  # by others, or for others at the same addresses
         self._plans = ENGINE.plans
         self._warned = False
@@ -86,7 +90,7 @@ class Clipper:
             if losses.shape[0] == 1:
                 return _single(losses, parameters, style, groups, retain_graph)
             try:
-                clipped = _several(losses, parameters, style, groups, way, retain_graph, evidence)
+                clipped = _several(losses, parameters, style, groups, way, retain_graph, evidence, self._room)
             except NothingFinite:
                 clipped = _nothing(losses, parameters, style, groups)
         if ENGINE.plans != self._plans:
@@ -130,9 +134,10 @@ def _several(
     way: Way | None,
     keep: bool,
     evidence: Evidence,
+    room: Room,
 ) -> Clipped[Any]:
     """The walk for a batch: one backward pass gives the norms, the norms give factors, these weight the sum."""
-    backward = ENGINE.backward(losses, parameters, evidence, keep=keep, way=way, groups=len(groups))
+    backward = ENGINE.backward(losses, parameters, evidence, keep=keep, way=way, groups=len(groups), room=room)
     squared = backward.squared_norms()
     dtype = working_dtype(losses, parameters.tensors)
     bad = None

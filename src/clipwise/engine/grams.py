@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 _CANCELLED = 4e-3  # squared norm relative to that of its terms, below which float32 is not accurate enough
+_COHERENT = 2.5e-4  # the same for the sum of all terms' lengths, squared, if all errors had one sign
+_SCATTERED = 3e-2  # and for the sum of their squares, since errors have either sign
 _LOST = 1e-17  # lengths whose squares begin to lose their digits in float32
 _LARGE = 10.0  # a length that makes up for a lost one
 _STRIPS = 4
@@ -56,18 +58,21 @@ Pair: TypeAlias = tuple[Gram, Gram]  # of the left and the right factor; the lef
 def ghost_norms(grams: Callable[[], Pair], exact: Callable[[Tensor], Pair]) -> Tensor:
     """Squared norms, (B,), from Gram matrices; `exact(mask)` gives those of some samples in float64.
 
-    Rounding of a Gram matrix is relative to sum_t |l_t||r_t|, not to the gradient: a norm that reads low by
-    cancellation would let a sample through with more than its bound. Such samples are computed again.
+    Rounding of a Gram matrix is relative to a_t = |l_t||r_t|, not to the gradient: a norm that reads low by
+    cancellation would let a sample through with more than its bound. The T^2 errors are relative to a_t a_s, so they
+    add up to a few units in the last place of sum_t a_t^2, or of (sum_t a_t)^2 if they all had one sign. Where the
+    result is not large beside the one (an error of 3e-5 of it) or the other (1e-3), it is computed again.
     """
     left, right = grams()
     single = left.strips[0].dtype != torch.float64
     if single:
         l_lengths, r_lengths = left.lengths(), right.lengths()
-        terms = (l_lengths * r_lengths).flatten(1).sum(1)
+        terms = (l_lengths * r_lengths).flatten(1)
+        least = torch.maximum(_COHERENT * terms.sum(1).square_(), _SCATTERED * terms.square().sum(1))
         faint = _faint(l_lengths.flatten(1).amax(1), r_lengths.flatten(1).amax(1))
     squared = left.times_(right)
     if single:
-        doubtful = (squared < _CANCELLED * terms.square_()) | faint
+        doubtful = (squared < least) | faint
         if bool(doubtful.any()):
             again, other = exact(doubtful)
             squared[doubtful] = again.times_(other).to(squared.dtype)

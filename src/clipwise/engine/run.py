@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from clipwise.engine.chains import below_view, interval, overlapping
+from clipwise.engine.cost import kept
 from clipwise.engine.grams import Recent
 from clipwise.engine.graph import Edge, Graph, differentiate
 from clipwise.engine.layout import Layout, Scattered, all_finite, blank, pack
@@ -22,9 +23,10 @@ from clipwise.engine.ops import rule_of
 from clipwise.engine.owners import Owners, StalePlan
 from clipwise.engine.plan import GraphPlan, Meeting, pattern
 from clipwise.engine.precision import HALF, widened
+from clipwise.engine.room import Room
 from clipwise.engine.routes import is_identity
 from clipwise.engine.rules import Finish, Operand, Samples
-from clipwise.engine.uses import Dense, Outer, Use, chunks, joint_squared_norms, squares, summed
+from clipwise.engine.uses import Dense, Gathered, Outer, Use, chunks, joint_squared_norms, squares, summed
 from clipwise.errors import UnsupportedNode
 
 Factors = Callable[[int], Tensor]  # parameter -> factors (B,)
@@ -78,7 +80,14 @@ class Backward:
     """
 
     def __init__(
-        self, losses: Tensor, graph: Graph, plan: GraphPlan, *, retain_graph: bool, norms_only: bool = False
+        self,
+        losses: Tensor,
+        graph: Graph,
+        plan: GraphPlan,
+        *,
+        retain_graph: bool,
+        norms_only: bool = False,
+        room: Room | None = None,
     ) -> None:
         self.graph, self.plan, self.norms_only = graph, plan, norms_only
         self.batch_size = losses.shape[0]
@@ -86,6 +95,11 @@ class Backward:
         self.uses: dict[Edge, list[Use]] = {}
         self._norms: dict[Edge, Tensor] = {}
         self._recent = Recent()
+        self._room = room
+        self._kept = frozenset[Edge]()
+        if room is not None and plan.streaming and not norms_only:
+            room.begin()
+            self._kept = kept(graph, plan, self.batch_size, room.memory)
         self._refuse_stale()
         moved = Owners(losses, graph, plan).moved_rows() if plan.routed else {}
         arrivals = [
@@ -131,7 +145,7 @@ class Backward:
         for edge, finish in finishers:
             use = finish(gradient)
             if edge in self.plan.solo:
-                self._norms[edge], use = use.settled(self._recent)
+                self._norms[edge], use = (use.formed(self._room) if edge in self._kept else use).settled(self._recent)
                 if self.norms_only:
                     continue
             self.uses.setdefault(edge, []).append(use)
@@ -307,6 +321,7 @@ class Backward:
         sums: dict[int, Tensor] = {}
         through: dict[int, list[tuple[Edge, int]]] = {}
         for parameter, edges in self.plan.roots.items():
+            direct: list[Use] = []
             for edge in edges:
                 if not self.uses.get(edge):
                     continue
@@ -314,11 +329,11 @@ class Backward:
                 if chain is None or not chain.direct:
                     through.setdefault(id(factors(parameter)), []).append((edge, parameter))
                     continue
-                part = _added([use.weighted(factors(parameter)) for use in self._in_frame(edge)])
-                shape = self.graph.parameters[parameter].shape
-                _accumulate(sums, parameter, part if part.shape == shape else part.view(shape))
+                direct += self._in_frame(edge)
                 if consume:
                     del self.uses[edge]
+            if direct:
+                sums[parameter] = _weighted(direct, factors(parameter)).view(self.graph.parameters[parameter].shape)
         for pairs in through.values():
             self._pull_back(pairs, factors, sums)
         return sums
@@ -351,6 +366,15 @@ def _dtype(graph: Graph, edge: Edge) -> torch.dtype:
 
 def _turned(gradients_B: Tensor, parameter: Tensor) -> Tensor:
     return gradients_B.reshape(gradients_B.shape[0], *parameter.shape)
+
+
+def _weighted(uses: Sequence[Use], factors_B: Tensor) -> Tensor:
+    """The weighted sum of several uses of one tensor; rows of a table come last, to be added to what there is."""
+    first, *others = sorted(uses, key=lambda use: isinstance(use, Gathered))
+    total = first.weighted(factors_B)
+    for use in others:
+        use.add_weighted(factors_B, total)
+    return total
 
 
 def _added(parts: Sequence[Tensor]) -> Tensor:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from clipwise.engine.grams import Gram, Recent, cancelled, ghost_norms
 from clipwise.engine.precision import HALF
+from clipwise.engine.room import Room
 
 _ALL = slice(None)
 _FEW = 1 << 13  # elements up to which float64 costs less than to look whether it is needed
@@ -95,6 +96,10 @@ class Use(ABC):
         """The norms, and a use that gives the same weighted sum and holds no more than it must."""
         return self.squared_norms(), self
 
+    def formed(self, room: Room | None = None) -> Use:
+        """The same with its gradients formed now, where that takes less time than it would later."""
+        return self
+
     @abstractmethod
     def gradients(self, samples: slice = _ALL) -> Tensor:
         """g_i for some samples, shape (b, *shape)."""
@@ -102,6 +107,10 @@ class Use(ABC):
     @abstractmethod
     def weighted(self, factors_B: Tensor) -> Tensor:
         """sum_i c_i g_i, of shape `shape`."""
+
+    def add_weighted(self, factors_B: Tensor, total: Tensor) -> None:
+        """Add sum_i c_i g_i to a sum of as many numbers, in place."""
+        total.view(self.shape).add_(self.weighted(factors_B))
 
     @abstractmethod
     def without(self, bad_B: Tensor) -> Use:
@@ -196,7 +205,14 @@ class Outer(Use):
             return self.squared_norms(), self
         if self.ghost_is_cheaper:
             return self._ghost(recent.of(self.left)), self
-        return Dense(self.left.mT @ self.right, self.shape).settled(recent)
+        return self.formed().settled(recent)
+
+    def formed(self, room: Room | None = None) -> Use:
+        left, right = self.left.mT, self.right
+        if room is None or left.dim() != 3:
+            return Dense(left @ right, self.shape)
+        out = room.take((left.shape[0], left.shape[1], right.shape[2]), left)
+        return Dense(torch.bmm(left, right, out=out), self.shape)
 
     def gradients(self, samples: slice = _ALL) -> Tensor:
         use = self.with_positions()
@@ -263,9 +279,15 @@ class Gathered(Use):
         return flat.view(batch, *self.shape)
 
     def weighted(self, factors_B: Tensor) -> Tensor:
+        table = self.right.new_zeros(self.rows, self.right.shape[-1])
+        self.add_weighted(factors_B, table)
+        return table.view(self.shape)
+
+    def add_weighted(self, factors_B: Tensor, total: Tensor) -> None:
+        """Only the rows that were picked are touched."""
         values = self.right * per_sample(factors_B.to(self.right.dtype), 3)
-        table = values.new_zeros(self.rows, values.shape[-1])
-        return table.index_add_(0, *self._kept(self.index, values, self.index)).view(self.shape)
+        table = total.view(self.rows, values.shape[-1])
+        table.index_add_(0, *self._kept(self.index, values, self.index))
 
     def without(self, bad_B: Tensor) -> Use:
         return Gathered(self.index, _zeroed(self.right, bad_B), self.shape, self.rows)
