@@ -1,4 +1,4 @@
-"""`clipwise train` with dp-sgld, dp-sgnht and dp-sgd-jl: the loop is the one a user would write, and the folder tells of it."""
+"""`clipwise train` with samplers and estimated norms: the loop is the one a user would write, in its folder."""
 
 from __future__ import annotations
 
