@@ -55,7 +55,7 @@ def _at_most(norms: Tensor, bound: float) -> Tensor:
     return (norms <= min(bound, torch.finfo(norms.dtype).max)).to(norms.dtype)
 
 
-class _Positive:
+class _PositiveNumbers:
     """A rule whose numbers are all positive and finite."""
 
     def __post_init__(self) -> None:
@@ -70,7 +70,7 @@ class _Positive:
 
 
 @dataclass(frozen=True)
-class _UpToR(_Positive):
+class _UpToR(_PositiveNumbers):
     """A rule that leaves no gradient longer than R."""
 
     R: float
@@ -191,7 +191,7 @@ class BatchClip(_UpToR):
 
 
 @dataclass(frozen=True)
-class Unclipped(_Positive, NoClip):
+class Unclipped(_PositiveNumbers, NoClip):
     """`NoClip`, and Gaussian noise of standard deviation `noise_std` on the sum of a batch all the same.
 
     Noise without clipping (Neelakantan et al., 2015), to compare with. **Not private**: no noise hides what has no
