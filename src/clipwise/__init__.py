@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         MixUp,
         NoClip,
         Normalize,
+        Unclipped,
     )
     from clipwise.correlation import Banded, Independent, SquareRoot, Tree
     from clipwise.engine import Clipped, check, clipped_gradients, per_sample_gradients, per_sample_norms
@@ -56,7 +57,7 @@ _HOME = {
     "accounting": ("GaussianSteps", "Guarantee", "Ledger", "delta", "epsilon", "noise_multiplier", "privacy_panel"),
     "clipping": (
         *("Abadi", "Automatic", "BatchClip", "Flat", "Global", "GlobalScaled", "Groupwise", "Layerwise", "MixUp"),
-        *("NoClip", "Normalize"),
+        *("NoClip", "Normalize", "Unclipped"),
     ),
     "correlation": ("Banded", "Independent", "SquareRoot", "Tree"),
     "engine": ("Clipped", "check", "clipped_gradients", "per_sample_gradients", "per_sample_norms"),
@@ -130,6 +131,7 @@ __all__ = [
     "Steps",
     "Tree",
     "UnaccountedUpdate",
+    "Unclipped",
     "UnsupportedNode",
     "Witness",
     "check",

@@ -19,7 +19,7 @@ _CLIPS = tuple(
     getattr(clipping, name)
     for name in (
         *("Abadi", "Automatic", "BatchClip", "Flat", "Global", "GlobalScaled", "Groupwise", "Layerwise", "MixUp"),
-        *("NoClip", "Normalize"),
+        *("NoClip", "Normalize", "Unclipped"),
     )
 )
 _MECHANISMS = tuple(getattr(mechanisms, name) for name in mechanisms.__all__ if name not in ("Mechanism", "Repeated"))

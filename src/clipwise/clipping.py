@@ -24,7 +24,8 @@ from clipwise.errors import InvalidPlan
 
 __all__ = [
     "Abadi", "Automatic", "BatchClip", "Clip", "Flat", "Global", "GlobalScaled", "Groupwise", "Layerwise", "MixUp",
-    "NoClip", "Normalize", "Rule", "Style", "as_clip", "as_style", "bounds_of", "by_layer", "is_private", "layer_of",
+    "NoClip", "Normalize", "Rule", "Style", "Unclipped", "as_clip", "as_style", "bounds_of", "by_layer", "is_private",
+    "layer_of", "own_noise",
 ]  # fmt: skip
 
 GroupNames: TypeAlias = Sequence[str] | int
@@ -54,14 +55,11 @@ def _at_most(norms: Tensor, bound: float) -> Tensor:
     return (norms <= min(bound, torch.finfo(norms.dtype).max)).to(norms.dtype)
 
 
-@dataclass(frozen=True)
-class _UpToR:
-    """A rule that leaves no gradient longer than R; all its numbers are positive and finite."""
-
-    R: float
+class _PositiveNumbers:
+    """A rule whose numbers are all positive and finite."""
 
     def __post_init__(self) -> None:
-        for f in fields(self):
+        for f in fields(self):  # type: ignore[arg-type]  # every rule is a dataclass
             value, name = getattr(self, f.name), type(self).__name__
             if not is_positive(value):
                 raise InvalidPlan(f"{name}({f.name}=...) must be a positive finite number, got {value!r}.")
@@ -69,6 +67,13 @@ class _UpToR:
                 raise InvalidPlan(f"{name}({f.name}=...) is an integer beyond 64 bits; write {float(value):g}.")
             if value < torch.finfo(torch.float32).tiny:
                 raise InvalidPlan(f"{name}({f.name}={value!r}) is smaller than float32 can hold.")
+
+
+@dataclass(frozen=True)
+class _UpToR(_PositiveNumbers):
+    """A rule that leaves no gradient longer than R."""
+
+    R: float
 
     @property
     def sensitivity(self) -> float:
@@ -185,6 +190,23 @@ class BatchClip(_UpToR):
         return torch.ones_like(norms) * (self.R / finite.sum()).clamp(max=1.0)
 
 
+@dataclass(frozen=True)
+class Unclipped(_PositiveNumbers, NoClip):
+    """`NoClip`, and Gaussian noise of standard deviation `noise_std` on the sum of a batch all the same.
+
+    Noise without clipping (Neelakantan et al., 2015), to compare with. **Not private**: no noise hides what has no
+    bound. `Unclipped(noise_std=sigma * R)` adds the noise of a private run with noise multiplier sigma and clipping
+    norm R, to every weight and in every style. It is for plans with `noise_multiplier=0`.
+
+    Guarantees: it has no finite sensitivity, so no plan, ledger or report states a finite epsilon for it.
+
+    >>> Unclipped(noise_std=2.0)(torch.tensor([0.5, 2.0])), Unclipped(noise_std=2.0).sensitivity
+    (tensor([1., 1.]), inf)
+    """
+
+    noise_std: float
+
+
 def _check_rule(rule: object) -> None:
     if isinstance(rule, type) or not isinstance(rule, Rule):
         raise InvalidPlan(
@@ -201,6 +223,14 @@ def _check_rule(rule: object) -> None:
             raise InvalidPlan(
                 f"{rule!r} lets a sample contribute {excess:.6g} times the sensitivity it states ({sensitivity!r})."
             )
+
+
+def _check_together(rules: Iterable[Rule]) -> None:
+    """The rules of one style: where some bring their own noise, all do, so that every weight gets noise."""
+    for rule in (given := list(rules)):
+        _check_rule(rule)
+    if len({isinstance(rule, Unclipped) for rule in given}) > 1:
+        raise InvalidPlan(f"Unclipped brings its own noise and others do not: use it for all groups, not in {given}.")
 
 
 def _joint(sensitivities: Iterable[float]) -> float:
@@ -318,8 +348,7 @@ class Layerwise(_Grouped):
             object.__setattr__(self, "rule", dict(self.rule))
             if not self.rule:
                 raise InvalidPlan("Layerwise got an empty mapping; name a rule for every layer, or give one rule.")
-            for rule in self.rule.values():
-                _check_rule(rule)
+            _check_together(self.rule.values())
         else:
             _check_rule(self.rule)
 
@@ -369,8 +398,7 @@ class Groupwise(_Grouped):
         if self.noise not in ("joint", "per_layer"):
             raise InvalidPlan(f'Groupwise(noise=...) must be "joint" or "per_layer", got {self.noise!r}.')
         object.__setattr__(self, "rules", dict(self.rules))
-        for rule in self.rules.values():
-            _check_rule(rule)
+        _check_together(self.rules.values())
 
     def group_of(self, layer: str, parameter: str) -> str:
         """The clipping group of a parameter: the first pattern that its full name matches."""
@@ -505,3 +533,13 @@ def is_private(style: Style) -> bool:
     (True, False)
     """
     return all(math.isfinite(rule.sensitivity) for rule in _rules(style).values())
+
+
+def own_noise(style: Style, groups: Iterable[str] | None = None) -> dict[str, float]:
+    """The noise that a style's rules bring by themselves, by group (of these groups); without `Unclipped` none.
+
+    >>> own_noise(Layerwise(Unclipped(2.0)), ["0", "2"]), own_noise(Flat(NoClip()))
+    ({'0': 2.0, '2': 2.0}, {})
+    """
+    rules = {group: style.rule_of(group) for group in (_rules(style) if groups is None else groups)}
+    return {group: rule.noise_std for group, rule in rules.items() if isinstance(rule, Unclipped)}

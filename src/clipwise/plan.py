@@ -12,7 +12,7 @@ from clipwise._encoding import decode, encode, keys
 from clipwise._show import html_table
 from clipwise._validate import MOST_NOISE, is_count, is_noise
 from clipwise.accounting import Event, Relation, account, check_correlation, default_delta, noise_scale, round_up
-from clipwise.clipping import Clip, Flat, Groupwise, Layerwise, MixUp, Rule, Style, as_clip, is_private
+from clipwise.clipping import Clip, Flat, Groupwise, Layerwise, MixUp, Rule, Style, as_clip, is_private, own_noise
 from clipwise.correlation import CORRELATIONS, Correlation, Independent
 from clipwise.errors import AccountingError, ClipwiseError, InvalidPlan
 from clipwise.mechanisms import AdaptiveClip, Gaussian, Mechanism, Repeated, Steps
@@ -70,7 +70,8 @@ class Plan:
         if self.noise_multiplier != 0 and not self.is_private:
             raise InvalidPlan(
                 f"{self.clip!r} does not bound what one sample contributes, so no noise can make it private. Use a "
-                "rule such as Abadi(1.0), or noise_multiplier=0 for a run that is not private."
+                "rule such as Abadi(1.0), or noise_multiplier=0 for a run that is not private, to which Unclipped("
+                "noise_std=...) adds noise."
             )
 
     def _check_noise(self) -> None:
@@ -107,6 +108,8 @@ class Plan:
             return
         if self.mechanism != Gaussian():
             raise InvalidPlan(f"correlated noise is for the sum of clipped gradients, not for {self.mechanism!r}.")
+        if any(own_noise(style) for style in self.styles):
+            raise InvalidPlan(f"the noise of {self.clip!r} is not correlated: use it without {self.correlation!r}.")
         if isinstance(self.noise_multiplier, Steps) and len(self.noise_multiplier.noise) > 1:
             raise InvalidPlan(
                 f"{self.noise_multiplier!r} together with {self.correlation!r} has no proof: use one noise."
@@ -220,7 +223,8 @@ class Plan:
         if self.correlation != Independent():
             found["noise over steps"] = self.correlation.describe()
         if noise is None:
-            return [*found.items(), ("noise multiplier", "none yet: plan.calibrate(epsilon, delta) finds it")]
+            missing = "none yet: plan.calibrate(epsilon, delta) finds it" if self.is_private else "none: not private"
+            return [*found.items(), ("noise multiplier", missing)]
         found["noise multiplier"] = f"{noise:g}" if is_noise(noise) else repr(noise)
         label, epsilon = ("epsilon", self.epsilon) if spent is None else ("epsilon spent", spent)
         found[label] = self._cost(epsilon) if self.is_private else "infinite: not private"

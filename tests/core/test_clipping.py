@@ -36,7 +36,7 @@ def test_every_private_rule_of_the_module_is_in_the_table() -> None:
         name
         for name in clipping.__all__
         if isinstance(getattr(clipping, name), type) and hasattr(getattr(clipping, name), "sensitivity")
-    } - {"Rule", "Flat", "Layerwise", "Groupwise", "NoClip", "BatchClip"}
+    } - {"Rule", "Flat", "Layerwise", "Groupwise", "NoClip", "BatchClip", "Unclipped"}
     assert len(rules) == len(PRIVATE_RULES)
 
 
@@ -66,7 +66,7 @@ def test_the_rules_are_the_equations() -> None:
     assert cw.Normalize(3.0)(norms).tolist() == pytest.approx([0.0, 6.0, 3.0, 1.5, 0.3])
     assert cw.Global(1.0)(norms).tolist() == [1.0, 1.0, 1.0, 0.0, 0.0]
     assert cw.GlobalScaled(R=1.0, Z=2.0)(norms).tolist() == [0.5, 0.5, 0.5, 0.5, 0.0]
-    assert cw.NoClip()(norms).tolist() == [1.0] * 5
+    assert cw.NoClip()(norms).tolist() == cw.Unclipped(3.0)(norms).tolist() == [1.0] * 5
     assert cw.BatchClip(1.35)(norms).tolist() == pytest.approx([0.1] * 5)
     assert cw.BatchClip(100.0)(norms).tolist() == [1.0] * 5
 
@@ -84,6 +84,7 @@ def test_rules_accept_an_empty_batch() -> None:
         cw.GlobalScaled(1.0, 2.0),
         cw.NoClip(),
         cw.BatchClip(1.0),
+        cw.Unclipped(1.0),
     ):
         assert rule(torch.empty(0)).shape == (0,)
 
@@ -95,7 +96,7 @@ def test_a_clipping_norm_that_float32_rounds_to_zero_is_refused() -> None:
 
 @pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf, "1", True, None])
 def test_a_clipping_norm_that_is_not_positive_is_refused(value: object) -> None:
-    for rule in (cw.Abadi, cw.Normalize, cw.Global, cw.BatchClip):
+    for rule in (cw.Abadi, cw.Normalize, cw.Global, cw.BatchClip, cw.Unclipped):
         with pytest.raises(InvalidPlan, match="positive finite"):
             rule(value)  # type: ignore[arg-type]
     with pytest.raises(InvalidPlan):
@@ -261,6 +262,7 @@ def test_a_switch_outside_the_run_is_refused(switch_at: object) -> None:
 def test_which_styles_are_private() -> None:
     assert is_private(cw.Flat(cw.Abadi(1.0))) and is_private(cw.Layerwise({"a": cw.Abadi(1.0)}))
     assert not is_private(cw.Flat(cw.BatchClip(1.0))) and not is_private(cw.Layerwise(cw.NoClip()))
+    assert not is_private(cw.Layerwise(cw.Unclipped(1.0))) and not is_private(cw.Groupwise({"*": cw.Unclipped(1.0)}))
     assert not is_private(cw.Layerwise({"a": cw.Abadi(1.0), "b": cw.NoClip()}))
     assert not is_private(cw.Groupwise({"a": cw.Abadi(1.0), "*": cw.NoClip()}))
 

@@ -78,6 +78,11 @@ def test_clipping_is_a_value(clip: object) -> None:
         cw.Layerwise(cw.NoClip()),
         cw.MixUp(cw.Abadi(1.0), cw.NoClip(), switch_at=0.5),
         cw.MixUp(cw.BatchClip(1.0), cw.Abadi(1.0), switch_at=0.5),
+        cw.Unclipped(2.0),
+        cw.Layerwise(cw.Unclipped(2.0)),
+        cw.Groupwise({"0.*": cw.Unclipped(2.0), "*": cw.Unclipped(1.0)}),
+        cw.MixUp(cw.Abadi(1.0), cw.Unclipped(2.0), switch_at=0.5),
+        cw.MixUp(cw.Layerwise(cw.Unclipped(2.0)), cw.Abadi(1.0), switch_at=99),
     ],
 )
 def test_a_rule_without_a_bound_cannot_be_made_private(clip: object) -> None:

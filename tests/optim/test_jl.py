@@ -480,7 +480,9 @@ def test_the_example_prints_what_the_page_shows() -> None:
     assert found[5] > found[2] + 2 and found[7] < 0.8 * found[4]  # what the page says of the average
 
 
-@pytest.mark.parametrize("block", re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL), ids=["sgld", "jl"])
+@pytest.mark.parametrize(
+    "block", re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL), ids=["sgld", "sgnht", "jl"]
+)
 def test_the_code_on_the_page_runs(block: str) -> None:
     torch.manual_seed(0)
     small = block.replace("60_000", "300").replace("14_040", "2").replace("steps=600", "steps=4")

@@ -1,4 +1,4 @@
-"""DP-SGLD and SGHMC: the update, the posterior, the privacy, and what is refused.
+"""DP-SGLD, SGHMC and SGNHT: the update, the posterior, the privacy, and what is refused.
 
 The maps of section 4.4: the updates are equal, step by step, in both directions.
 """
@@ -6,7 +6,7 @@ The maps of section 4.4: the updates are equal, step by step, in both directions
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from clipwise import sgld
 from clipwise.accounting._vacuous import least_epsilon
 from clipwise.errors import DataError, InvalidPlan
 from clipwise.optim import (
+    SGNHT,
     FlatPrior,
     GaussianPrior,
     Langevin,
@@ -68,6 +69,34 @@ def test_steps_equal_the_printed_formula_in_a_plain_loop(rule: Any, prior: Any, 
         w = w - eta * m
         torch.testing.assert_close(flat(model), w, rtol=1e-10, atol=1e-12)
     assert private.ledger.events == chain.plan().events
+
+
+@pytest.mark.usefixtures("fine_grid")
+@pytest.mark.parametrize("inertia", [None, 7.0])
+def test_the_steps_of_sgnht_equal_the_formula_in_a_plain_loop(inertia: float | None) -> None:
+    model, source = network(), Remembered()
+    eta, n, B, tau, prior = 0.02, N, 8, 300.0, GaussianPrior(0.7)
+    chain = SGNHT(cw.Poisson(N, 8), 9, cw.Abadi(0.5), eta, tau, 0.8, prior, inertia=inertia)
+    optimizer = LangevinOptimizer(model, chain)
+    private = cw.Private(chain.plan(), model, optimizer, seed=3, noise=source)
+    mirror = network()
+    w, m, mu = flat(mirror), torch.zeros(flat(mirror).numel(), dtype=torch.float64), 0.8
+    Q, seen = inertia or 2 / (1 - 0.8) ** 2, []
+    for step, batch in enumerate(private.loader(data(), yield_empty=True)):
+        put(mirror, w)
+        clipped = sum((min(1.0, 0.5 / float(g.norm())) * g for g in gradients_of_each(mirror, batch)), 0 * w)
+        assert private.step(loss_fn(model, batch))
+        noise = math.sqrt(2 * eta * (1 - 0.8) * tau / n) * source.noise(3, step)
+        after = mu * m + clipped / B - prior.log_density_gradient(w) / n + noise / eta
+        temperature = eta * n * float(((m + after) / 2).square().mean())
+        m, w = after, w - eta * after
+        mu = max(0.0, mu - (temperature / tau - 1) / Q)
+        seen.append(mu)
+        torch.testing.assert_close(flat(model), w, rtol=1e-10, atol=1e-12)
+        assert optimizer.friction == pytest.approx(1 - mu, rel=1e-10)
+    assert len(set(seen)) == 9
+    assert private.ledger.events == chain.plan().events
+    assert chain.noise_multiplier() == chain_of(momentum=0.8, temperature=tau).noise_multiplier()
 
 
 def test_the_noise_multiplier_is_the_formula_and_the_map_of_section_4_4() -> None:
@@ -140,6 +169,78 @@ def test_temperature_scales_the_covariance() -> None:
     torch.testing.assert_close(hot / 20, covariance, rtol=0.2, atol=0.1 * float(covariance.norm()))
 
 
+def sampled(
+    kind: type[Langevin], sampling: Any, noise: float = 1.0, momentum: float = 0.8, steps: int = 440
+) -> tuple[Tensor, LangevinOptimizer]:
+    """Draws of 300 chains that share a thermostat; `noise` times what the chain was planned with is added."""
+    ds, _, _ = linear_gaussian()
+    model = Chains(300, 2)
+    chain = kind(
+        sampling, steps, cw.Abadi(1e6), 0.02 if sampling == cw.FullBatch(40) else 0.005, 1.0, momentum,
+        GaussianPrior(1.0), burn_in=200, thin=20,
+    )  # fmt: skip
+    optimizer = LangevinOptimizer(model, chain)
+    plan = chain.plan(accept_vacuous=True)
+    plan = replace(plan, noise_multiplier=noise * chain.noise_multiplier())
+    private = cw.Private(plan, model, optimizer, seed=1)
+    for x, y in private.loader(ds):
+        private.step((model(x) - y.unsqueeze(1)).square().sum(1) / (2 * 0.5**2))
+    return torch.stack([sample["w"] for sample in optimizer.posterior]).reshape(-1, 2), optimizer
+
+
+def off(draws: Tensor) -> tuple[float, float, float]:
+    """How far mean and covariance are from the posterior's, in its units; and the temperature of the draws."""
+    _, mean, covariance = linear_gaussian()
+    found = torch.cov(draws.T)
+    off_mean = float((draws.mean(0) - mean).abs().max() / covariance.diag().sqrt().min())
+    temperature = float((torch.linalg.inv(covariance) @ found).trace() / 2)
+    return off_mean, float((found - covariance).norm() / covariance.norm()), temperature
+
+
+class LastVelocity(LangevinOptimizer):
+    """A wrong thermostat, with the last velocity instead of the mean of two."""
+
+    def step(self, closure: Any = None) -> None:
+        (group,) = self.param_groups
+        momentum, chain = group["thermostat"], self._chain
+        super().step()
+        energy = sum(float(self.state[p]["momentum_buffer"].square().mean()) for p in group["params"])
+        assert isinstance(chain, SGNHT)
+        group["thermostat"] = chain.momentum_after(momentum, measured=group["lr"] * chain.records * energy)
+
+
+@pytest.mark.parametrize(("momentum", "noise"), [(0.8, 1.0), (0.5, 1.0), (0.8, 2.0)])
+def test_sgnht_recovers_the_posterior_whatever_the_size_of_the_noise(momentum: float, noise: float) -> None:
+    """Noise of twice the planned size needs four times the friction, and the thermostat finds it."""
+    draws, optimizer = sampled(SGNHT, cw.FullBatch(40), noise, momentum)
+    off_mean, off_spread, temperature = off(draws)
+    assert off_mean < 0.15 and off_spread < 0.12 and abs(temperature - 1) < 0.06
+    assert optimizer.friction == pytest.approx((1 - momentum) * noise**2, rel=0.1)
+
+
+def test_sghmc_with_the_wrong_friction_does_not() -> None:
+    _, off_spread, temperature = off(sampled(Langevin, cw.FullBatch(40), 2.0)[0])
+    assert off_spread > 2 and temperature == pytest.approx(4.0, rel=0.1)
+
+
+@pytest.mark.parametrize("momentum", [0.8, 0.5])
+def test_a_thermostat_on_the_last_velocity_fails_the_same_test(
+    monkeypatch: pytest.MonkeyPatch, momentum: float
+) -> None:
+    monkeypatch.setitem(sampled.__globals__, "LangevinOptimizer", LastVelocity)
+    assert off(sampled(SGNHT, cw.FullBatch(40), 1.0, momentum)[0])[2] < 0.94
+
+
+@pytest.mark.slow
+def test_the_thermostat_absorbs_the_noise_of_batches() -> None:
+    """Batches of four: their noise makes SGHMC a third too hot, by the trace; the thermostat keeps the mean at 1."""
+    hot = off(sampled(Langevin, cw.Poisson(40, 4), steps=1_800)[0])[2]
+    kept, optimizer = sampled(SGNHT, cw.Poisson(40, 4), steps=1_800)
+    assert hot > 1.25
+    assert abs(off(kept)[2] - 1) < 0.1
+    assert optimizer.friction > 0.22
+
+
 @pytest.mark.usefixtures("fine_grid")
 @pytest.mark.parametrize("clip", [cw.Abadi(0.3), cw.Layerwise(cw.Abadi(0.3)), cw.Groupwise({"*": cw.Abadi(0.3)})])
 def test_every_style_gives_every_weight_the_same_noise(clip: Any) -> None:
@@ -159,6 +260,8 @@ def test_calibration_meets_the_target_at_the_temperature() -> None:
     chain = chain.calibrate(epsilon=2.0, delta=1e-4)
     assert 1.99 < chain.plan().epsilon(1e-4) <= 2.0
     assert chain.temperature == 0.5
+    thermostat = SGNHT(cw.Poisson(1_000, 50), 100, cw.Abadi(0.4), temperature=0.5).calibrate(epsilon=2.0, delta=1e-4)
+    assert isinstance(thermostat, SGNHT) and thermostat.plan() == chain.plan()
     with pytest.raises(InvalidPlan, match="no learning_rate yet"):
         chain_of(learning_rate=None).plan()
 
@@ -185,8 +288,11 @@ def test_the_lower_end_of_epsilon_is_one(noise: float, sampling: Any) -> None:
     assert least > 40 or noise > 0.1
 
 
-def test_samples_are_kept_after_burn_in_and_thinning_and_survive_a_resume(tmp_path: Path) -> None:
-    chain = chain_of(steps=11, burn_in=3, thin=2, momentum=0.5, temperature=100.0)
+@pytest.mark.parametrize("kind", [Langevin, SGNHT])
+def test_samples_are_kept_after_burn_in_and_thinning_and_survive_a_resume(kind: Any, tmp_path: Path) -> None:
+    chain = kind(
+        cw.Poisson(N, 8), 11, cw.Abadi(0.5), 0.02, burn_in=3, thin=2, momentum=0.5, temperature=100.0
+    )  # fmt: skip
 
     def begin() -> tuple[nn.Module, LangevinOptimizer]:
         model = network()
@@ -213,6 +319,47 @@ def test_samples_are_kept_after_burn_in_and_thinning_and_survive_a_resume(tmp_pa
         private.step(loss_fn(model, batch))
     assert len(second.posterior) == 4
     torch.testing.assert_close(second.posterior.matrix(), optimizer.posterior.matrix(), rtol=0, atol=0)
+    assert second.friction == optimizer.friction
+    assert (second.friction == 0.5) is (kind is Langevin)
+
+
+def test_the_state_of_one_kind_of_chain_is_refused_by_the_other() -> None:
+    kinds = [SGNHT, Langevin]
+    for kind, other in (kinds, kinds[::-1]):
+        chains = [each(cw.FullBatch(N), 6, cw.Abadi(0.5), 0.02, 100.0, 0.5) for each in (kind, other)]
+        model = network()
+        saved = LangevinOptimizer(model, chains[0]).state_dict()
+        optimizer = LangevinOptimizer(model, chains[1])
+        optimizer.load_state_dict(saved)
+        with pytest.raises(InvalidPlan, match=f"another kind of chain than {other.__name__}"):
+            optimizer.step()
+
+
+def test_friction_is_at_most_one_and_comes_back() -> None:
+    """A chain that begins far away moves fast; the thermostat brakes, and does not turn the weights round."""
+    chain = SGNHT(cw.FullBatch(N), 6, cw.Abadi(0.5), 0.02, momentum=0.9)
+    assert chain.momentum_after(0.9, measured=1e12) == 0.0
+    assert chain.momentum_after(0.0, measured=0.0) == pytest.approx(0.1**2 / 2)
+    assert replace(chain, temperature=4.0).momentum_after(0.9, measured=4.0) == 0.9
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"momentum": 0.0}, "acts on a velocity"),
+        ({"momentum": 1.0}, "momentum"),
+        ({"inertia": 0.0}, "inertia"),
+        ({"inertia": math.inf}, "inertia"),
+        ({"temperature": -1.0}, r"SGNHT\(temperature"),
+        ({"clip": cw.MixUp(cw.Abadi(0.1), cw.Abadi(2.0), 0.5)}, "schedule"),
+        ({"clip": cw.NoClip()}, "does not bound"),
+        ({"sampling": cw.Poisson(rate=0.1, batch_size=8)}, "needs it"),
+    ],
+)
+def test_thermostats_that_make_no_sense_are_refused(changes: dict[str, Any], message: str) -> None:
+    fields: dict[str, Any] = {"sampling": cw.Poisson(N, 8), "steps": 6, "clip": cw.Abadi(0.5), **changes}
+    with pytest.raises(InvalidPlan, match=message):
+        SGNHT(**fields)
 
 
 def test_by_default_half_is_burn_in_and_thirty_samples_are_kept() -> None:

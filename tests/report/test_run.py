@@ -342,6 +342,7 @@ def test_rates_that_differ_or_move_are_given_in_words() -> None:
         (cw.Flat(cw.Abadi(0.5)), "Abadi, R = 0.5"),
         (cw.Automatic(2.0, 0.5), "Automatic, R = 2, gamma = 0.5"),
         (cw.NoClip(), "no clipping"),
+        (cw.Unclipped(2.0), "no clipping, noise of standard deviation 2 on the sum of a batch: not private"),
         (cw.Layerwise(cw.Abadi(1.0)), "Layerwise, rule = Abadi, R = 1, noise = joint"),
         (
             cw.Layerwise({"a": cw.Abadi(1.0), "b": cw.NoClip()}),
@@ -377,6 +378,7 @@ def test_what_was_chosen_is_said_in_words(value: object, words: str) -> None:
         (cw.GlobalScaled(R=2.0, Z=5.0), 2.0),
         (cw.NoClip(), None),
         (cw.BatchClip(2.0), None),
+        (cw.Unclipped(2.0), None),
         (cw.Layerwise(cw.Abadi(2.0)), None),
         (cw.MixUp(cw.Abadi(1.0), cw.Abadi(2.0), switch_at=0.5), None),
     ],

@@ -46,6 +46,7 @@ ROWS = {
     "dp-ftrl": RATE + 'sampling = "shuffled"\n',
     "dp-sgd-jl": RATE + "projections = 40\n",
     "dp-sgld": "sgld = { burn_in = 1, thin = 1 }\n",
+    "dp-sgnht": "sgnht = { burn_in = 1, thin = 1 }\n",
     "dp-fedavg": RATE + "federated = { users = 100, local_batch_size = 8 }\n",
     "dp-fedsgd": RATE + 'federated = { users = 100, split = "uniform" }\n',
 }

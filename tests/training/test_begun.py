@@ -165,11 +165,12 @@ def test_records_of_a_continued_run_are_known_to_whoever_begins_with_its_weights
         made(tmp_path / "c", others, weights_of(tmp_path / "b"))
 
 
-def test_a_run_without_noise_protects_nobody(tmp_path: Path, others: str) -> None:
-    open_ = ("privacy={private=false}",)
+@pytest.mark.parametrize("clip", ["{rule='NoClip'}", "{rule='Unclipped', noise_std=5.0}"])
+def test_a_run_that_is_not_private_protects_nobody(tmp_path: Path, others: str, clip: str) -> None:
+    open_ = ("privacy={private=false}", f"clip={clip}")
     made(tmp_path / "public", others, *open_)
     run = made(tmp_path / "later", weights_of(tmp_path / "public"))
-    assert "it was trained without noise, so nothing protects its records" in run.warnings[0]
+    assert "that run is not private, so nothing protects its records" in run.warnings[0]
     with pytest.raises(DataError, match="nothing protects them any more: begin with other weights"):
         made(tmp_path / "again", others, weights_of(tmp_path / "public"))
     made(tmp_path / "open", others, weights_of(tmp_path / "public"), *open_)  # it promises nothing

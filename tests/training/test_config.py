@@ -185,8 +185,12 @@ def test_not_toml_and_not_there(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", sorted(RULES))
 def test_every_rule_can_be_named(name: str) -> None:
-    numbers = {"R": 2.0, "Z": 3.0}
-    needed = {"Abadi": "R", "BatchClip": "R", "Global": "R", "GlobalScaled": "RZ"}.get(name, "")
+    numbers = {"R": 2.0, "Z": 3.0, "noise_std": 4.0}
+    needed = {
+        "GlobalScaled": ("R", "Z"),
+        "Unclipped": ("noise_std",),
+        **dict.fromkeys(("Abadi", "BatchClip", "Global"), ("R",)),
+    }.get(name, ())
     text = f'rule = "{name}"\n' + "".join(f"{key} = {numbers[key]}\n" for key in needed)
     assert clip(text) == Flat(RULES[name](**{key: numbers[key] for key in needed}))
 

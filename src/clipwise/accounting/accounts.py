@@ -24,7 +24,10 @@ from clipwise.sampling import Sampling
 __all__ = ["HasEvents", "account", "account_delta", "delta", "epsilon", "privacy_panel"]
 
 _LARGE_EPSILON = 50.0
-_NO_NOISE = f"Some steps had no noise, or a noise multiplier below {LEAST_NOISE:g}: nothing is private."
+_NO_NOISE = (
+    f"Some steps had no noise, noise on what nothing bounds, or a noise multiplier below {LEAST_NOISE:g}: nothing is "
+    "private."
+)
 _TOO_FEW = "So few random projections prove nothing here: their estimates are too often far too small. Use more."
 _SPARED = 1e-4  # the share of delta that may be lost to norms under-estimated so much that no pair covers them
 _LOST_SHARE, _LEAST_SPARE = 1e-3, 1e-22

@@ -82,6 +82,11 @@ class Guarantee:
     def statement(self) -> str:
         """The answer in plain language, with everything it assumes."""
         interval = "" if self.lower is None else f" The true value is at least {self._least}."
+        if not math.isfinite(self.epsilon):
+            return (
+                f"Not private, as far as the {self.accountant} accountant can tell: epsilon is infinite at delta "
+                f"{self.delta:g}; under {self._neighbours}; assumes {self.sampling}.{interval}"
+            )
         return (
             f"({self.printed}, {self.delta:g})-differential privacy by the {self.accountant} accountant: "
             f"{_READINGS[self.kind]}; under {self._neighbours}; assumes {self.sampling}.{interval}"

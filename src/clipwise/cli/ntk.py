@@ -82,7 +82,10 @@ def parse_clip(text: str) -> Any:
 def _clip(node: ast.expr) -> Any:
     import clipwise as cw
 
-    known = ("Abadi", "Automatic", "BatchClip", "Flat", "Global", "GlobalScaled", "Layerwise", "NoClip", "Normalize")
+    known = (
+        *("Abadi", "Automatic", "BatchClip", "Flat", "Global", "GlobalScaled", "Layerwise", "NoClip", "Normalize"),
+        "Unclipped",
+    )
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
         if node.func.id not in known:
             raise InvalidPlan(f"{node.func.id!r} is not a clipping rule; there are: {', '.join(known)}.")

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 from clipwise._json import parse_json, read_json
 from clipwise.errors import DataError
 from clipwise.files import locked, replacing
-from clipwise.report import ArmResults
+from clipwise.report import ArmResults, has_rule
 
 __all__ = ["CURVES", "RESULTS", "Record", "noise_of", "packed_runs", "write"]
 
@@ -39,7 +39,8 @@ def noise_of(arm: ArmResults) -> str | None:
     >>> noise_of(arm) is None
     True
     """
-    if not arm.first.plan.noise_multiplier:
+    plan = arm.first.plan
+    if not plan.noise_multiplier and not has_rule(plan.clip, ("Unclipped",)):
         return None
     return " and ".join(sorted({str(run.provenance.get("noise", FLOAT32)) for run in arm.runs}))
 

@@ -1,9 +1,11 @@
-"""DP-SGLD and DP-SGHMC: private training that samples from a posterior.
+"""DP-SGLD, DP-SGHMC and DP-SGNHT: private training that samples from a posterior.
 
 For the posterior p(w | data) ~ p(w) exp(-sum_i l_i(w)) of n records, at temperature tau:
 
     SGLD    w' = w - eta (1/B sum_i C_i g_i - 1/n grad log p(w)) + N(0, 2 eta tau/n)
     SGHMC   m' = mu m + (1/B sum_i C_i g_i - 1/n grad log p(w)) + N(0, 2 (1 - mu) tau/(eta n)),   w' = w - eta m'
+    SGNHT   as SGHMC, with the noise of the plan's mu, but each step has its own mu' = mu - (T/tau - 1)/Q,
+            where T = eta n |(m + m')/2|^2/d is the temperature at which the d weights have just moved
 
 The noise that sampling needs is Gaussian noise on a clipped sum: that of DP-SGD at the noise multiplier
 sqrt(2 eta (1 - mu) tau/n) B/(eta R). So `Private` makes the steps and keeps the ledger as always, its noise is the
@@ -14,10 +16,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from clipwise._validate import is_count, is_number, is_positive
@@ -30,7 +32,7 @@ from clipwise.optim.sgld import SGHMC, posterior_learning_rate, to_dp_heavy_ball
 from clipwise.plan import Plan
 from clipwise.sampling import Sampling
 
-__all__ = ["Langevin", "LangevinOptimizer", "printed_temperature"]
+__all__ = ["SGNHT", "Langevin", "LangevinOptimizer", "printed_temperature"]
 
 _USUAL_SAMPLES = 30
 
@@ -85,7 +87,7 @@ class Langevin:
         for name in ("learning_rate", "temperature"):
             value = getattr(self, name)
             if value is not None and not is_positive(value):
-                raise InvalidPlan(f"Langevin({name}=...) must be a positive finite number, got {value!r}.")
+                raise InvalidPlan(f"{type(self).__name__}({name}=...) must be a positive finite number, got {value!r}.")
         if not (is_number(self.momentum) and 0 <= self.momentum < 1):
             raise InvalidPlan(f"momentum must be in [0, 1), got {self.momentum!r}.")
         if not isinstance(self.prior, Prior):
@@ -150,7 +152,7 @@ class Langevin:
         accountant: str = "exact",
         *,
         relation: Relation | None = None,
-    ) -> Langevin:
+    ) -> Self:
         """The same chain with the largest learning rate that keeps the whole of it within (epsilon, delta).
 
         Larger steps need less noise against the gradient to stay at the same temperature, so they are less private.
@@ -195,6 +197,46 @@ def _check_style(clip: object) -> Style:
     return clip
 
 
+@dataclass(frozen=True)
+class SGNHT(Langevin):
+    """A chain with a Nose-Hoover thermostat (Ding et al., 2014): SGHMC whose friction follows the temperature.
+
+    The noise of the plan is that of SGHMC with this `momentum`, and the chain begins with it. Batches add noise of a
+    size that nobody knows, so SGHMC samples at too high a temperature. Here the momentum falls while the weights move
+    at a higher temperature than `temperature`, and rises while they move at a lower one, so noise of any size is
+    absorbed, as long as it is alike for all weights. The temperature is measured with the mean of the velocities before
+    and after a step: the last velocity alone would make the posterior too narrow, by half the friction.
+
+    The momentum changes by (measured/temperature - 1)/`inertia` in a step, and never falls below 0. By default the
+    inertia is 2/(1 - momentum)^2, with which the thermostat follows as fast as it can without ringing; that of the
+    authors' discretization is n/learning_rate. With fewer than about ten weights, give a larger one.
+
+    Guarantees: as for `Langevin`: the thermostat sees nothing but the noisy gradients.
+
+    >>> import clipwise as cw
+    >>> chain = SGNHT(cw.Poisson(1_000, 100), steps=200, clip=cw.Abadi(1.0), learning_rate=0.01)
+    >>> round(chain.noise_multiplier(), 3), chain.momentum_after(0.9, measured=2.0)
+    (14.142, 0.895)
+    >>> model = nn.Linear(2, 1)
+    >>> private = cw.Private(chain.plan(), model, LangevinOptimizer(model, chain))
+    """
+
+    momentum: float = 0.9
+    inertia: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.momentum:
+            raise InvalidPlan("SGNHT(momentum=...) must be over 0: a thermostat acts on a velocity. Langevin has none.")
+        if self.inertia is not None and not is_positive(self.inertia):
+            raise InvalidPlan(f"SGNHT(inertia=...) must be a positive finite number, got {self.inertia!r}.")
+
+    def momentum_after(self, momentum: float, measured: float) -> float:
+        """The momentum of the step after one at this momentum and temperature."""
+        inertia = 2 / (1 - self.momentum) ** 2 if self.inertia is None else self.inertia
+        return max(0.0, momentum - (measured / self.temperature - 1) / inertia)
+
+
 class LangevinOptimizer(Optimizer):
     """The moves of a chain, as an optimizer for `clipwise.Private`, which supplies the noise; keeps the samples.
 
@@ -213,40 +255,75 @@ class LangevinOptimizer(Optimizer):
 
     def __init__(self, model: nn.Module, chain: Langevin) -> None:
         if not isinstance(chain, Langevin):
-            raise InvalidPlan(f"chain must be a clipwise.optim.Langevin, got {type(chain).__name__}.")
+            raise InvalidPlan(f"chain must be a clipwise.optim.Langevin or SGNHT, got {type(chain).__name__}.")
         if chain.learning_rate is None:
             raise InvalidPlan("the chain has no learning_rate yet: chain.calibrate(epsilon=..., delta=...) finds one.")
         named = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._names, self._chain = tuple(named), chain
-        super().__init__(list(named.values()), {"lr": chain.learning_rate, "momentum": chain.momentum, "steps": 0})
+        settings = {"lr": chain.learning_rate, "momentum": chain.momentum, "steps": 0}
+        if isinstance(chain, SGNHT):
+            settings["thermostat"] = chain.momentum
+        super().__init__(list(named.values()), settings)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
         """One move, from the noisy mean gradient in `p.grad`."""
         (group,) = self.param_groups
-        rate, n = group["lr"], self._chain.records
-        if (rate, group["momentum"]) != (self._chain.learning_rate, self._chain.momentum):
-            raise InvalidPlan(
-                f"learning rate {rate!r} and momentum {group['momentum']!r} are not the chain's "
-                f"({self._chain.learning_rate!r}, {self._chain.momentum!r}): the noise was planned for those, and a "
-                "schedule would change the temperature. Use the chain's own."
-            )
+        self._check(group)
+        rate, n, chain = group["lr"], self._chain.records, self._chain
+        momentum = group.get("thermostat", chain.momentum)
+        energy, weights = 0.0, 0
         for p in group["params"]:
             if p.grad is None:
                 continue
-            drift = p.grad - self._chain.prior.log_density_gradient(p) / n
-            if self._chain.momentum:
+            drift = p.grad - chain.prior.log_density_gradient(p) / n
+            if chain.momentum:
                 before = self.state[p].get("momentum_buffer")
-                drift = drift if before is None else before.mul_(self._chain.momentum).add_(drift)
+                if isinstance(chain, SGNHT):
+                    mean = drift / 2 if before is None else before.mul((1 + momentum) / 2).add_(drift, alpha=0.5)
+                    energy, weights = energy + _square(mean), weights + mean.numel()
+                drift = drift if before is None else before.mul_(momentum).add_(drift)
                 self.state[p]["momentum_buffer"] = drift
             p.sub_(drift, alpha=rate)
+        if isinstance(chain, SGNHT) and weights:
+            group["thermostat"] = chain.momentum_after(momentum, measured=rate * n * energy / weights)
         group["steps"] += 1
-        if self._chain.keeps(group["steps"]):
+        if chain.keeps(group["steps"]):
             for p in group["params"]:
                 self.state[p].setdefault("samples", []).append(p.detach().clone())
+
+    def _check(self, group: dict[str, Any]) -> None:
+        chain, rate = self._chain, group["lr"]
+        if (rate, group["momentum"]) != (chain.learning_rate, chain.momentum):
+            raise InvalidPlan(
+                f"learning rate {rate!r} and momentum {group['momentum']!r} are not the chain's "
+                f"({chain.learning_rate!r}, {chain.momentum!r}): the noise was planned for those, and a "
+                "schedule would change the temperature. Use the chain's own."
+            )
+        if ("thermostat" in group) != isinstance(chain, SGNHT):
+            raise InvalidPlan(
+                f"the state of this optimizer was saved by another kind of chain than {type(chain).__name__}: of "
+                "Langevin and SGNHT, one has a thermostat. Continue with the chain that the run began with."
+            )
+
+    @property
+    def friction(self) -> float:
+        """1 - momentum, of the coming step. Of `SGNHT` it is what the thermostat found; at 1 it cannot cool further.
+
+        >>> import clipwise as cw
+        >>> chain = SGNHT(cw.FullBatch(4), 6, cw.Abadi(1.0), learning_rate=0.01, momentum=0.75)
+        >>> LangevinOptimizer(nn.Linear(2, 1), chain).friction
+        0.25
+        """
+        momentum: float = self.param_groups[0].get("thermostat", self._chain.momentum)
+        return 1 - momentum
 
     @property
     def posterior(self) -> Posterior:
         """The samples kept so far."""
         tensors = [self.state[p].get("samples", []) for p in self.param_groups[0]["params"]]
         return Posterior(tuple(dict(zip(self._names, each, strict=True)) for each in zip(*tensors, strict=True)))
+
+
+def _square(velocity: Tensor) -> float:
+    return float(velocity.double().square().sum())

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from clipwise.accounting import Ledger
-from clipwise.clipping import Style, bounds_of, is_private
+from clipwise.clipping import Style, bounds_of, is_private, own_noise
 from clipwise.correlation import Independent
 from clipwise.errors import CheckpointError, InvalidPlan
 from clipwise.files import Lock
@@ -111,11 +111,13 @@ class Release:
     def prepare(self, style: Style) -> Repeated:
         """The event of the coming step, whose noise is found for the style that is in force.
 
-        Refused when the style does not bound what a sample contributes.
+        Refused when the style does not bound what a sample contributes. Without a noise multiplier there is no such
+        bound, and no noise either, unless the style brings its own (`Unclipped`).
         """
         event = next(event for end, event in self._stretches if self.position.done < end)
         noise = event.noise_multiplier
         if not noise:
+            self._scaled = self._unclipped(style)
             return event
         bounds = bounds_of(style)
         if self._scaled is not None and self._scaled[0] is style:
@@ -136,11 +138,24 @@ class Release:
         self._scaled = (style, noise, [*(of[name] for name in self._names), *further])
         return event
 
+    def _unclipped(self, style: Style) -> tuple[Style, float, list[float]] | None:
+        """The noise that a style brings to a step that is not private."""
+        if not own_noise(style):
+            return None
+        if self._scaled is not None and self._scaled[0] is style:
+            return self._scaled
+        if self._plan.correlation != Independent():
+            raise InvalidPlan(f"the noise of {style!r} is not correlated: use it without {self._plan.correlation!r}.")
+        groups = style.groups(self._names)
+        stds = own_noise(style, groups)
+        of = {name: stds[group] for group, names in groups.items() for name in names}
+        return style, 0.0, [of[name] for name in self._names]
+
     def mean(self, sums: list[Tensor], style: Style, scale: float) -> list[Tensor]:
         """Charge a step, then give (sums + noise) * scale on the public grid. `sums` are used up."""
         event = self.prepare(style)
         number = self._first + self._charge(event)
-        if not event.noise_multiplier:
+        if not event.noise_multiplier and self._scaled is None:
             torch._foreach_mul_(sums, scale)
             return sums
         assert self._scaled is not None  # for this event and style

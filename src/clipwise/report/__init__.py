@@ -8,7 +8,7 @@ from clipwise.report.arms import ArmResults, arms_of
 from clipwise.report.card import card
 from clipwise.report.content import headline
 from clipwise.report.folder import RunFolder, plain, runs_below, write_text
-from clipwise.report.plans import Choices, WrittenPlan, WrittenValue
+from clipwise.report.plans import Choices, WrittenPlan, WrittenValue, has_rule
 from clipwise.report.reading import Advice, advice_of
 from clipwise.report.reading import read as reading_of
 from clipwise.report.render import write
@@ -32,6 +32,7 @@ __all__ = [
     "describe",
     "epsilon_text",
     "guarantees_of",
+    "has_rule",
     "headline",
     "interval_text",
     "not_checked",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, TypeAlias
 
@@ -12,7 +12,11 @@ from clipwise.errors import ClipwiseError, DataError
 from clipwise.plan import Plan
 from clipwise.sampling import SAMPLINGS, arguments
 
-__all__ = ["AnyPlan", "Choices", "WrittenPlan", "WrittenValue", "items_of", "parts_of", "read_plan"]
+__all__ = ["UNBOUNDED", "AnyPlan", "Choices", "WrittenPlan", "WrittenValue", "has_rule", "items_of", "parts_of",
+           "read_plan"]  # fmt: skip
+
+UNBOUNDED = ("BatchClip", "NoClip", "Unclipped")
+"""The rules with which no run is private, whatever noise it had."""
 
 
 @dataclass(frozen=True)
@@ -162,6 +166,19 @@ def parts_of(value: Any) -> tuple[str, dict[str, Any]] | None:
     if isinstance(value, _SAMPLINGS):
         return kind, arguments(value)
     return kind, {f.name: getattr(value, f.name) for f in fields(value)}
+
+
+def has_rule(clip: Any, names: Collection[str]) -> bool:
+    """Whether one of these rules clips any group at any step, by what is written down.
+
+    >>> from clipwise import Abadi, Layerwise, MixUp, Unclipped
+    >>> has_rule(MixUp(Abadi(1.0), Layerwise(Unclipped(2.0)), 0.5), UNBOUNDED), has_rule(Abadi(1.0), UNBOUNDED)
+    (True, False)
+    """
+    if isinstance(clip, Mapping):
+        return any(has_rule(each, names) for each in clip.values())
+    parts = parts_of(clip)
+    return parts is not None and (parts[0] in names or has_rule(parts[1], names))
 
 
 def items_of(plan: AnyPlan) -> dict[str, Any]:

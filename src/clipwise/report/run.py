@@ -7,6 +7,7 @@ on somebody's machine is taken out of what is published: the last part of a path
 from __future__ import annotations
 
 import inspect
+import math
 import os
 import platform
 import re
@@ -28,7 +29,7 @@ from clipwise.errors import DataError
 from clipwise.noise import DESCRIPTION
 from clipwise.private import Checked, Looked, Private
 from clipwise.report.folder import RunFolder, plain
-from clipwise.report.plans import AnyPlan, Choices, WrittenPlan
+from clipwise.report.plans import UNBOUNDED, AnyPlan, Choices, WrittenPlan, has_rule
 from clipwise.report.saved import FORMAT, VERSION, values_of
 
 __all__ = ["SEEDED", "Run", "choices_of", "guarantees_of", "not_checked", "provenance_of", "without_paths"]
@@ -81,6 +82,12 @@ class Run:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name.strip() or not is_line(self.name):
             raise DataError(f"a run needs a name of one line that can be printed, got {self.name!r}.")
+        stated = any(math.isfinite(guarantee.epsilon) for guarantee in self.guarantees.values())
+        if stated and has_rule(self.plan.clip, UNBOUNDED):
+            raise DataError(
+                f"the run {self.name!r} has the clipping {self.plan.clip!r}, which bounds nothing, and an epsilon: one "
+                "of the two is of another run."
+            )
 
     @property
     def task(self) -> Task:
@@ -89,9 +96,10 @@ class Run:
 
     @property
     def is_private(self) -> bool:
-        """Whether there was a release, and noise in all of them."""
+        """Whether there was a release, noise in all of them, and no clipping without a bound."""
         events = () if self.ledger is None else self.ledger.events
-        return bool(events) and all(event.noise_multiplier > 0 for event in events)
+        noisy = bool(events) and all(event.noise_multiplier > 0 for event in events)
+        return noisy and not has_rule(self.plan.clip, UNBOUNDED)
 
     @property
     def is_known(self) -> bool:

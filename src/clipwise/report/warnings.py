@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from clipwise.accounting import Event, Guarantee, Relation, account
 from clipwise.errors import AccountingError
 from clipwise.report.arms import ArmResults, same_data
+from clipwise.report.plans import has_rule
 from clipwise.report.run import SEEDED, Run
 from clipwise.report.saved import trained_steps
 
@@ -107,7 +108,8 @@ def without_noise(run: Run) -> str:
     events = () if run.ledger is None else run.ledger.events
     reasons = dict.fromkeys(event.reason for event in events if event.noise_multiplier == 0)
     if not reasons or all(event.noise_multiplier == 0 and event.reason == "training" for event in events):
-        return "Trained without noise"
+        unclipped = has_rule(run.plan.clip, ("Unclipped",))
+        return "Trained with noise on gradients that nothing clips" if unclipped else "Trained without noise"
     return f"Not all updates had noise ({', '.join(reasons)})"
 
 

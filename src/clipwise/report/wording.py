@@ -155,6 +155,8 @@ def _words(kind: str, values: Mapping[str, Any]) -> str | None:
         return f"mix-up: {describe(values['small'])}, then {describe(values['large'])} from {when} on"
     if kind == "Steps":
         return ", ".join(f"{noise:g} from step {step} on" for step, noise in values["noise"].items())
+    if kind == "Unclipped":
+        return f"no clipping, noise of standard deviation {values['noise_std']:g} on the sum of a batch: not private"
     return "no clipping" if kind == "NoClip" else None
 
 

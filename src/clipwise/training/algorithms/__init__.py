@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from clipwise.training.algorithms.base import Algorithm
 from clipwise.training.algorithms.dp_sgd import PrivateFTRL, PrivateSGD, ProjectedSGD
-from clipwise.training.algorithms.dp_sgld import PrivateSGLD
+from clipwise.training.algorithms.dp_sgld import PrivateSGLD, PrivateSGNHT
 from clipwise.training.algorithms.fedavg import FedAvg, FedSGD
 from clipwise.training.config import TomlTable
 
@@ -16,12 +16,13 @@ __all__ = [
     "PrivateFTRL",
     "PrivateSGD",
     "PrivateSGLD",
+    "PrivateSGNHT",
     "ProjectedSGD",
     "read_algorithm",
 ]
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
-    kind.name: kind for kind in (PrivateSGD, PrivateFTRL, ProjectedSGD, PrivateSGLD, FedAvg, FedSGD)
+    kind.name: kind for kind in (PrivateSGD, PrivateFTRL, ProjectedSGD, PrivateSGLD, PrivateSGNHT, FedAvg, FedSGD)
 }
 """All of them, by the name in a configuration."""
 

@@ -1,5 +1,7 @@
 """`algorithm = "dp-sgld"`: the loop of DP-SGD with a sampler as its optimizer; its samples predict together.
 
+`"dp-sgnht"` has a thermostat besides, which absorbs the noise of batches.
+
 ```toml
 algorithm = "dp-sgld"
 [sgld]                # in place of [optimizer]: noise and temperature determine the learning rate
@@ -8,19 +10,23 @@ momentum = 0.9        # Hamiltonian (SGHMC); default 0
 prior_std = 1.0       # of every weight; without it the prior is flat
 burn_in = 300         # steps before samples are kept; default: half of them
 thin = 10             # steps from one sample to the next; default: for about thirty
+
+algorithm = "dp-sgnht"
+[sgnht]               # the same keys; momentum, by default 0.9, is that of the beginning
+inertia = 200         # how slowly the momentum follows the temperature; default: 2 / (1 - momentum)^2
 ```
 """
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from torch import nn
 
 from clipwise.errors import InvalidConfig
 from clipwise.mechanisms import Steps
-from clipwise.optim import FlatPrior, GaussianPrior, Langevin, LangevinOptimizer
+from clipwise.optim import SGNHT, FlatPrior, GaussianPrior, Langevin, LangevinOptimizer
 from clipwise.optim.sgld import posterior_learning_rate
 from clipwise.plan import Plan
 from clipwise.training.algorithms.base import Algorithm, private_loop
@@ -30,7 +36,7 @@ from clipwise.training.run import Folder, Job, Trained, Watch
 if TYPE_CHECKING:
     from clipwise.training.config import Config
 
-__all__ = ["AVERAGE", "PrivateSGLD"]
+__all__ = ["AVERAGE", "PrivateSGLD", "PrivateSGNHT"]
 
 AVERAGE = "posterior average"
 
@@ -42,6 +48,7 @@ class PrivateSGLD(Algorithm):
     name: ClassVar[str] = "dp-sgld"
     about: ClassVar[str] = "samples from a posterior, in place of an optimizer"
     keys: ClassVar[tuple[str, ...]] = ("sgld",)
+    dynamics: ClassVar[type[Langevin]] = Langevin
 
     temperature: float
     momentum: float
@@ -50,22 +57,28 @@ class PrivateSGLD(Algorithm):
     thin: int | None
 
     @classmethod
-    def read(cls, root: TomlTable) -> PrivateSGLD:
+    def read(cls, root: TomlTable) -> Self:
+        (key,) = cls.keys
         if "optimizer" in root:
             root.fail(
                 "optimizer",
-                f"is not for {cls.name}: noise and temperature decide the learning rate; momentum is in [sgld].",
+                f"is not for {cls.name}: noise and temperature decide the learning rate; momentum is in [{key}].",
             )
-        table = root.table("sgld")
-        made = cls(
-            temperature=table.number("temperature", 1.0),
-            momentum=table.number("momentum", 0.0, below=1.0),
-            prior_std=table.number("prior_std", None),
-            burn_in=table.integer("burn_in", None, least=0),
-            thin=table.integer("thin", None),
-        )
+        table = root.table(key)
+        made = cls(**cls.choices(table))
         table.close()
         return made
+
+    @classmethod
+    def choices(cls, table: TomlTable) -> dict[str, Any]:
+        """What the table of this algorithm says."""
+        return {
+            "temperature": table.number("temperature", 1.0),
+            "momentum": table.number("momentum", cls.dynamics.momentum, below=1.0),
+            "prior_std": table.number("prior_std", None),
+            "burn_in": table.integer("burn_in", None, least=0),
+            "thin": table.integer("thin", None),
+        }
 
     def check(self, config: Config, root: TomlTable) -> None:
         if config.batches.rate is not None:
@@ -74,13 +87,14 @@ class PrivateSGLD(Algorithm):
     def chain(self, plan: Plan, model: nn.Module) -> Langevin:
         """The chain whose own noise is the plan's, which decides the learning rate."""
         if not plan.noise_multiplier:
-            raise InvalidConfig("dp-sgld samples with its noise: it needs privacy.epsilon or privacy.noise_multiplier.")
+            raise InvalidConfig(
+                f"{self.name} samples with its noise: it needs privacy.epsilon or privacy.noise_multiplier."
+            )
         if isinstance(plan.noise_multiplier, Steps):
-            raise InvalidConfig("dp-sgld has one temperature: give one noise_multiplier, not a schedule of them.")
+            raise InvalidConfig(f"{self.name} has one temperature: give one noise_multiplier, not a schedule of them.")
+        own = {name: value for name, value in asdict(self).items() if name != "prior_std"}
         prior = FlatPrior() if self.prior_std is None else GaussianPrior(self.prior_std)
-        chain = Langevin(
-            plan.sampling, plan.steps, plan.clip, None, self.temperature, self.momentum, prior, self.burn_in, self.thin
-        )
+        chain = self.dynamics(plan.sampling, plan.steps, plan.clip, prior=prior, **own)
         at_one = posterior_learning_rate(
             plan.noise_multiplier, chain.sensitivity(model), plan.batch_size, chain.records, self.momentum
         )
@@ -90,7 +104,7 @@ class PrivateSGLD(Algorithm):
         rate = self.chain(plan, model).learning_rate
         assert rate is not None  # `chain` decides it
         chosen = {name: value for name, value in asdict(self).items() if value is not None}
-        return OptimizerChoice("Langevin", LearningRate(rate), chosen)
+        return OptimizerChoice(self.dynamics.__name__, LearningRate(rate), chosen)
 
     def train(self, job: Job, folder: Folder, watch: Watch, resume: bool) -> Trained:
         """Run the chain to its end; the model keeps the last weights, and the average of all samples is measured.
@@ -98,7 +112,9 @@ class PrivateSGLD(Algorithm):
         Guarantees: as for dp-sgd, whose mechanism it is. Settings whose privacy is vacuous are refused.
         """
         if job.data.task != "classification":
-            raise InvalidConfig("dp-sgld averages class probabilities; for a regression use clipwise.optim in a loop.")
+            raise InvalidConfig(
+                f"{self.name} averages class probabilities; for a regression use clipwise.optim in a loop."
+            )
         chain = self.chain(job.plan, job.model)
         chain.plan(job.model)
         optimizer = LangevinOptimizer(job.model, chain)
@@ -114,3 +130,19 @@ class PrivateSGLD(Algorithm):
             batch_size=settings.batch_size,
         )
         return replace(trained, further={AVERAGE: found.average})
+
+
+@dataclass(frozen=True)
+class PrivateSGNHT(PrivateSGLD):
+    """The same with a thermostat, which finds the friction that keeps the temperature."""
+
+    name: ClassVar[str] = "dp-sgnht"
+    about: ClassVar[str] = "the same, at a temperature that a thermostat keeps"
+    keys: ClassVar[tuple[str, ...]] = ("sgnht",)
+    dynamics: ClassVar[type[Langevin]] = SGNHT
+
+    inertia: float | None
+
+    @classmethod
+    def choices(cls, table: TomlTable) -> dict[str, Any]:
+        return {**super().choices(table), "inertia": table.number("inertia", None)}

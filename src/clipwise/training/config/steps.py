@@ -60,6 +60,7 @@ RULES: dict[str, type[Any]] = {
         clipping.GlobalScaled,
         clipping.NoClip,
         clipping.Normalize,
+        clipping.Unclipped,
     )
 }
 STYLES = ("Flat", "Groupwise", "Layerwise")

@@ -190,7 +190,7 @@ def _remedy(run: Run, folder: RunFolder) -> str:
             f"Use --continue-from {folder.path} instead of model.weights: it charges both runs together (with "
             "--changed-data, on other records from there)."
         )
-    return "It was trained without noise, so nothing protects them any more: begin with other weights."
+    return "It is not private, so nothing protects them any more: begin with other weights."
 
 
 def _about(origin: str, sha256: str, filled: Filled, privacy: str) -> dict[str, str]:
@@ -206,7 +206,7 @@ def _privacy_of(run: Run, before: Begun) -> str:
     """What protects the records of the run that the weights are from, and what does not."""
     exact = next(iter(run.guarantees.values()), None)
     if not run.is_private or exact is None:
-        said = "it was trained without noise, so nothing protects its records, and this epsilon does not either"
+        said = "that run is not private, so nothing protects its records, and this epsilon does not either"
     else:
         said = (
             f"that run has epsilon = {exact.printed} at delta {exact.delta:g} ({exact.kind}, one {exact.unit}) for its "
