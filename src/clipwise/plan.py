@@ -95,8 +95,8 @@ class Plan:
             )
         if isinstance(self.clip, AdaptiveClip) and not self.mechanism.learns_norm:
             raise InvalidPlan(
-                f"AdaptiveClip is for federated rounds (mechanism=cw.mechanisms.Rounds()), not for {self.mechanism!r}: "
-                "nothing here releases what the norm would follow."
+                f"AdaptiveClip together with {self.mechanism!r} has no proof: how many norms are within R would be "
+                "counted with norms that are only estimated. Use exact norms, or a norm that stays as it is."
             )
         self.mechanism.check(self)
 
@@ -110,6 +110,11 @@ class Plan:
         if isinstance(self.noise_multiplier, Steps) and len(self.noise_multiplier.noise) > 1:
             raise InvalidPlan(
                 f"{self.noise_multiplier!r} together with {self.correlation!r} has no proof: use one noise."
+            )
+        if isinstance(self.clip, AdaptiveClip):
+            raise InvalidPlan(
+                f"AdaptiveClip together with {self.correlation!r} has no proof: use independent noise, or a norm that "
+                "does not follow what was released, such as Abadi(1.0) or MixUp."
             )
         try:
             check_correlation(self.sampling, self.correlation)
@@ -139,7 +144,10 @@ class Plan:
         return (self.style(0), self.style(self.steps - 1))
 
     def style(self, step: int) -> Style:
-        """The clipping style in force at step `step` (from 0); noise and clipping both read it."""
+        """The clipping style in force at step `step` (from 0); noise and clipping both read it.
+
+        Of an adaptive norm it is that of the first step: `private.style` is the one in force.
+        """
         return self.clip.at(step, self.steps)  # type: ignore[union-attr]  # __post_init__ made it a schedule
 
     def calibrate(
