@@ -25,7 +25,7 @@ from clipwise.errors import InvalidPlan
 
 __all__ = ["AdaptiveClip"]
 
-_WIDEST = 1e6
+_WIDEST, _LARGEST = 1e6, 1e30
 _USUAL_FLOOR = 0.01
 
 
@@ -83,8 +83,8 @@ class AdaptiveClip:
 
     @property
     def highest(self) -> float:
-        """A million times the first norm: where a norm stops that only noise moves."""
-        return self.R * _WIDEST
+        """A million times the first norm, but no number that gradients cannot have: where a norm stops as well."""
+        return max(self.R, min(self.R * _WIDEST, _LARGEST))
 
     def at(self, step: int, steps: int) -> Flat:
         """The clipping of the first step. That of later ones follows what was released: see `style`."""

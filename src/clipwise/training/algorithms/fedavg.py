@@ -74,6 +74,8 @@ class Federation:
         for name, owner in (("shards_per_user", "shards"), ("concentration", "dirichlet")):
             if name in table and split != owner:
                 table.fail(name, f"is for split = {owner!r} only.")
+        if "quantile" in table:
+            table.fail("quantile", "is in [clip] now: rule = 'AdaptiveClip', with R and quantile.")
         server = table.table("server")
         made = cls(
             users=table.integer("users"),
