@@ -11,11 +11,11 @@ from typing import Any
 from clipwise._encoding import decode, encode, keys
 from clipwise._show import html_table
 from clipwise._validate import MOST_NOISE, is_count, is_noise
-from clipwise.accounting import Event, Relation, account, check_correlation, default_delta, noise_scale, round_up
+from clipwise.accounting import Event, Relation, Steps, account, check_correlation, default_delta, noise_scale, round_up
 from clipwise.clipping import Clip, Flat, Groupwise, Layerwise, MixUp, Rule, Style, as_clip, is_private
 from clipwise.correlation import CORRELATIONS, Correlation, Independent
 from clipwise.errors import AccountingError, ClipwiseError, InvalidPlan
-from clipwise.mechanisms import AdaptiveClip, Gaussian, Mechanism, Repeated, Steps
+from clipwise.mechanisms import AdaptiveClip, Gaussian, Mechanism, Repeated
 from clipwise.sampling import SAMPLINGS, Sampling
 
 __all__ = ["Plan"]
@@ -76,8 +76,7 @@ class Plan:
     def _check_noise(self) -> None:
         noise = self.noise_multiplier
         if isinstance(noise, Steps):
-            if max(noise.noise) >= self.steps:
-                raise InvalidPlan(f"{noise!r} switches after the end: the plan has only {self.steps} steps.")
+            noise.check(self.steps)
             if len(noise.noise) == 1:
                 object.__setattr__(self, "noise_multiplier", noise.at(0))
         elif not is_noise(noise):

@@ -149,9 +149,12 @@ def test_a_record_moves_sum_and_count_together_by_no_more_than_one_deviation_of_
 def test_noise_and_clipping_read_the_same_norm_at_the_same_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """And the norm of a step is known before its first sample."""
     drawn, made = [], GaussianNoise.release
-    monkeypatch.setattr(
-        GaussianNoise, "release", lambda self, sums, stds, *more: (drawn.append(list(stds)), made(self, sums, stds, *more))[1]
-    )
+
+    def noted(self: GaussianNoise, sums: Any, stds: Any, *more: Any) -> Any:
+        drawn.append(list(stds))
+        return made(self, sums, stds, *more)
+
+    monkeypatch.setattr(GaussianNoise, "release", noted)
     z, clip = 1.2, adaptive(learning_rate=1.0)
     p = plan(sampling=cw.Poisson(N, 6), steps=30, clip=clip, noise_multiplier=cw.Steps({0: z, 10: 2 * z}))
     model = mlp()

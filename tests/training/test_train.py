@@ -73,7 +73,9 @@ def test_the_learning_rate_follows_r_at_the_switch_and_on_empty_batches(tmp_path
     clip = "clip={schedule='MixUp', switch_at=0.5, small={rule='Abadi', R=0.5}, large={rule='Abadi', R=4}}"
     trained(tmp_path, clip, "batch_size=1", "steps=30", "optimizer.learning_rate=0.1 / R")
     schedule = cw.MixUp(cw.Abadi(0.5), cw.Abadi(4.0), 0.5)
-    expected = own_loop(schedule, 30, lambda private: 0.2 if private.steps_done < 15 else 0.025, begins_with=0.1, size=1)
+    expected = own_loop(
+        schedule, 30, lambda private: 0.2 if private.steps_done < 15 else 0.025, begins_with=0.1, size=1
+    )
     found = weights(tmp_path / "run")
     assert all(torch.allclose(found[name], expected[name], atol=1e-5) for name in expected)
 

@@ -28,6 +28,7 @@ from clipwise.private.witness import Testimony, Witness
 
 __all__ = ["Release"]
 
+
 class Release:
     """What is charged, and the noise that is added, when a sum leaves a run of `Private` or of a federated server.
 
@@ -172,21 +173,21 @@ class Release:
         `within` is the sum of centred bits for an adaptive norm (`AdaptiveClip.centred`).
         """
         clip, bound = self._adaptive, self.position.bound
-        if clip is None or bound is None:
-            return self._mean(sums, style, scale)
-        *mean, count = self._mean([*sums, torch.tensor([within], dtype=torch.float64)], style, scale)
-        self.position.bound = clip.move(bound, 0.5 + float(count) / scale / self._plan.batch_size)
-        return mean
-
-    def _mean(self, sums: list[Tensor], style: Style, scale: float) -> list[Tensor]:
+        if clip is not None:
+            sums = [*sums, torch.tensor([within], dtype=torch.float64)]
         event = self.prepare(style)
         number = self._first + self._charge(event)
-        if not event.noise_multiplier:
+        if event.noise_multiplier:
+            assert self._scaled is not None  # for this event and style
+            before = partial(self._charge_repetition, event, number)
+            sums = self._noise.release(sums, self._scaled[2], scale, number, self.position.label(), before)
+        else:
             torch._foreach_mul_(sums, scale)
+        if clip is None or bound is None:
             return sums
-        assert self._scaled is not None  # for this event and style
-        before = partial(self._charge_repetition, event, number)
-        return self._noise.release(sums, self._scaled[2], scale, number, self.position.label(), before)
+        *sums, count = sums
+        self.position.bound = clip.move(bound, 0.5 + float(count) / scale / self._plan.batch_size)
+        return sums
 
     def write(self, sums: list[Tensor], style: Style, scale: float, within: float = 0.0) -> None:
         """The mean as the gradient of the guarded parameters, which may be stepped with once."""
