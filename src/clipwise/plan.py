@@ -92,6 +92,11 @@ class Plan:
             raise InvalidPlan(
                 f"mechanism must be a value such as clipwise.mechanisms.Gaussian(), got {self.mechanism!r}."
             )
+        if isinstance(self.clip, AdaptiveClip) and type(self.clip) is not AdaptiveClip:
+            raise InvalidPlan(
+                f"{type(self.clip).__name__} is a class of its own, which could split the noise otherwise than the proof "
+                "says: use AdaptiveClip itself."
+            )
         if isinstance(self.clip, AdaptiveClip) and not self.mechanism.learns_norm:
             raise InvalidPlan(
                 f"AdaptiveClip together with {self.mechanism!r} has no proof: how many norms are within R would be "
