@@ -102,7 +102,6 @@ class Private:
         if plan.mechanism.unit != "example":
             raise InvalidPlan(f"the mechanism {plan.mechanism!r} is run by clipwise.federated.Server, not by Private.")
         self._plan, self._model, self._optimizer = plan, model, optimizer
-        self._scale = 1.0 / plan.denominator
         self._fit = Fit.of(model, optimizer)
         self._position = Position(
             plan.steps,
@@ -328,7 +327,7 @@ class Private:
         """Charge first, then noise, average, write. From the charge on the step is spent, whatever happens."""
         style, within = self.style, 0.0 if self.bound is None else self._batch.within
         sums = self._batch.take(self._position.done, self._fit)
-        self._release.write(sums, style, self._scale, within)
+        self._release.write(sums, style, 1.0 / self._plan.denominator, within)
 
     def _step(self) -> None:
         """Step the optimizer with what was released."""
