@@ -326,6 +326,9 @@ def test_samples_that_are_not_finite_count_for_nothing() -> None:
         found.append(private.bound)
     assert found[0] == found[1] == pytest.approx(math.exp(-0.2 * 0.5 / 8))
     assert found[2] == found[3] == 1.0
+    norms, left_out = torch.tensor([0.5, 0.5, 9.0, 9.0, math.nan]), torch.tensor([False, True, False, True, False])
+    assert cw.AdaptiveClip.centred(norms, left_out, 1.0) == 0.0  # a finite norm of a loss that is not finite, too
+    assert cw.AdaptiveClip.centred(norms[:2], left_out[:2], 1.0) == 0.5
     assert found[4] == pytest.approx(math.exp(-0.2 * 0.5 / 8))
 
 
