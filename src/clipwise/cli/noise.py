@@ -29,7 +29,7 @@ _EPILOG = """\
 examples:
   clipwise noise --epsilon 2 --sample-size 60000 --batch-size 256 --steps 14040 --delta 1e-5
   clipwise noise --epsilon 2 --solve steps --noise-multiplier 1.1 --sample-size 60000 --batch-size 256 --delta 1e-5
-  clipwise noise --epsilon 2 --noise-multiplier 0:2,700:1 --sample-size 60000 --batch-size 256 --steps 1404 --delta 1e-5
+  clipwise noise --epsilon 2 --noise-multiplier 0:2,50:1 --sample-size 60000 --batch-size 256 --steps 100 --delta 1e-5
 
 exit code: 0 success, 2 bad usage or input
 """
