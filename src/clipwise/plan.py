@@ -94,8 +94,8 @@ class Plan:
             )
         if isinstance(self.clip, AdaptiveClip) and type(self.clip) is not AdaptiveClip:
             raise InvalidPlan(
-                f"{type(self.clip).__name__} is a class of its own, which could split the noise otherwise than the proof "
-                "says: use AdaptiveClip itself."
+                f"{type(self.clip).__name__} is a class of its own, which could split the noise otherwise than the "
+                "proof says: use AdaptiveClip itself."
             )
         if isinstance(self.clip, AdaptiveClip) and not self.mechanism.learns_norm:
             raise InvalidPlan(
