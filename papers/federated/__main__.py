@@ -59,7 +59,7 @@ STUDY = Study.beside(
         Arm("R = 1", ("clip.R=1.0",)),
         Arm("R = 1, rate 2 / R", ("clip.R=1.0", 'federated.server.learning_rate="2 / R"')),
         Arm("GlobalClip, R = Z = 0.75", ('clip={rule="GlobalScaled",R=0.75,Z=0.75}',)),
-        Arm("adaptive R", ("federated.quantile=0.5",)),
+        Arm("adaptive R", ('clip={rule="AdaptiveClip",R=0.1}',)),
         Arm("DP-FedSGD, R = 0.1", FEDSGD),
         Arm("DP-FedSGD, R = 5", (*FEDSGD, "clip.R=5.0")),
         Arm(

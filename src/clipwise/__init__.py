@@ -9,7 +9,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from clipwise.accounting import GaussianSteps, Guarantee, Ledger, delta, epsilon, noise_multiplier, privacy_panel
+    from clipwise.accounting import (
+        GaussianSteps,
+        Guarantee,
+        Ledger,
+        Steps,
+        delta,
+        epsilon,
+        noise_multiplier,
+        privacy_panel,
+    )
     from clipwise.clipping import (
         Abadi,
         Automatic,
@@ -44,7 +53,7 @@ if TYPE_CHECKING:
         UnaccountedUpdate,
         UnsupportedNode,
     )
-    from clipwise.mechanisms import AdaptiveClip, Steps
+    from clipwise.mechanisms import AdaptiveClip
     from clipwise.noise import SecureNormals
     from clipwise.plan import Plan
     from clipwise.private import Checked, Looked, Private, StepStatistics, Witness, check_model, without_batchnorm
@@ -54,7 +63,9 @@ if TYPE_CHECKING:
 __version__ = "1.0.0rc1"
 
 _HOME = {
-    "accounting": ("GaussianSteps", "Guarantee", "Ledger", "delta", "epsilon", "noise_multiplier", "privacy_panel"),
+    "accounting": (
+        *("GaussianSteps", "Guarantee", "Ledger", "Steps", "delta", "epsilon", "noise_multiplier", "privacy_panel"),
+    ),
     "clipping": (
         *("Abadi", "Automatic", "BatchClip", "Flat", "Global", "GlobalScaled", "Groupwise", "Layerwise", "MixUp"),
         *("NoClip", "Normalize", "Unclipped"),
@@ -66,7 +77,7 @@ _HOME = {
         *("InvalidConfig", "InvalidLosses", "InvalidPlan", "InvalidSampling", "LedgerError", "MissingExtra"),
         *("NotConverged", "NotSeparable", "UnaccountedUpdate", "UnsupportedNode"),
     ),
-    "mechanisms": ("AdaptiveClip", "Steps"),
+    "mechanisms": ("AdaptiveClip",),
     "noise": ("SecureNormals",),
     "plan": ("Plan",),
     "private": ("Checked", "Looked", "Private", "StepStatistics", "Witness", "check_model", "without_batchnorm"),

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from clipwise import clipping, mechanisms
+from clipwise.accounting import Steps
 from clipwise.correlation import CORRELATIONS
 from clipwise.errors import InvalidPlan
 from clipwise.sampling import SAMPLINGS, arguments, made_from
@@ -24,7 +25,7 @@ _CLIPS = tuple(
 )
 _MECHANISMS = tuple(getattr(mechanisms, name) for name in mechanisms.__all__ if name not in ("Mechanism", "Repeated"))
 _VALUES: dict[str, type[Any]] = {
-    cls.__name__: cls for cls in (*_SAMPLINGS, *_CLIPS, *_MECHANISMS, *CORRELATIONS.values())
+    cls.__name__: cls for cls in (*_SAMPLINGS, *_CLIPS, *_MECHANISMS, Steps, *CORRELATIONS.values())
 }
 
 

@@ -11,11 +11,11 @@ from typing import Any
 from clipwise._encoding import decode, encode, keys
 from clipwise._show import html_table
 from clipwise._validate import MOST_NOISE, is_count, is_noise
-from clipwise.accounting import Event, Relation, account, check_correlation, default_delta, noise_scale, round_up
+from clipwise.accounting import Event, Relation, Steps, account, check_correlation, default_delta, noise_scale, round_up
 from clipwise.clipping import Clip, Flat, Groupwise, Layerwise, MixUp, Rule, Style, as_clip, is_private, own_noise
 from clipwise.correlation import CORRELATIONS, Correlation, Independent
 from clipwise.errors import AccountingError, ClipwiseError, InvalidPlan
-from clipwise.mechanisms import AdaptiveClip, Gaussian, Mechanism, Repeated, Steps
+from clipwise.mechanisms import AdaptiveClip, Gaussian, Mechanism, Repeated
 from clipwise.sampling import SAMPLINGS, Sampling
 
 __all__ = ["Plan"]
@@ -77,8 +77,7 @@ class Plan:
     def _check_noise(self) -> None:
         noise = self.noise_multiplier
         if isinstance(noise, Steps):
-            if max(noise.noise) >= self.steps:
-                raise InvalidPlan(f"{noise!r} switches after the end: the plan has only {self.steps} steps.")
+            noise.check(self.steps)
             if len(noise.noise) == 1:
                 object.__setattr__(self, "noise_multiplier", noise.at(0))
         elif not is_noise(noise):
@@ -94,10 +93,15 @@ class Plan:
             raise InvalidPlan(
                 f"mechanism must be a value such as clipwise.mechanisms.Gaussian(), got {self.mechanism!r}."
             )
+        if isinstance(self.clip, AdaptiveClip) and type(self.clip) is not AdaptiveClip:
+            raise InvalidPlan(
+                f"{type(self.clip).__name__} is a class of its own, which could split the noise otherwise than the "
+                "proof says: use AdaptiveClip itself."
+            )
         if isinstance(self.clip, AdaptiveClip) and not self.mechanism.learns_norm:
             raise InvalidPlan(
-                f"AdaptiveClip is for federated rounds (mechanism=cw.mechanisms.Rounds()), not for {self.mechanism!r}: "
-                "nothing here releases what the norm would follow."
+                f"AdaptiveClip together with {self.mechanism!r} has no proof: how many norms are within R would be "
+                "counted with norms that are only estimated. Use exact norms, or a norm that stays as it is."
             )
         self.mechanism.check(self)
 
@@ -113,6 +117,11 @@ class Plan:
         if isinstance(self.noise_multiplier, Steps) and len(self.noise_multiplier.noise) > 1:
             raise InvalidPlan(
                 f"{self.noise_multiplier!r} together with {self.correlation!r} has no proof: use one noise."
+            )
+        if isinstance(self.clip, AdaptiveClip):
+            raise InvalidPlan(
+                f"AdaptiveClip together with {self.correlation!r} has no proof: use independent noise, or a norm that "
+                "does not follow what was released, such as Abadi(1.0) or MixUp."
             )
         try:
             check_correlation(self.sampling, self.correlation)
@@ -142,7 +151,10 @@ class Plan:
         return (self.style(0), self.style(self.steps - 1))
 
     def style(self, step: int) -> Style:
-        """The clipping style in force at step `step` (from 0); noise and clipping both read it."""
+        """The clipping style in force at step `step` (from 0); noise and clipping both read it.
+
+        Of an adaptive norm it is that of the first step: `private.style` is the one in force.
+        """
         return self.clip.at(step, self.steps)  # type: ignore[union-attr]  # __post_init__ made it a schedule
 
     def calibrate(

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import clipwise as cw
 from clipwise.accounting import Ledger
 from clipwise.cli import epsilon as epsilon_command
 from clipwise.cli import noise as noise_command
@@ -244,3 +245,66 @@ def test_noise_by_an_approximation_shows_the_exact_value(capsys: pytest.CaptureF
 def test_noise_refuses(options: str) -> None:
     with pytest.raises(ClipwiseError):
         call(noise_command, options)
+
+
+# A schedule of noise
+
+SCHEDULE = MNIST_OPTIONS.replace("1.1", "{}")
+
+
+def test_a_schedule_of_noise_is_accounted_as_the_plan_is(capsys: pytest.CaptureFixture[str]) -> None:
+    schedule, sampling = cw.Steps({0: 1.3, 7_000: 1.0}), cw.Poisson(60_000, 256)
+    expected = cw.Plan(sampling, 14_040, cw.Abadi(1.0), schedule).epsilon(1e-5)
+    assert cw.epsilon(schedule, sampling, 14_040, 1e-5) == expected == pytest.approx(2.3696, abs=5e-4)
+    assert cw.delta(schedule, sampling, 14_040, expected) == pytest.approx(1e-5, rel=1e-6)
+    for written in ("0:1.3,7000:1.0", "7000:1,0:1.3", "0:1.3,9:1.3,7000:1.0"):
+        assert call(epsilon_command, SCHEDULE.format(written) + " --accountant exact --json") == 0
+        assert json.loads(capsys.readouterr().out)["accountants"]["exact"]["epsilon"] == expected
+    assert cw.epsilon(cw.Steps({0: 1.1}), sampling, 14_040, 1e-5) == cw.epsilon(1.1, sampling, 14_040, 1e-5)
+    assert cw.epsilon(schedule, sampling, 0, 1e-5) == 0.0
+    with pytest.raises(cw.InvalidPlan, match="only 7000 steps"):
+        cw.epsilon(schedule, sampling, 7_000, 1e-5)
+
+
+def test_a_schedule_of_noise_is_scaled_to_a_target(capsys: pytest.CaptureFixture[str]) -> None:
+    options = "--epsilon 2 " + SCHEDULE.format("7000:1,0:2")
+    assert call(noise_command, options + " --json") == 0
+    found = json.loads(capsys.readouterr().out)
+    noise = found["noise_multiplier"]
+    assert list(noise) == ["0", "7000"] and noise["0"] == pytest.approx(2 * noise["7000"], rel=1e-12)
+    plan = cw.Plan(cw.Poisson(60_000, 256), 14_040, cw.Abadi(1.0), cw.Steps({0: 2.0, 7_000: 1.0})).calibrate(2.0, 1e-5)
+    assert plan.noise_multiplier == cw.Steps({int(step): each for step, each in noise.items()})
+    assert 0.998 * 2 < found["guarantee"]["epsilon"] <= 2
+    assert call(noise_command, options) == 0
+    assert "noise multiplier: 0:2.05427,7000:1.02714\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("schedule", "said"),
+    [
+        ("5:1.0", "begins with step 0"),
+        ("0:1.0,14040:2.0", "only 14040 steps"),
+        ("0:1.0,-3:2.0", "step numbers"),
+        ("0:1.0,9:0", "must be > 0"),
+        ("0:1.0,9:nan", "must be > 0"),
+        ("0:1.0,9:1e40", "from 0 to 1e"),
+    ],
+)
+def test_what_is_no_schedule_is_refused(schedule: str, said: str) -> None:
+    for command, options in ((epsilon_command, ""), (noise_command, "--epsilon 2 ")):
+        with within(5.0), pytest.raises(ClipwiseError, match=said):
+            call(command, options + SCHEDULE.format(schedule))
+
+
+@pytest.mark.parametrize("schedule", ["0:x", "x:1", "0:1,0:2", "0:1,", "0:1:2", "0.5:1", ":"])
+def test_what_cannot_be_read_is_bad_usage(schedule: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as raised:
+        call(epsilon_command, SCHEDULE.format(schedule))
+    assert raised.value.code == 2 and "invalid noise value" in capsys.readouterr().err
+
+
+def test_nothing_else_is_solved_for_with_a_schedule() -> None:
+    start = "--epsilon 2 --noise-multiplier 0:1,5:2 --sample-size 60000 --batch-size 256 --delta 1e-5"
+    for options in (f"{start} --solve steps", f"{start} --steps 10 --free-cap"):
+        with pytest.raises(ClipwiseError, match="scaled to a target"):
+            call(noise_command, options)

@@ -24,6 +24,10 @@ from tests.core.common import N, data, losses_of, mlp, plan, weights
 STEPS = 160
 SAVE_EVERY = 3
 RECORD_BYTES = 64
+CLIPS: dict[str, Any] = {
+    "mix-up": cw.MixUp(cw.Abadi(0.1), cw.Abadi(2.0), switch_at=0.5),
+    "adaptive": cw.AdaptiveClip(R=5.0, quantile=0.6, learning_rate=0.5),
+}
 
 
 class Witness(torch.optim.Adam):
@@ -43,7 +47,12 @@ class Witness(torch.optim.Adam):
 
 
 def live(
-    folder: Path, seed: int | None, log: bool = True, steps: int = STEPS, witness: cw.Witness | None = None
+    folder: Path,
+    seed: int | None,
+    log: bool = True,
+    steps: int = STEPS,
+    witness: cw.Witness | None = None,
+    clip: str = "mix-up",
 ) -> cw.Private:
     """One life: resume or start, train to the end, saving now and then."""
     path = folder / "run.ckpt"
@@ -52,8 +61,7 @@ def live(
     if path.exists():
         private = cw.Private.resume(path, model, optimizer)
     else:
-        clip = cw.MixUp(cw.Abadi(0.1), cw.Abadi(2.0), switch_at=0.5)
-        p = plan(sampling=cw.Poisson(N, 3), steps=steps, clip=clip)
+        p = plan(sampling=cw.Poisson(N, 3), steps=steps, clip=CLIPS[clip])
         private = cw.Private(p, model, optimizer, seed=seed, witness=witness)
         private.save(path)
     if log:
@@ -84,11 +92,16 @@ def wait_for_progress(child: int, releases: Path, more: int) -> None:
 
 
 def main(
-    folder: Path, seed: int | None, kills: int, moments: int = 0, witness: cw.Witness | None = None
+    folder: Path,
+    seed: int | None,
+    kills: int,
+    moments: int = 0,
+    witness: cw.Witness | None = None,
+    clip: str = "mix-up",
 ) -> dict[str, Any]:
     """Kill a run `kills` times at most, at moments of this number."""
     with tempfile.TemporaryDirectory() as elsewhere:
-        live(Path(elsewhere), seed, log=False, steps=3)  # loads everything once, for all the lives to come
+        live(Path(elsewhere), seed, log=False, steps=3, clip=clip)  # loads everything once, for all the lives to come
     rng = random.Random(moments)
     path, releases = folder / "run.ckpt", folder / "releases"
     killed, under_counted, lives = 0, 0, 0
@@ -98,7 +111,7 @@ def main(
         if child == 0:
             code = 1
             try:
-                live(folder, seed, witness=witness)
+                live(folder, seed, witness=witness, clip=clip)
                 code = 0
             finally:
                 os._exit(code)
@@ -129,6 +142,7 @@ def main(
         "ledger": end.ledger.steps,
         "interrupted": sum(e.count for e in end.ledger.events if e.reason == "interrupted"),
         "charged_ahead": sum(e.count for e in end.ledger.events if e.reason == "charged ahead"),
+        "bound": end.bound,
         "releases": len(lines),
         "steps_released": len(by_step),
         "different_releases_of_a_step": max(map(len, by_step.values())),
@@ -139,5 +153,6 @@ def main(
 if __name__ == "__main__":
     torch.set_num_threads(1)
     seed_text = sys.argv[2]
-    found = main(Path(sys.argv[1]), None if seed_text == "none" else int(seed_text), int(sys.argv[3]))
+    given = Path(sys.argv[1]), None if seed_text == "none" else int(seed_text), int(sys.argv[3])
+    found = main(*given, clip=sys.argv[4])
     sys.stdout.write(json.dumps(found))

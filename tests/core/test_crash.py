@@ -35,8 +35,8 @@ def program(*arguments: str) -> Any:
     return json.loads(run.stdout)
 
 
-def killed_run(folder: Path, seed: str) -> dict[str, Any]:
-    found: dict[str, Any] = program("tests.core.crash_runs", str(folder), seed, str(KILLS))
+def killed_run(folder: Path, seed: str, clip: str = "mix-up", kills: int = KILLS) -> dict[str, Any]:
+    found: dict[str, Any] = program("tests.core.crash_runs", str(folder), seed, str(kills), clip)
     return found
 
 
@@ -62,6 +62,21 @@ def test_an_unseeded_run_never_under_counts(tmp_path: Path) -> None:
     assert found["different_releases_of_a_step"] == 1  # no step number is ever used for two releases
     content = (tmp_path / "run.ckpt").read_bytes()
     assert all(b'["%s", null]' % name in content for name in (b"seed", b"label", b"generator", b"loader"))
+
+
+def test_an_adaptive_norm_survives_sigkill_with_its_run(tmp_path: Path) -> None:
+    """Seeded, it ends where it would have ended. Unseeded, the steps whose count was lost stay charged."""
+    whole, crashed, unseeded = (tmp_path / name for name in ("whole", "crashed", "unseeded"))
+    for folder in (whole, crashed, unseeded):
+        folder.mkdir()
+    bound = live(whole, seed=7, log=False, clip="adaptive").bound
+    found = killed_run(crashed, "7", "adaptive", kills=9)
+    assert found["killed"] >= 8 and found["ledger"] == STEPS and found["interrupted"] == 0
+    assert found["bound"] == bound and found["different_releases_of_a_step"] == 1
+    assert same(torch.load(whole / "final.pt"), torch.load(crashed / "final.pt"))
+    found = killed_run(unseeded, "none", "adaptive", kills=9)
+    assert found["killed"] >= 8 and found["under_counted"] == 0
+    assert found["ledger"] == STEPS and found["interrupted"] > 0 and found["bound"] > 0
 
 
 @pytest.mark.parametrize("seed", ["none", pytest.param("7", marks=pytest.mark.slow)])

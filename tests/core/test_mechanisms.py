@@ -36,7 +36,7 @@ class Row:
 
 
 ROWS = [
-    Row(Gaussian(), cw.GaussianSteps, refused_clips=(cw.AdaptiveClip(1.0),)),
+    Row(Gaussian(), cw.GaussianSteps),
     Row(
         ProjectedNorms(60),
         ProjectedSteps,
@@ -199,7 +199,7 @@ def test_labels_of_a_seeded_run_know_the_mechanism() -> None:
 def test_a_quantile_and_a_share_lie_between_0_and_1(name: str, value: Any) -> None:
     with pytest.raises(cw.InvalidPlan, match=rf"AdaptiveClip\({name}=...\) must lie between 0 and 1"):
         cw.AdaptiveClip(**{"R": 1.0, name: value})
-    assert cw.AdaptiveClip(1.0) == cw.AdaptiveClip(R=1.0, quantile=0.5, learning_rate=0.2, share=0.01)
+    assert cw.AdaptiveClip(1.0) == cw.AdaptiveClip(R=1.0, quantile=0.5, floor=0.01, learning_rate=0.2, share=0.01)
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, float("inf"), "1", True])
@@ -211,10 +211,10 @@ def test_an_adaptive_norm_needs_positive_numbers(value: Any) -> None:
 
 @pytest.mark.parametrize("within", [-1e4, -0.25, 0.0, 0.8, 1.0, 3.0, 1e4])
 def test_an_adaptive_norm_moves_towards_its_quantile_and_not_far_from_its_start(within: float) -> None:
-    """R exp(-learning_rate (share within - quantile)), within six powers of ten of the first norm."""
-    clip = cw.AdaptiveClip(R=2.0, quantile=0.8, learning_rate=0.3)
+    """R exp(-learning_rate (share within - quantile)), from the floor to six powers of ten over the first norm."""
+    clip = cw.AdaptiveClip(R=2.0, quantile=0.8, floor=0.3, learning_rate=0.3)
     for bound in (0.5, 2.0, 7.0):
-        expected = min(max(bound * math.exp(max(min(-0.3 * (within - 0.8), 50), -50)), 2e-6), 2e6)
+        expected = min(max(bound * math.exp(max(min(-0.3 * (within - 0.8), 50), -50)), 0.3), 2e6)
         assert clip.move(bound, within) == pytest.approx(expected, rel=1e-12)
     assert clip.at(0, 9) == clip.at(8, 9) == cw.Flat(cw.Abadi(2.0)) and clip.style(5.0) == cw.Flat(cw.Abadi(5.0))
 

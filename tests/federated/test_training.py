@@ -58,7 +58,7 @@ def config(*overrides: str) -> Config:
         (),
         ("algorithm=dp-fedsgd", "optimizer.learning_rate=1.0"),
         ('federated.split="dirichlet"', "federated.weight_cap=20.0", "federated.total_weight=900.0"),
-        ("federated.quantile=0.5", 'federated.server={learning_rate="0.3 / R", momentum=0.9}'),
+        ("clip.rule=AdaptiveClip", "clip.floor=0.4", 'federated.server={learning_rate="0.3 / R", momentum=0.9}'),
         ('federated.split="uniform"', 'federated.clip_every="batch"', 'clip={rule="GlobalScaled",R=0.5,Z=2.0}'),
     ],
     ids=["dp-fedavg", "dp-fedsgd", "weights", "adaptive", "global clip after every batch"],
@@ -71,6 +71,8 @@ def test_a_run_protects_users(overrides: tuple[str, ...], tmp_path: Path) -> Non
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [2, 4, 6]
     assert rows[-1]["epsilon"] == pytest.approx(run.guarantees["exact"].epsilon)
+    norms = [row["released"]["clipping_norm"] for row in rows if "released" in row]
+    assert (len(set(norms)) == 3 and min(norms) >= 0.4) if "clip.rule=AdaptiveClip" in overrides else not norms
     assert not (folder / "checkpoint").exists() and (folder / "model.safetensors").exists()
     assert (
         dict(plan_rows(run.plan, run.choices))["users in a round"] == "Poisson: each of 50 users with probability 10/50"
@@ -109,18 +111,14 @@ def test_an_interrupted_run_goes_on(tmp_path: Path) -> None:
         ("federated.concentration=1.0", "dirichlet"),
         ("federated.user=3", "did you mean 'users'"),
         ("federated.users=0", "users"),
-        ("federated.quantile=1.5", "quantile"),
+        ("federated.quantile=0.5", "rule = 'AdaptiveClip'"),
+        ('clip={rule="AdaptiveClip",R=0.5,quantile=1.5}', "quantile"),
         ('recalibration={methods=["private-temperature"],noise_multiplier=3.0}', "whole users"),
     ],
 )
 def test_configurations_that_contradict_are_refused(override: str, message: str) -> None:
     with pytest.raises(cw.InvalidConfig, match=message):
         config(override)
-
-
-def test_only_flat_clipping_adapts() -> None:
-    with pytest.raises(cw.InvalidConfig, match="rule = 'Abadi'"):
-        config('clip={rule="GlobalScaled",R=0.5,Z=2.0}', "federated.quantile=0.5")
 
 
 @pytest.mark.parametrize("override", ["federated.local_epochs=2", 'optimizer.name="Adam"', "optimizer.momentum=0.5"])

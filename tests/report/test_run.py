@@ -353,6 +353,10 @@ def test_rates_that_differ_or_move_are_given_in_words() -> None:
             "mix-up: Abadi, R = 1, then Abadi, R = 9 from 95 % of the steps on",
         ),
         (cw.MixUp(cw.Abadi(1.0), cw.Abadi(9.0), switch_at=7), "mix-up: Abadi, R = 1, then Abadi, R = 9 from step 7 on"),
+        (
+            cw.AdaptiveClip(1.0, 0.7, 0.1),
+            "adaptive norm, from 1 towards the 0.7-quantile of the norms, not below 0.1",
+        ),
         (cw.Steps({0: 2.0, 500: 1.5}), "2 from step 0 on, 1.5 from step 500 on"),
         (cw.FullBatch(1_000), "all 1,000 records in every step"),
         (cw.Shuffled(1_000, 10), "shuffled batches of 10 from 1,000 records"),

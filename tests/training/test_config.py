@@ -217,6 +217,13 @@ def test_styles_and_schedules() -> None:
     assert mixed == MixUp(cw.Abadi(0.1), Layerwise(cw.Abadi(5.0)), 0.9)
 
 
+def test_a_norm_that_adapts() -> None:
+    assert clip('rule = "AdaptiveClip"\nR = 2') == cw.AdaptiveClip(2.0) == cw.AdaptiveClip(2.0, 0.5, 0.02)
+    whole = 'rule = "AdaptiveClip"\nR = 2.0\nquantile = 0.7\nfloor = 0.5\nlearning_rate = 0.3\nshare = 0.02'
+    assert clip(whole) == cw.AdaptiveClip(2.0, 0.7, 0.5, 0.3, 0.02)
+    assert config("clip.rule=AdaptiveClip").clip == cw.AdaptiveClip(1.0)  # the R of a rule is where it starts
+
+
 def test_a_file_takes_every_option_of_from_file() -> None:
     options = {"target": "a", "task": "regression", "features": ["b"], "classes": ["c"], "test": 0.5, "seed": 1}
     table = {"source": "a.csv", **options, "test_file": "b.csv", "delimiter": "\t"}
@@ -259,6 +266,17 @@ def test_columns_are_read_strictly(lines: str, message: str) -> None:
         ('style = "Flat"\nrule = "Normalize"\nnoise = "joint"', "has no such key"),
         ('rule = "Abadi"', "'R' is missing; it is a number"),
         ("R = 1.0", "'rule' is missing; it is a string"),
+        ('rule = "AdaptiveClip"', "'R' is missing; it is a number"),
+        ('rule = "AdaptiveClip"\nR = 1\nfloor = 2', "floor"),
+        ('rule = "AdaptiveClip"\nR = 1\nquantile = 1.0', "quantile"),
+        ('rule = "AdaptiveClip"\nR = 1\nfloors = 2', "did you mean 'floor'"),
+        ('rule = "AdaptiveClp"\nR = 1', "did you mean 'AdaptiveClip'"),
+        ('style = "Layerwise"\nrule = "AdaptiveClip"\nR = 1', "stands in .clip. alone"),
+        ('style = "Groupwise"\ngroups = {"*" = {rule = "AdaptiveClip", R = 1}}', "stands in .clip. alone"),
+        (
+            'schedule = "MixUp"\nswitch_at = 1\nsmall = {rule = "AdaptiveClip", R = 1}\nlarge = {rule = "Normalize"}',
+            "stands in .clip. alone",
+        ),
     ],
 )
 def test_clips_that_make_no_sense(text: str, message: str) -> None:

@@ -22,7 +22,7 @@ from clipwise.calibration import CalibrationResult, RegressionResult
 from clipwise.data import DataSet, Pairs, TextDataSet
 from clipwise.entropy import arm_seed
 from clipwise.errors import DataError, InvalidConfig
-from clipwise.report import Run
+from clipwise.report import Run, clip_norm
 from clipwise.training import Config, Progress, prepare, train
 
 from .common import TINY, config
@@ -53,7 +53,7 @@ def own_loop(clip: Any, steps: int, rate: Any, begins_with: float, size: int = 6
     plan = cw.Plan(sampling=cw.Poisson(1_297, size), steps=steps, clip=clip, noise_multiplier=1.0)
     private = cw.Private(plan, model, optimizer, seed=arm_seed(3, "tiny"))
     for x, y in private.loader(DIGITS.train, yield_empty=True):
-        optimizer.param_groups[0]["lr"] = rate(private.steps_done)
+        optimizer.param_groups[0]["lr"] = rate(private)
         private.step(F.cross_entropy(model(x), y, reduction="none") if len(y) else torch.zeros(0))
     names = ("hidden1.weight", "hidden1.bias", "output.weight", "output.bias")
     return dict(zip(names, (p.detach() for p in model.parameters()), strict=True))
@@ -61,7 +61,7 @@ def own_loop(clip: Any, steps: int, rate: Any, begins_with: float, size: int = 6
 
 def test_the_loop_is_the_one_that_a_user_would_write(finished: tuple[Run, Path]) -> None:
     run, folder = finished
-    expected = own_loop(cw.Abadi(1.0), 12, lambda step: 0.5, begins_with=0.5)
+    expected = own_loop(cw.Abadi(1.0), 12, lambda private: 0.5, begins_with=0.5)
     found = weights(folder)
     assert all(torch.allclose(found[name], expected[name], atol=1e-6) for name in expected)
     assert run.ledger is not None and run.ledger.steps == 12
@@ -73,7 +73,9 @@ def test_the_learning_rate_follows_r_at_the_switch_and_on_empty_batches(tmp_path
     clip = "clip={schedule='MixUp', switch_at=0.5, small={rule='Abadi', R=0.5}, large={rule='Abadi', R=4}}"
     trained(tmp_path, clip, "batch_size=1", "steps=30", "optimizer.learning_rate=0.1 / R")
     schedule = cw.MixUp(cw.Abadi(0.5), cw.Abadi(4.0), 0.5)
-    expected = own_loop(schedule, 30, lambda step: 0.2 if step < 15 else 0.025, begins_with=0.1, size=1)
+    expected = own_loop(
+        schedule, 30, lambda private: 0.2 if private.steps_done < 15 else 0.025, begins_with=0.1, size=1
+    )
     found = weights(tmp_path / "run")
     assert all(torch.allclose(found[name], expected[name], atol=1e-5) for name in expected)
 
@@ -447,6 +449,49 @@ def test_a_schedule_of_noise_is_on_the_ledger_and_in_the_result(tmp_path: Path) 
         assert each.plan == run.plan
     with pytest.raises(cw.InvalidPlan, match="only 12 steps"):
         prepare(config("privacy.noise_multiplier={0=2.0, 12=1.0}"))
+
+
+@pytest.mark.usefixtures("exact_only")
+def test_an_adaptive_norm_is_in_the_rows_the_result_and_the_page(tmp_path: Path) -> None:
+    """A public number after every evaluation; the learning rate follows it; a run that was cut ends the same."""
+    chosen = ("clip.rule=AdaptiveClip", "clip.floor=0.3", 'optimizer.learning_rate="0.5 / R"', "evaluation.every=4")
+    made = config(*chosen)
+
+    def stop(progress: Progress) -> None:
+        if progress.step == 7:
+            raise KeyboardInterrupt
+
+    run, folder = train(made, output=tmp_path / "whole")
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    norms = [row["released"]["clipping_norm"] for row in rows]
+    assert [row["step"] for row in rows] == [4, 8, 12] and len(set(norms)) == 3 and min(norms) >= 0.3
+    assert run.plan == Run.load(folder).plan and run.plan.clip == cw.AdaptiveClip(1.0, 0.5, 0.3)
+    assert run.choices.learning_rate == "0.5 / R" and clip_norm(run.plan) is None
+    by_hand = own_loop(run.plan.clip, 12, lambda private: 0.5 / private.bound, begins_with=0.5)
+    assert same(by_hand, weights(folder))
+    assert run.ledger is not None and run.ledger.events == (cw.GaussianSteps(cw.Poisson(1_297, 64), 1.0, 12),)
+    drawn = json.loads((folder / "figures" / "training.json").read_text())
+    assert next(iter(drawn.values()))["clipping_norm"] == {"step": [4, 8, 12], "mean": norms, "low": [], "high": []}
+    with pytest.raises(KeyboardInterrupt):
+        train(made, output=tmp_path / "cut", page=False, watch=stop)
+    again, _ = train(made, output=tmp_path / "cut", page=False, resume=True)
+    assert again.curves == run.curves and same(weights(tmp_path / "whole"), weights(tmp_path / "cut"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        (("algorithm=dp-sgd-jl", "projections=40"), "no proof"),
+        (("algorithm=dp-ftrl", "sampling=shuffled"), "no proof"),
+        (("sampling=cyclic-poisson", "bands=4", 'correlation={kind="banded",bands=4}'), "no proof"),
+    ],
+    ids=str,
+)
+def test_an_adaptive_norm_without_a_proof_is_refused(changes: tuple[str, ...], reason: str) -> None:
+    with pytest.raises(cw.InvalidPlan, match=reason):
+        prepare(config("clip.rule=AdaptiveClip", *changes))
+    with pytest.raises(cw.InvalidPlan, match="would change its temperature"):
+        prepare(config("clip.rule=AdaptiveClip", text=CHAIN))
 
 
 def test_a_schedule_of_noise_is_scaled_to_a_target() -> None:

@@ -21,6 +21,7 @@ from clipwise.accounting.events import (
 from clipwise.accounting.guarantee import Guarantee, default_delta, neighbours, round_up
 from clipwise.accounting.ledger import Ledger
 from clipwise.accounting.relation import Relation
+from clipwise.accounting.schedule import Steps
 from clipwise.accounting.solve import free_cap, max_batch_size, max_steps, noise_multiplier, noise_scale
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     "PrivateStatistics",
     "ProjectedSteps",
     "Relation",
+    "Steps",
     "account",
     "account_delta",
     "as_earlier",

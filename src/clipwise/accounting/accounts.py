@@ -18,6 +18,7 @@ from clipwise.accounting.accountants.definition import Solver
 from clipwise.accounting.events import Event, GaussianSteps
 from clipwise.accounting.guarantee import Guarantee
 from clipwise.accounting.relation import Relation
+from clipwise.accounting.schedule import Steps
 from clipwise.errors import AccountingError, MissingExtra, NotConverged
 from clipwise.sampling import Sampling
 
@@ -34,7 +35,7 @@ _LOST_SHARE, _LEAST_SPARE = 1e-3, 1e-22
 
 
 def epsilon(
-    noise_multiplier: float,
+    noise_multiplier: float | Steps,
     sampling: Sampling,
     steps: int,
     delta: float,
@@ -47,12 +48,15 @@ def epsilon(
     >>> from clipwise.sampling import Poisson
     >>> 2.3 < epsilon(1.1, Poisson(60_000, 256), steps=14_040, delta=1e-5) < 2.6
     True
+    >>> falling = Steps({0: 1.2, 7_020: 1.0})
+    >>> 2.3 < epsilon(falling, Poisson(60_000, 256), steps=14_040, delta=1e-5) < 2.6
+    True
     """
     return account(_steps(sampling, noise_multiplier, steps), delta, accountant, relation=relation).epsilon
 
 
 def delta(
-    noise_multiplier: float,
+    noise_multiplier: float | Steps,
     sampling: Sampling,
     steps: int,
     epsilon: float,
@@ -69,9 +73,13 @@ def delta(
     return account_delta(_steps(sampling, noise_multiplier, steps), epsilon, accountant, relation=relation).delta
 
 
-def _steps(sampling: Sampling, noise_multiplier: float, steps: int) -> tuple[Event, ...]:
-    # No step yet is a state of every run, though no event.
-    return () if steps == 0 else (GaussianSteps(sampling, noise_multiplier, steps),)
+def _steps(sampling: Sampling, noise: float | Steps, steps: int) -> tuple[Event, ...]:
+    if steps == 0:  # no step yet is a state of every run, though no event
+        return ()
+    if not isinstance(noise, Steps):
+        return (GaussianSteps(sampling, noise, steps),)
+    noise.check(steps)
+    return tuple(GaussianSteps(sampling, each, count) for each, count in noise.stretches(0, steps))
 
 
 def account(

@@ -39,6 +39,7 @@ _RUN_OPTIONS = (
 _EPILOG = """\
 examples:
   clipwise epsilon --noise-multiplier 1.1 --sample-size 60000 --batch-size 256 --steps 14040 --delta 1e-5
+  clipwise epsilon --noise-multiplier 0:1.3,7000:1.0 --sample-size 60000 --batch-size 256 --steps 14040 --delta 1e-5
   clipwise epsilon --ledger run/ledger.json --delta 1e-5 --json
   clipwise epsilon --paper snli
 
@@ -55,7 +56,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EPILOG
-    parser.add_argument("--noise-multiplier", type=float, metavar="SIGMA", help="noise deviation over sensitivity")
+    parser.add_argument(
+        "--noise-multiplier",
+        type=noise,
+        metavar="SIGMA",
+        help="noise deviation over sensitivity; a schedule as STEP:SIGMA,STEP:SIGMA",
+    )
     add_run_arguments(parser)
     parser.add_argument("--ledger", metavar="FILE", help="account for a saved ledger instead of the options above")
     parser.add_argument(
@@ -122,6 +128,36 @@ def _papers() -> Iterable[str]:
     from clipwise.cli.published import PUBLISHED
 
     return PUBLISHED
+
+
+def noise(text: str) -> float | dict[int, float]:
+    """A noise multiplier, or a schedule of them by the step at which each begins.
+
+    >>> noise("1.1"), noise("0:2.0,500:1.0")
+    (1.1, {0: 2.0, 500: 1.0})
+    """
+    if ":" not in text:
+        return float(text)
+    pairs = [part.split(":") for part in text.split(",")]
+    schedule = {int(step): float(value) for step, value in pairs}
+    if len(schedule) < len(pairs):
+        raise ValueError(f"a step is given twice in {text!r}")
+    return schedule
+
+
+def events_of(given: float | dict[int, float], sampling: Sampling, steps: int) -> tuple[Event, ...]:
+    """What a run with this noise puts on its ledger."""
+    from clipwise.accounting import GaussianSteps, Steps
+
+    schedule = given if isinstance(given, dict) else {0: given}
+    for each in schedule.values():
+        if not each > 0.0:
+            raise AccountingError(f"--noise-multiplier must be > 0, got {each:g}.")
+    if not isinstance(given, dict):
+        return (GaussianSteps(sampling, given, steps),)
+    found = Steps(schedule)
+    found.check(steps)
+    return tuple(GaussianSteps(sampling, each, count) for each, count in found.stretches(0, steps))
 
 
 def fill_in(args: argparse.Namespace, wanted: dict[str, Callable[[str], Any]]) -> None:
@@ -192,7 +228,7 @@ def _flag(name: str) -> str:
 
 
 def _events(args: argparse.Namespace) -> tuple[Event, ...]:
-    from clipwise.accounting import GaussianSteps, Ledger
+    from clipwise.accounting import Ledger
     from clipwise.cli.published import PUBLISHED
 
     if args.paper is not None:
@@ -203,10 +239,8 @@ def _events(args: argparse.Namespace) -> tuple[Event, ...]:
         refuse_given(args, _RUN_OPTIONS, "a ledger has its own settings; leave the option out")
         fill_in(args, {"delta": float})
         return Ledger.load(args.ledger).events
-    fill_in(args, {"noise_multiplier": float, **needs(args)})
-    if not args.noise_multiplier > 0.0:
-        raise AccountingError(f"--noise-multiplier must be > 0, got {args.noise_multiplier:g}.")
-    return (GaussianSteps(scheme_of(args, args.batch_size), args.noise_multiplier, args.steps),)
+    fill_in(args, {"noise_multiplier": noise, **needs(args)})
+    return events_of(args.noise_multiplier, scheme_of(args, args.batch_size), args.steps)
 
 
 def _panel(args: argparse.Namespace, events: tuple[Event, ...], published: Published | None) -> dict[str, Guarantee]:

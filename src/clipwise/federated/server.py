@@ -22,7 +22,7 @@ from clipwise.errors import ClipwiseError, DataError, InvalidPlan, InvalidSampli
 from clipwise.federated.state import ServerState
 from clipwise.federated.updates import Reply, admit, norms, shorten
 from clipwise.hashing import joined, whole
-from clipwise.mechanisms import AdaptiveClip, Rounds
+from clipwise.mechanisms import Rounds
 from clipwise.noise import Normals
 from clipwise.plan import Plan
 from clipwise.private import (
@@ -91,7 +91,8 @@ class _Gathered:
     """What a round has added up so far."""
 
     sums: list[Tensor]
-    count: Tensor = field(default_factory=lambda: torch.zeros(1, dtype=torch.float64))
+    within: float = 0.0
+    """Users within the norm less those beyond it, halved."""
     used: int = 0
     shortened: int = 0
     problems: list[tuple[int, str]] = field(default_factory=list)
@@ -166,22 +167,11 @@ class Server:
         self._position = Position(plan.steps, plan.sampling, seed, partial(_start, plan, model), unit="rounds")
         self._position.begin()  # with the values that the model has now
         self._like = _sums_like(model)
-        self._adaptive = plan.clip if isinstance(plan.clip, AdaptiveClip) else None
-        # One release: the count is one more number of the noisy vector.
-        released = [*self._like.values(), *([] if self._adaptive is None else [torch.zeros(1, dtype=torch.float64)])]
         self._release = Release(plan, self._position, noise, ledger, first=1, witness=Witness.of(witness))
-        self._release.bind(self.parameters, released, self._deviations)
-        bound = None if self._adaptive is None else self._adaptive.R
-        self._state = ServerState(plan, self._release, bound, continues=ledger is not None)
+        self._release.bind(self.parameters, list(self._like.values()), self._rounds.weight_cap)
+        self._state = ServerState(plan, self._release, continues=ledger is not None)
         self._opened: Round | None = None
         self._last: RoundReport | None = None
-
-    def _deviations(self, noise: float) -> tuple[float, Sequence[float]]:
-        """Noise of the updates in units of R, and of the count where there is one."""
-        if self._adaptive is None:
-            return noise * self._rounds.weight_cap, ()
-        multiplier, count_std = self._adaptive.split(noise)
-        return multiplier * self._rounds.weight_cap, (count_std,)
 
     @property
     def plan(self) -> Plan:
@@ -201,7 +191,7 @@ class Server:
     @property
     def bound(self) -> float | None:
         """Where an adaptive norm stands; covered by epsilon."""
-        return self._state.bound
+        return self._position.bound
 
     @property
     def rate(self) -> float:
@@ -211,9 +201,7 @@ class Server:
     @property
     def style(self) -> Style:
         """The clipping of the next round; an adaptive norm stands at `bound`."""
-        if self._adaptive is None or self.bound is None:
-            return self._plan.style(self._position.done)
-        return self._adaptive.style(self.bound)
+        return self._release.style
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -264,12 +252,7 @@ class Server:
         gathered = self._gather(opened, replies)
         self._opened = None
         scale = 1.0 / self._plan.denominator
-        if self._adaptive is None or self.bound is None:
-            mean = self._release.mean(gathered.sums, opened.style, scale)
-        else:
-            *mean, count = self._release.mean([*gathered.sums, gathered.count], opened.style, scale)
-            share = 0.5 + float(count) * self._plan.denominator / self._plan.batch_size
-            self._state.bound = self._adaptive.move(self.bound, share)
+        mean = self._release.mean(gathered.sums, opened.style, scale, gathered.within)
         problems = tuple(gathered.problems)
         self._last = RoundReport(
             opened.number, len(opened.selected), gathered.used, gathered.shortened, problems, self.bound
@@ -298,7 +281,7 @@ class Server:
             gathered.shortened += self._is_too_long(user, update, opened)
             torch._foreach_add_(gathered.sums, list(shorten(update, opened.style).values()), alpha=weight)
             if reply.within is not None:
-                gathered.count += 0.5 if reply.within else -0.5
+                gathered.within += 0.5 if reply.within else -0.5
             gathered.used += 1
         gathered.problems += [(user, "no reply") for user in sorted(awaited)]
         for user, reason in gathered.problems:

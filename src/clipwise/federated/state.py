@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -15,8 +15,6 @@ __all__ = ["ServerState"]
 
 VERSION = 3
 """3: steps for rounds, the plan as values, and the class of the server's optimizer."""
-_FIELDS: dict[str, Callable[[Any], bool]] = {"bound": lambda bound: bound is None or is_positive(bound)}
-"""What is saved besides the fields of every run."""
 
 
 @dataclass
@@ -25,8 +23,6 @@ class ServerState:
 
     plan: Plan
     release: Release
-    bound: float | None
-    """Where an adaptive norm stands."""
     continues: bool
     """Whether the ledger was given by the caller."""
 
@@ -37,15 +33,15 @@ class ServerState:
         return {
             "version": VERSION,
             "plan": self.plan.to_dict(),
-            "bound": self.bound,
+            "bound": None,
             "ledger": self.release.ledger.to_json(),
             **self.release.position.capture(),
         }
 
     def check(self, saved: Mapping[str, Any]) -> None:
         """Refuse a state that is not that of a new server's plan and seed. Nothing is changed."""
-        check_form(saved, _FIELDS, VERSION)
         position = self.release.position
+        check_form(saved, {"bound": lambda bound: bound is None or is_positive(bound)}, VERSION)
         if position.done:
             raise CheckpointError(f"this server has made {position.done} rounds already; continue in a new one.")
         if self.continues or self.release.ledger.events:
@@ -59,11 +55,12 @@ class ServerState:
             raise CheckpointError(
                 f"the run was begun with another {what}: expected {mine[0]}, saved is {saved['plan']}."
             )
-        if (saved["bound"] is None) != (self.bound is None):
+        if (saved["bound"] is None) != (position.bound is None):
             raise CheckpointError("the saved run says otherwise than its plan whether its norm adapts: it is damaged.")
+        if saved["bound"] is not None and not self.release.can_stand_at(saved["bound"]):
+            raise CheckpointError(f"the plan's norm cannot stand at {saved['bound']!r}: the saved run is damaged.")
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Continue from a state that was checked."""
         self.release.ledger = restored_ledger(saved)
         self.release.position.restore(saved)
-        self.bound = saved["bound"]

@@ -9,6 +9,5 @@ from clipwise.mechanisms.base import Mechanism, Repeated
 from clipwise.mechanisms.gaussian import Gaussian
 from clipwise.mechanisms.projected import ProjectedNorms
 from clipwise.mechanisms.rounds import Rounds
-from clipwise.mechanisms.steps import Steps
 
-__all__ = ["AdaptiveClip", "Gaussian", "Mechanism", "ProjectedNorms", "Repeated", "Rounds", "Steps"]
+__all__ = ["AdaptiveClip", "Gaussian", "Mechanism", "ProjectedNorms", "Repeated", "Rounds"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from clipwise.accounting import GaussianSteps
 from clipwise.mechanisms.base import Mechanism
@@ -19,6 +20,8 @@ class Gaussian(Mechanism):
     >>> Plan(Poisson(1_000, 50), steps=100, clip=Abadi(1.0)).mechanism
     Gaussian()
     """
+
+    learns_norm: ClassVar[bool] = True
 
     def event(self, sampling: Sampling, noise_multiplier: float, count: int) -> GaussianSteps:
         """What `count` steps with this noise put on the ledger."""

@@ -57,6 +57,7 @@ class Point:
 
 _STATISTICS = {
     "epsilon": "Privacy spent (epsilon)",
+    "clipping_norm": "Clipping norm R",
     "loss": "Training loss",
     "fraction_clipped": "Fraction clipped",
     "norm_median": "Median gradient norm",
@@ -65,7 +66,7 @@ _STATISTICS = {
 }
 """What is recorded over the steps besides the metrics."""
 _SHARES = {"fraction_clipped"}
-_LOGARITHMIC = {"norm_median"}
+_LOGARITHMIC = {"clipping_norm", "norm_median"}
 _COUNTS = {"bad_samples"}
 _PER_ROW = 3
 

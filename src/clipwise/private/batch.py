@@ -11,6 +11,7 @@ from torch import Tensor
 from clipwise.clipping import Style
 from clipwise.engine import Clipped
 from clipwise.errors import InvalidLosses, InvalidSampling
+from clipwise.mechanisms import AdaptiveClip
 from clipwise.private.fit import Fit
 from clipwise.private.loader import PhysicalBatch
 from clipwise.sampling import Sampling
@@ -116,6 +117,11 @@ class Batch:
         if len(memory) < len(gradients) or not all(g.is_contiguous() for g in gradients):
             gradients = [g.clone(memory_format=torch.contiguous_format) for g in gradients]
         self.sums = gradients
+
+    @property
+    def within(self) -> float:
+        """The centred count of all parts, for an adaptive norm: samples within it less samples beyond it, halved."""
+        return sum(AdaptiveClip.centred(part.norms, part.bad, part.style.sensitivity(1)) for part in self.parts)
 
     def take(self, step: int, fit: Fit) -> list[Tensor]:
         """The sum, to be released as that of `step`; the next batch begins empty."""

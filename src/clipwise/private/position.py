@@ -37,9 +37,12 @@ class Position:
         now: Callable[[], bytes] | None = None,
         *,
         unit: str = "steps",
+        bound: float | None = None,
     ) -> None:
         self.done = 0
         """Steps of the plan that are used up."""
+        self.bound = bound
+        """Where an adaptive clipping norm stands; None: the norm is the plan's."""
         self.planned, self.unit = planned, unit
         self.is_closed = False
         """Whether the caller ended the run."""
@@ -122,8 +125,9 @@ class Position:
 
     def capture(self) -> dict[str, Any]:
         """The position. Only a seeded one holds anything that its randomness could be rebuilt from."""
-        label = self.begin()
-        return {"steps": self.done, "seed": self.entropy.seed, "label": label.hex() if self.seeded else None}
+        label = self.begin().hex() if self.seeded else None
+        norm = {} if self.bound is None else {"bound": self.bound}
+        return {"steps": self.done, "seed": self.entropy.seed, "label": label, **norm}
 
     def capture_loader(self) -> dict[str, Any]:
         """What besides lets the loader, and random numbers in the model, continue from here."""
@@ -138,6 +142,7 @@ class Position:
         """Stand where `capture` was made."""
         self._started = None if saved["label"] is None else bytes.fromhex(saved["label"])
         self.done = saved["steps"]
+        self.bound = saved.get("bound")
 
     def restore_loader(self, saved: Mapping[str, Any]) -> None:
         """Continue as when `capture_loader` was called."""

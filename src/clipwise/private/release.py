@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from clipwise._validate import is_positive
 from clipwise.accounting import Ledger
 from clipwise.clipping import Style, bounds_of, is_private, own_noise
 from clipwise.correlation import Independent
 from clipwise.errors import CheckpointError, InvalidPlan
 from clipwise.files import Lock
-from clipwise.mechanisms import Repeated
+from clipwise.mechanisms import AdaptiveClip, Repeated
 from clipwise.noise import GaussianNoise, Normals, chain_of
 from clipwise.plan import Plan
 from clipwise.private.checkpoint import Journal
@@ -27,18 +28,17 @@ from clipwise.private.witness import Testimony, Witness
 
 __all__ = ["Release"]
 
-Deviations: TypeAlias = Callable[[float], tuple[float, Sequence[float]]]
-"""From the noise multiplier of a step to that of the named sums, and the deviations of the sums after these."""
-
 
 class Release:
     """What is charged, and the noise that is added, when a sum leaves a run of `Private` or of a federated server.
 
-    `first` numbers the noise of the first release.
+    `first` numbers the noise of the first release. An adaptive norm (`AdaptiveClip`) is moved here: its count is one
+    more number of the noisy vector.
 
     Guarantees: a step is on `ledger`, in the journal of a saved run and at its witness before its noise is drawn; from
     then on it is spent, whatever happens. Its noise has the multiplier of the event that was recorded, which is that of
-    the step's own number. A seeded run that makes a step again with other sums is charged once more.
+    the step's own number. A seeded run that makes a step again with other sums is charged once more. An adaptive norm
+    moves by the noisy count of a step that was released, and stays where it is when that count was lost.
     """
 
     def __init__(
@@ -54,6 +54,10 @@ class Release:
     ) -> None:
         check_one_process()
         self._plan, self.position = plan, position
+        self._adaptive = plan.clip if isinstance(plan.clip, AdaptiveClip) else None
+        if self._adaptive is not None:
+            position.bound = self._adaptive.R
+        self._current: Style | None = None  # of an adaptive norm, as long as it stands where it is
         self._marks: dict[str, Any] = {}
         self.mark(**({} if own_batches is False else {"own_batches": own_batches}))
         self.ledger = Ledger() if ledger is None else ledger
@@ -63,15 +67,18 @@ class Release:
         self._journal: Journal | None = None
         self._testimony = None if witness is None else Testimony(witness, plan.steps)
 
-    def bind(self, names: Sequence[str], like: Sequence[Tensor], deviations: Deviations | None = None) -> None:
-        """Release sums like these from here on. Noise continues where they are like those before."""
+    def bind(self, names: Sequence[str], like: Sequence[Tensor], weight: float = 1.0) -> None:
+        """Release sums like these from here on. Noise continues where they are like those before.
+
+        `weight` is the most that one record, or user, counts in them.
+        """
+        like = [*like, *([] if self._adaptive is None else [torch.zeros(1, dtype=torch.float64)])]
         form = (tuple(names), [(tensor.shape, tensor.dtype, tensor.device) for tensor in like])
         if self._form != form:
             chain = partial(chain_of, self._plan.correlation, self._plan.sampling, self._plan.steps)
             self._noise = GaussianNoise(like, self.position.entropy, self._source, chain)
             self._form = form
-        self._names = names
-        self._deviations: Deviations = (lambda noise: (noise, ())) if deviations is None else deviations
+        self._names, self._weight = names, weight
         self._scaled: tuple[Style, float, list[float]] | None = None
         self._bounds: tuple[tuple[str, float], ...] = ()  # of the style's rules, when its noise was found
 
@@ -105,6 +112,30 @@ class Release:
         self.guard.is_last = self.position.is_over
         if self.guard.is_last and not self.guard.is_due:
             self.guard.close()
+
+    # The clipping norm
+
+    @property
+    def style(self) -> Style:
+        """The clipping of the coming step: one object for clipping and for noise, until the step is released."""
+        bound = self.position.bound
+        if self._adaptive is None or bound is None:
+            return self._plan.style(self.position.done)
+        if self._current is None or self._current.sensitivity(1) != bound:
+            self._current = self._adaptive.style(bound)
+        return self._current
+
+    def can_stand_at(self, bound: object) -> bool:
+        """Whether this is a place of the adaptive norm of the plan."""
+        clip = self._adaptive
+        return clip is not None and is_positive(bound) and clip.lowest <= bound <= clip.highest
+
+    def _deviations(self, noise: float) -> tuple[float, Sequence[float]]:
+        """The noise multiplier of the sums, and the deviation of the count where there is one."""
+        if self._adaptive is None:
+            return noise * self._weight, ()
+        multiplier, deviation = self._adaptive.split(noise)
+        return multiplier * self._weight, (deviation,)
 
     # The release
 
@@ -151,20 +182,31 @@ class Release:
         of = {name: stds[group] for group, names in groups.items() for name in names}
         return style, 0.0, [of[name] for name in self._names]
 
-    def mean(self, sums: list[Tensor], style: Style, scale: float) -> list[Tensor]:
-        """Charge a step, then give (sums + noise) * scale on the public grid. `sums` are used up."""
+    def mean(self, sums: list[Tensor], style: Style, scale: float, within: float = 0.0) -> list[Tensor]:
+        """Charge a step, then give (sums + noise) * scale on the public grid. `sums` are used up.
+
+        `within` is the sum of centred bits for an adaptive norm (`AdaptiveClip.centred`).
+        """
+        clip, bound = self._adaptive, self.position.bound
+        if clip is not None:
+            sums = [*sums, torch.tensor([within], dtype=torch.float64)]
         event = self.prepare(style)
         number = self._first + self._charge(event)
-        if not event.noise_multiplier and self._scaled is None:
+        if event.noise_multiplier or self._scaled is not None:
+            assert self._scaled is not None  # for this event and style
+            before = partial(self._charge_repetition, event, number)
+            sums = self._noise.release(sums, self._scaled[2], scale, number, self.position.label(), before)
+        else:
             torch._foreach_mul_(sums, scale)
+        if clip is None or bound is None:
             return sums
-        assert self._scaled is not None  # for this event and style
-        before = partial(self._charge_repetition, event, number)
-        return self._noise.release(sums, self._scaled[2], scale, number, self.position.label(), before)
+        *sums, count = sums
+        self.position.bound = clip.move(bound, 0.5 + float(count) / scale / self._plan.batch_size)
+        return sums
 
-    def write(self, sums: list[Tensor], style: Style, scale: float) -> None:
+    def write(self, sums: list[Tensor], style: Style, scale: float, within: float = 0.0) -> None:
         """The mean as the gradient of the guarded parameters, which may be stepped with once."""
-        self.guard.write(self.mean(sums, style, scale))
+        self.guard.write(self.mean(sums, style, scale, within))
         self.close_if_done()
 
     # What is charged

@@ -95,9 +95,13 @@ class PrivateState:
         """Of an unseeded run there is none: it would be noise that others know, or that is too large for float64."""
         return past is None or (self.release.position.seeded and isinstance(past, Mapping))
 
+    def _norm(self) -> dict[str, Callable[[Any], bool]]:
+        """The field of an adaptive norm, which only plans with one have."""
+        return {} if self.release.position.bound is None else {"bound": self.release.can_stand_at}
+
     def check(self, saved: Mapping[str, Any]) -> None:
         """Refuse a state that does not belong to this plan, model and seed. Nothing is changed."""
-        check_form(saved, {**_FIELDS, **self._past(self._is_past)}, VERSION)
+        check_form(saved, {**_FIELDS, **self._past(self._is_past), **self._norm()}, VERSION)
         if saved["plan"] != self.plan.to_dict():
             raise CheckpointError(f"the saved run has another plan: {saved['plan']}, not {self.plan.to_dict()}.")
         if saved["seed"] != self.release.position.entropy.seed:

@@ -102,7 +102,6 @@ class Private:
         if plan.mechanism.unit != "example":
             raise InvalidPlan(f"the mechanism {plan.mechanism!r} is run by clipwise.federated.Server, not by Private.")
         self._plan, self._model, self._optimizer = plan, model, optimizer
-        self._scale = 1.0 / plan.denominator
         self._fit = Fit.of(model, optimizer)
         self._position = Position(
             plan.steps,
@@ -165,6 +164,16 @@ class Private:
     def steps_done(self) -> int:
         """Steps of the plan that are used up."""
         return self._position.done
+
+    @property
+    def style(self) -> Style:
+        """The clipping of the step that is being made, or comes next: one object for clipping and for noise."""
+        return self._release.style if self._batch.style is None else self._batch.style
+
+    @property
+    def bound(self) -> float | None:
+        """Where an adaptive norm (`AdaptiveClip`) stands; covered by epsilon."""
+        return self._position.bound
 
     @property
     def last(self) -> StepStatistics | None:
@@ -240,7 +249,7 @@ class Private:
                 step, fit = self._position.done, self._fit
                 self._release.guard.begun = True
                 self._batch.check(losses, step)
-                style = self._style()
+                style = self.style
                 self._release.prepare(style)
                 evidence = self._checks.close(losses, fit.places, fit.tensors)
                 clipped = self._clip(losses, style, evidence)
@@ -314,15 +323,11 @@ class Private:
         if not self._batch.own and not self._position.iteration:
             raise not_declared(self._plan.sampling)
 
-    def _style(self) -> Style:
-        """The style of this step: one object for clipping and for noise."""
-        return self._plan.style(self._position.done) if self._batch.style is None else self._batch.style
-
     def _write(self) -> None:
         """Charge first, then noise, average, write. From the charge on the step is spent, whatever happens."""
-        style = self._style()
+        style, within = self.style, 0.0 if self.bound is None else self._batch.within
         sums = self._batch.take(self._position.done, self._fit)
-        self._release.write(sums, style, self._scale)
+        self._release.write(sums, style, 1.0 / self._plan.denominator, within)
 
     def _step(self) -> None:
         """Step the optimizer with what was released."""

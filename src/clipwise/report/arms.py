@@ -74,7 +74,7 @@ class ArmResults:
         return Point(self.name, self.clip_norm, self.learning_rate, self.estimates)
 
     def curve(self, section: str, metric: str) -> Curve | None:
-        """`metric` of `section` ("test" or "private") over the steps that every seed recorded; None if none did."""
+        """`metric` of `section` ("test", "released" or "private") over the steps that every seed recorded, if any."""
         tables = [_column(run.curves, section, metric) for run in self.runs]
         steps = sorted(set.intersection(*(set(table) for table in tables)))
         if not steps:

@@ -242,7 +242,9 @@ def _training(arms: Sequence[ArmResults], about: str) -> list[Drawing]:
     task = arms[0].first.task
     followed = [metric.name for metric in metrics_of(task) if metric.followed]
     metrics = ("nll", "accuracy", "ece") if task == "classification" else followed
-    curves = _curves(arms, "test", metrics)
+    curves, norms = _curves(arms, "test", metrics), _curves(arms, "released", ("clipping_norm",))
+    curves = {name: {**each, **norms.get(name, {})} for name, each in (curves or norms).items()}
+    about = f"{about} The clipping norm is what the run learnt with noise.".strip() if norms else about
     return [_wide("training", _plain(curves), plots.training_curves(curves), about)] if curves else []
 
 

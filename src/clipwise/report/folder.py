@@ -271,7 +271,7 @@ def check_row(row: Any, where: str) -> Mapping[str, Any]:
     """A row of the curves as `Run.curves` has them, or an error that says where it stands."""
     fields = Fields(row, where)
     fields.number("step", 0.0)
-    for name in ("test", "private"):
+    for name in ("test", "released", "private"):
         if fields.value.get(name) is not None:
             section = fields.object(name)
             if "epsilon" in section.value:  # it stands beside them, and a figure would show this one

@@ -62,7 +62,8 @@ class Run:
     recalibrated: Mapping[str, CalibrationResult] = field(default_factory=dict)
     """Metrics on the same held-out data after recalibration, by method."""
     curves: tuple[Mapping[str, Any], ...] = ()
-    """Rows of metrics.jsonl: "step", "epoch", "epsilon", "test" {metric: value}, "private" {statistic: value}."""
+    """Rows of metrics.jsonl: "step", "epoch", "epsilon", "test" {metric: value}, "private" {statistic: value}; with an
+    adaptive norm also "released" {"clipping_norm": value}, which epsilon covers."""
     ledger: Ledger | None = None
     """What was released; None for a run that is not private."""
     delta: float | None = None

@@ -99,6 +99,8 @@ _LABELS = {
 def clip_norm(plan: AnyPlan) -> float | None:
     """The clipping norm R of a flat rule that bounds each sample; None for schedules, groups and no clipping.
 
+    So it is for a norm that adapts: its R is where it started.
+
     >>> from clipwise import Abadi, FullBatch, Plan
     >>> clip_norm(Plan(FullBatch(10), 5, Abadi(0.5), 1.0))
     0.5
@@ -106,7 +108,7 @@ def clip_norm(plan: AnyPlan) -> float | None:
     parts = parts_of(plan.clip)
     if parts is not None and parts[0] == "Flat":
         parts = parts_of(parts[1].get("rule"))
-    if parts is None or parts[0] == "BatchClip":
+    if parts is None or parts[0] in ("AdaptiveClip", "BatchClip"):
         return None
     norm = parts[1].get("R")
     return float(norm) if is_number(norm) else None
@@ -153,6 +155,9 @@ def _words(kind: str, values: Mapping[str, Any]) -> str | None:
         at = values["switch_at"]
         when = f"{100 * at:g} % of the steps" if isinstance(at, float) and at < 1 else f"step {at:g}"
         return f"mix-up: {describe(values['small'])}, then {describe(values['large'])} from {when} on"
+    if kind == "AdaptiveClip":
+        R, quantile, floor = (values[name] for name in ("R", "quantile", "floor"))
+        return f"adaptive norm, from {R:g} towards the {quantile:g}-quantile of the norms, not below {floor:g}"
     if kind == "Steps":
         return ", ".join(f"{noise:g} from step {step} on" for step, noise in values["noise"].items())
     if kind == "Unclipped":

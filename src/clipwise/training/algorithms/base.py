@@ -132,8 +132,8 @@ def private_loop(job: Job, folder: Folder, watch: Watch, resume: bool, optimizer
     style: Style | None = None
     for batch in loader:
         step = private.steps_done + 1
-        if style is not job.plan.style(step - 1):
-            style = job.plan.style(step - 1)
+        if style is not private.style:
+            style = private.style
             set_rate(optimizer, job.optimizer.learning_rate.at(style, list(job.parameters)))
         losses = private.losses(batch)
         if private.step(losses):

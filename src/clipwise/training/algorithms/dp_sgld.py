@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from torch import nn
 
+from clipwise.accounting import Steps
 from clipwise.errors import InvalidConfig
-from clipwise.mechanisms import Steps
 from clipwise.optim import SGNHT, FlatPrior, GaussianPrior, Langevin, LangevinOptimizer
 from clipwise.optim.sgld import posterior_learning_rate
 from clipwise.plan import Plan

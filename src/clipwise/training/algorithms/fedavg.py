@@ -29,11 +29,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from clipwise.clipping import Abadi, Flat
 from clipwise.data import TensorRecords
 from clipwise.errors import InvalidConfig
 from clipwise.federated import LocalGradient, LocalTraining, RoundReport, Server, Work, dirichlet, run, shards, uniform
-from clipwise.mechanisms import AdaptiveClip, Rounds
+from clipwise.mechanisms import Rounds
 from clipwise.plan import Plan
 from clipwise.training.algorithms.base import Algorithm, Milestones, set_rate, took_up
 from clipwise.training.config import OptimizerChoice, TomlTable, read_optimizer
@@ -61,8 +60,6 @@ class Federation:
     clip_every: Literal["round", "batch"]
     weight_cap: float
     total_weight: float | None
-    quantile: float | None
-    """With it the clipping norm adapts, starting from that of `[clip]`."""
     server: OptimizerChoice | None
 
     @classmethod
@@ -77,6 +74,8 @@ class Federation:
         for name, owner in (("shards_per_user", "shards"), ("concentration", "dirichlet")):
             if name in table and split != owner:
                 table.fail(name, f"is for split = {owner!r} only.")
+        if "quantile" in table:
+            table.fail("quantile", "is in [clip] now: rule = 'AdaptiveClip', with R and quantile.")
         server = table.table("server")
         made = cls(
             users=table.integer("users"),
@@ -89,7 +88,6 @@ class Federation:
             clip_every="batch" if table.text("clip_every", "round", ("batch", "round")) == "batch" else "round",
             weight_cap=table.number("weight_cap", 1.0),
             total_weight=table.number("total_weight", None),
-            quantile=table.number("quantile", None, below=1.0),
             server=read_optimizer(server) if server.values else None,
         )
         table.close()
@@ -97,11 +95,7 @@ class Federation:
 
     def plan(self, plan: Plan) -> Plan:
         """The same plan, over users."""
-        clip = plan.clip
-        if self.quantile is not None:
-            assert isinstance(clip, Flat) and isinstance(clip.rule, Abadi)  # checked when it was read
-            clip = AdaptiveClip(clip.rule.R, self.quantile)
-        return replace(plan, clip=clip, mechanism=Rounds(self.weight_cap, self.total_weight))
+        return replace(plan, mechanism=Rounds(self.weight_cap, self.total_weight))
 
     def records_of_users(self, records: TensorRecords) -> list[TensorRecords]:
         """The records of each user."""
@@ -162,9 +156,6 @@ class FederatedAlgorithm(Algorithm):
                 f"{config.recalibration.private[0]} protects single records, and {name} whole users: there is no "
                 "epsilon for both. Use recalibration on public records.",
             )
-        flat = isinstance(config.clip, Flat) and isinstance(config.clip.rule, Abadi)
-        if self.federation.quantile is not None and not flat:
-            root.table("federated").fail("quantile", "adapts the norm of [clip] rule = 'Abadi', and no other clipping.")
 
     def units(self, records: int) -> int:
         return self.federation.users

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from clipwise.accounting import Steps
 from clipwise.calibration import check_resamples, equal_edges
 from clipwise.clipping import Clip, Flat, NoClip
 from clipwise.errors import DataError, InvalidPlan, InvalidSampling
-from clipwise.mechanisms import Steps
 from clipwise.private import Witness
 from clipwise.sampling import CyclicPoisson, FixedSize, FullBatch, Poisson, Sampling, Shuffled
 from clipwise.training.config.datasets import DataChoice, read_data

@@ -24,6 +24,12 @@ schedule = "MixUp"
 switch_at = 0.95          # a fraction of the steps, or a step number
 small = { rule = "Abadi", R = 0.1 }
 large = { rule = "Abadi", R = 20.0 }
+
+[clip]                    # a norm that follows the median of the norms
+rule = "AdaptiveClip"
+R = 1.0                   # where it starts
+quantile = 0.5
+floor = 0.1               # below which it never falls
 ```
 
 An optimizer is any of `torch.optim` by its name, with a learning rate that is a number or follows R.
@@ -46,6 +52,7 @@ from clipwise import clipping
 from clipwise.clipping import Clip, Flat, Groupwise, Layerwise, MixUp, Rule, Style
 from clipwise.correlation import CORRELATIONS, Correlation
 from clipwise.errors import InvalidConfig, InvalidPlan
+from clipwise.mechanisms import AdaptiveClip
 from clipwise.training.config.toml import TomlTable, nearest
 
 __all__ = ["LearningRate", "OptimizerChoice", "read_clip", "read_correlation", "read_optimizer"]
@@ -63,6 +70,7 @@ RULES: dict[str, type[Any]] = {
         clipping.Unclipped,
     )
 }
+ADAPTIVE = AdaptiveClip.__name__
 STYLES = ("Flat", "Groupwise", "Layerwise")
 SCHEDULES = ("MixUp",)
 
@@ -76,7 +84,7 @@ def read_clip(table: TomlTable) -> Clip:
     """
     try:
         if table.text("schedule", None, SCHEDULES) is None:
-            return _style(table)
+            return _adaptive(table) if table.raw("rule") == ADAPTIVE and "style" not in table else _style(table)
         at = table.raw("switch_at")
         if at is None:
             table.fail(None, "'switch_at' is missing; it is a fraction of the steps, or a step number.")
@@ -139,13 +147,24 @@ def _rules(table: TomlTable) -> Mapping[str, Rule]:
 
 def _rule(table: TomlTable) -> Rule:
     """A rule and its numbers; nothing else may be in the table."""
-    kind = RULES[table.text("rule", choices=RULES)]
+    name = table.text("rule", choices=(*RULES, ADAPTIVE))
+    if name == ADAPTIVE:
+        table.fail("rule", f"{ADAPTIVE} has one norm over all parameters, for all steps: it stands in [clip] alone.")
+    rule: Rule = RULES[name](**_numbers(table, RULES[name]))
+    return rule
+
+
+def _adaptive(table: TomlTable) -> AdaptiveClip:
+    table.text("rule")
+    return AdaptiveClip(**_numbers(table, AdaptiveClip))
+
+
+def _numbers(table: TomlTable, kind: type[Any]) -> dict[str, Any]:
     numbers = {
         f.name: table.number(f.name) if f.default is MISSING else table.number(f.name, f.default) for f in fields(kind)
     }
     table.close()
-    rule: Rule = kind(**numbers)
-    return rule
+    return numbers
 
 
 _OVER_R = re.compile(r"\s*([0-9.eE+-]+)\s*/\s*R\s*")

@@ -64,12 +64,16 @@ def spent(job: Job, run: Private | Server) -> float | None:
 def measured_row(
     job: Job, run: Private | Server, step: int, epoch: float, private: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """A row of metrics.jsonl; what is under "private" is exact and not covered by epsilon."""
+    """A row of metrics.jsonl; what is under "private" is exact and not covered by epsilon.
+
+    An adaptive norm is made of noisy numbers, so it is "released": where it stands after the step.
+    """
     return {
         "step": step,
         "epoch": epoch,
         "epsilon": spent(job, run),
         "test": headline(evaluate(job)),
+        **({} if run.bound is None else {"released": {"clipping_norm": run.bound}}),
         "private": private,
     }
 

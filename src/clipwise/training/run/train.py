@@ -16,6 +16,7 @@ from clipwise.accounting import Event, account
 from clipwise.calibration import RecalibrationMap
 from clipwise.data import DataSet
 from clipwise.errors import CheckpointError, DataError
+from clipwise.mechanisms import AdaptiveClip
 from clipwise.private import digests_file
 from clipwise.report import Choices, Run, guarantees_of, not_checked, provenance_of
 from clipwise.training.config import Config
@@ -161,8 +162,9 @@ def _choices(job: Job) -> Choices:
     """What else was chosen, beside the plan; the learning rate as a number where it is one."""
     rule, names = job.optimizer.learning_rate, list(job.parameters)
     rates = {rule.at(job.plan.style(step), names) for step in (0, job.plan.steps - 1)}
+    follows = rule.over_R and isinstance(job.plan.clip, AdaptiveClip)
     return Choices(
-        learning_rate=rates.pop() if len(rates) == 1 else str(rule),
+        learning_rate=rates.pop() if len(rates) == 1 and not follows else str(rule),
         optimizer=str(job.optimizer),
         algorithm=job.config.algorithm.name,
         **job.config.algorithm.described(),

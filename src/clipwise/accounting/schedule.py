@@ -16,7 +16,7 @@ __all__ = ["Steps"]
 
 @dataclass(frozen=True, repr=False)
 class Steps:
-    """Noise multipliers by the step (from 0) at which each begins, for `Plan(noise_multiplier=...)`.
+    """Noise multipliers by the step (from 0) at which each begins, for `Plan(noise_multiplier=...)` and `cw.epsilon`.
 
     `calibrate` scales the whole schedule. Two ways to write one schedule are equal: `Steps({0: 2.0, 9: 2.0})` is
     `Steps({0: 2.0})`.
@@ -54,6 +54,11 @@ class Steps:
             if not kept or given[step] != kept[max(kept)]:
                 kept[step] = float(given[step])
         object.__setattr__(self, "noise", MappingProxyType(kept))  # a copy: nobody can change it any more
+
+    def check(self, steps: int) -> None:
+        """Refuse a run of so few steps that a switch comes after its end."""
+        if max(self.noise) >= steps:
+            raise InvalidPlan(f"{self!r} switches after the end: the plan has only {steps} steps.")
 
     def at(self, step: int) -> float:
         """The noise multiplier of step `step` (from 0)."""
