@@ -114,7 +114,7 @@ def tables(found: Json) -> str:
         "median over pairs of steps that were made in turns. The goal is "
         f"{found['goal']:g}. `kept` is the past noise, in float64.",
         "",
-        *header("workload", "parameters", "step", "goal met", "noise alone", "noise, ms: independent", "banded", "kept"),
+        *header("workload", "parameters", "step", "goal met", "noise alone", "independent, ms", "banded, ms", "kept"),
     ]
     for each in found["steps"]:
         met = "yes" if each["ratio"] <= found["goal"] else "no"

@@ -89,7 +89,8 @@ class Independent(Correlation):
 
     def left(self, steps: int, sampling: Sampling | None = None) -> Floats:
         """After each step, the deviation of the noise in the sum of all steps so far."""
-        return np.sqrt(np.arange(1.0, steps + 1.0))
+        found: Floats = np.sqrt(np.arange(1.0, steps + 1.0))
+        return found
 
     def error(self, steps: int, workload: Correlation | None = None) -> float:
         """The deviation of the noise in a model."""
@@ -236,7 +237,8 @@ class Tree(Correlation):
         epochs, inside = np.divmod(np.arange(1, steps + 1), length)
         within = sum((inside >> h & 1) * variance for h, variance in enumerate(variances))
         whole = sum((length >> h & 1) * variance for h, variance in enumerate(variances))
-        return np.sqrt(self.height(length) * (epochs * whole + within))
+        found: Floats = np.sqrt(self.height(length) * (epochs * whole + within))
+        return found
 
 
 CORRELATIONS: Mapping[str, type[Any]] = MappingProxyType(
