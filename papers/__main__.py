@@ -8,7 +8,7 @@ from papers.pages import DOCS, put
 from papers.tables import findings_table
 
 HERE = Path(__file__).parent
-EXPERIMENTS = ("mnist", "rules", "cifar10", "snli", "wine", "california", "federated")
+EXPERIMENTS = ("mnist", "rules", "cifar10", "snli", "wine", "california", "federated", "correlated")
 _HEADER = findings_table(()).split("\n", 1)[0]
 
 

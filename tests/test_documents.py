@@ -16,7 +16,19 @@ import pytest
 
 import clipwise as cw
 import papers.__main__
-from benchmarks import accounting, accounting_grid, calibration, evidence, jl, kills, noise, ntk, reliability, report
+from benchmarks import (
+    accounting,
+    accounting_grid,
+    calibration,
+    correlated,
+    evidence,
+    jl,
+    kills,
+    noise,
+    ntk,
+    reliability,
+    report,
+)
 from clipwise.cli.main import COMMANDS
 from docs import options
 from docs.tutorials import __main__ as tutorials
@@ -150,6 +162,16 @@ def test_the_home_page_trains_and_prints_its_epsilon(tmp_path: Path) -> None:
     assert done.stdout == f"{promised[1]}\n", done.stderr
 
 
+def test_the_page_on_correlated_noise_prints_what_it_says(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "correlated-noise.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```\n+```text\n(.*?)```", page, flags=re.DOTALL)
+    assert len(blocks) == len(re.findall("```python", page)) == 2
+    script = tmp_path / "correlated.py"
+    script.write_text("".join(code for code, _ in blocks), encoding="utf-8")
+    done = subprocess.run([sys.executable, "-W", "error", script], capture_output=True, text=True, timeout=HANG)
+    assert done.stdout == "".join(promised for _, promised in blocks), done.stderr
+
+
 def rounded_up(value: float) -> str:
     return f"{math.ceil(value * 1000) / 1000:.3f}"
 
@@ -210,6 +232,7 @@ PARTS: dict[tuple[Path, str], Callable[[str], str]] = {
     (BENCHMARKS, "steps"): lambda _: report.page(kept("benchmarks/results.json")),
     (BENCHMARKS, "evidence"): lambda _: evidence.markdown(kept("benchmarks/evidence.json")),
     (BENCHMARKS, "noise"): lambda _: noise.tables(kept("benchmarks/noise.json")),
+    (BENCHMARKS, "correlated"): lambda _: correlated.tables(kept("benchmarks/correlated.json")),
 }
 """What stands between marks in a page, by page and name, and what makes it from kept numbers."""
 

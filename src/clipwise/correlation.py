@@ -53,6 +53,16 @@ class Correlation(ABC):
     def describe(self) -> str:
         """What it does, in one sentence of a report."""
 
+    @abstractmethod
+    def left(self, steps: int, sampling: Sampling | None = None) -> Floats:
+        """After each step, the deviation of the noise in the sum of all steps so far.
+
+        It is for a noise multiplier and a sensitivity of 1. Only a tree needs the sampling, for where epochs begin.
+
+        >>> Independent().left(4), Banded(2).left(4).round(2)
+        (array([1.        , 1.41421356, 1.73205081, 2.        ]), array([1.09, 1.25, 1.5 , 1.67]))
+        """
+
     def error(self, steps: int, workload: Correlation | None = None) -> float:
         """The deviation of the noise in a model, for a noise multiplier and a sensitivity of 1.
 
@@ -77,6 +87,11 @@ class Independent(Correlation):
         """What it does, in one sentence."""
         return "Every step has noise of its own."
 
+    def left(self, steps: int, sampling: Sampling | None = None) -> Floats:
+        """After each step, the deviation of the noise in the sum of all steps so far."""
+        found: Floats = np.sqrt(np.arange(1.0, steps + 1.0))
+        return found
+
     def error(self, steps: int, workload: Correlation | None = None) -> float:
         """The deviation of the noise in a model."""
         return _error(np.ones(1), _as_workload(workload), steps)
@@ -95,6 +110,10 @@ class _Toeplitz(Correlation):
             f"Each step takes back part of the noise of the {self.bands - 1} steps before it, so that less of it is "
             "left in the model."
         )
+
+    def left(self, steps: int, sampling: Sampling | None = None) -> Floats:
+        """After each step, the deviation of the noise in the sum of all steps so far."""
+        return np.sqrt(np.cumsum(np.cumsum(_inverse(self.coefficients(steps), steps)) ** 2))
 
     def error(self, steps: int, workload: Correlation | None = None) -> float:
         """The deviation of the noise in a model."""
@@ -207,6 +226,20 @@ class Tree(Correlation):
         """What it does, in one sentence."""
         return "Noise is added to the sums of a binary tree over each epoch, so that few of them meet in the model."
 
+    def left(self, steps: int, sampling: Sampling | None = None) -> Floats:
+        """After each step, the deviation of the noise in the sum of all steps so far: that of whole epochs adds up."""
+        if not isinstance(sampling, Shuffled):
+            raise InvalidPlan(f"a tree begins again with each epoch: give its Shuffled sampling, got {sampling!r}.")
+        length = sampling.batches_per_epoch
+        variances = [1.0]  # of a finished sum of each height, estimated from those below it
+        while len(variances) < self.height(length):
+            variances.append(2.0 * variances[-1] / (1.0 + 2.0 * variances[-1]))
+        epochs, inside = np.divmod(np.arange(1, steps + 1), length)
+        within = sum((inside >> h & 1) * variance for h, variance in enumerate(variances))
+        whole = sum((length >> h & 1) * variance for h, variance in enumerate(variances))
+        found: Floats = np.sqrt(self.height(length) * (epochs * whole + within))
+        return found
+
 
 CORRELATIONS: Mapping[str, type[Any]] = MappingProxyType(
     {"independent": Independent, "banded": Banded, "square_root": SquareRoot, "tree": Tree}
@@ -299,14 +332,20 @@ def _best_coefficients(wanted: Banded, steps: int) -> Floats:
     return unit
 
 
-def _growth(column: Floats, steps: int) -> float:
-    """The deviation of the noise of the last step, w = C^-1 z: the length of C^-1's last row."""
+def _inverse(column: Floats, steps: int) -> Floats:
+    """The first column of C^-1, which all others are moved copies of: the series of 1 / C."""
     from scipy.signal import lfilter
 
     impulse = np.zeros(steps)
     impulse[0] = 1.0
+    found: Floats = lfilter([1.0], column, impulse)
+    return found
+
+
+def _growth(column: Floats, steps: int) -> float:
+    """The deviation of the noise of the last step, w = C^-1 z: the length of C^-1's last row."""
     with np.errstate(all="ignore"):
-        return float(np.linalg.norm(lfilter([1.0], column, impulse)))
+        return float(np.linalg.norm(_inverse(column, steps)))
 
 
 def _error(column: Floats, workload: Banded, steps: int) -> float:
@@ -323,9 +362,7 @@ def _square_error(column: Floats, workload: Banded, steps: int) -> tuple[float, 
     """
     from scipy.signal import lfilter
 
-    impulse = np.zeros(steps)
-    impulse[0] = 1.0
-    q = lfilter([1.0], np.convolve(column, [1.0, -workload.momentum]), impulse)
+    q = _inverse(np.convolve(column, [1.0, -workload.momentum]), steps)
     pull = np.zeros(steps)  # the slope in q
     square = 0.0
     rates = workload.learning_rates

@@ -146,6 +146,19 @@ def test_the_privacy_curve_marks_delta() -> None:
     assert any(list(line.get_ydata()) == [1e-5, 1e-5] for line in drawn.axes[0].lines)
 
 
+def test_correlated_noise_is_drawn_with_its_coefficients_and_their_inverse() -> None:
+    column = cw.SquareRoot(5).coefficients(30)
+    left = {"this": cw.SquareRoot(5).left(30), "independent": cw.Independent().left(30)}
+    sums, coefficients = plots.correlated_noise(left, column).axes
+    assert [line.get_label() for line in sums.lines] == list(left)
+    assert list(sums.lines[0].get_xdata()) == list(range(1, 31))
+    inverse = np.convolve(coefficients.lines[1].get_ydata(), column)[:5]
+    np.testing.assert_allclose(inverse, [1, 0, 0, 0, 0], atol=1e-12)
+    assert len(plots.correlated_noise(left).axes) == 1
+    with pytest.raises(DataError, match="nothing to draw"):
+        plots.correlated_noise({})
+
+
 @pytest.mark.parametrize(
     "names", [("R = 2", "R = 20", "R = 200", "not private"), ("a rather long name of an arm",) * 2]
 )

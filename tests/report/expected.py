@@ -147,11 +147,27 @@ def regressions() -> list[Run]:
     return [*runs, made("R = 4", (steps(30.0),), cw.Abadi(4.0), 30.0, test=plain, curves=rows, provenance=other)]
 
 
+def correlated() -> list[Run]:
+    """Noise in bands and in trees."""
+    found = []
+    for name, sampling, correlation in (
+        ("bands", cw.CyclicPoisson(1_000, 50, 4), cw.Banded(4)),
+        ("trees", cw.Shuffled(1_000, 200), cw.Tree()),
+    ):
+        plan = cw.Plan(sampling, 12, cw.Abadi(2.0), 3.0, correlation=correlation)
+        algorithm = "dp-ftrl" if name == "trees" else "dp-sgd"
+        choices = Choices(0.5, "SGD(lr=0.5)", algorithm=algorithm)
+        run = made(name, plan.events, cw.Abadi(2.0), 3.0, choices=choices, curves=(), config=None)
+        found.append(replace(run, plan=plan, provenance={"data": "made up", "arm": name}))
+    return found
+
+
 SCENES: dict[str, Callable[[], list[Run]]] = {
     "one": one, "advised": advised, "arms": arms, "users": users, "regressions": regressions,
+    "correlated": correlated,
 }  # fmt: skip
 PUBLISHABLE = ("users",)
-FIGURES = ("arms", "regressions")
+FIGURES = ("arms", "regressions", "correlated")
 """The pages whose figures are looked at as well: what they are drawn from, and what stands below them."""
 
 _BLOCK = (

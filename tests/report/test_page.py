@@ -14,10 +14,12 @@ from pathlib import Path
 
 import pytest
 
+import clipwise as cw
 from clipwise import report
 from clipwise.cli.main import main
 from clipwise.errors import DataError
-from clipwise.report import Run, WrittenPlan
+from clipwise.report import Run, WrittenPlan, arms_of
+from clipwise.report.figures import _correlations
 from tests.report.samples import HOSTILE, comparison, judged, made_run, regression_run
 
 UNCOVERED = "Not covered by epsilon: do not publish"
@@ -334,3 +336,20 @@ def test_what_is_no_run_is_one_line_and_2(tmp_path: Path, capsys: pytest.Capture
     assert main(["report", str(tmp_path)]) == 2
     assert "not JSON as clipwise writes it" in capsys.readouterr().err
     assert main(["report"]) == 2
+
+
+def correlated(plan: cw.Plan) -> list[str]:
+    """The names of the figures that show its noise."""
+    return [drawn.name for drawn in _correlations(arms_of([made_run(plan=plan)]))]
+
+
+@pytest.mark.usefixtures("figures_in_words")
+def test_noise_that_is_correlated_is_drawn_and_a_plan_that_would_take_hours_is_not() -> None:
+    wide = cw.Plan(cw.CyclicPoisson(60_000, 256, 8), 300, cw.Abadi(1.0), 1.0, correlation=cw.Banded(8))
+    trees = cw.Plan(cw.Shuffled(60_000, 256), 300, cw.Abadi(1.0), 1.0, correlation=cw.Tree())
+    assert correlated(wide) == correlated(trees) == ["correlation"]
+    assert correlated(replace(wide, correlation=cw.Independent())) == []
+    long = replace(trees, steps=10**12)
+    many = cw.Plan(cw.CyclicPoisson(60_000, 2, 1_024), 90_000, cw.Abadi(1.0), 1.0, correlation=cw.Banded(1_024))
+    ending = replace(wide, correlation=cw.Banded(8, 0.0, (1.0, 0.5)))  # of a file: rates for two steps only
+    assert correlated(long) == correlated(many) == correlated(ending) == []

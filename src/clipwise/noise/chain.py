@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import math
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -27,7 +26,7 @@ __all__ = ["NoiseChain", "chain_of"]
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 Drawn: TypeAlias = Callable[[int], Floats]
-"""Further independent normal numbers of a piece and step; 0 are those that it begins with."""
+"""Further independent normal numbers of a piece and step, counted from 1."""
 
 
 class NoiseChain(ABC):
@@ -69,8 +68,8 @@ class NoiseChain(ABC):
         """What is kept for a piece before the first step."""
 
     @abstractmethod
-    def correlate(self, piece: int, drawn: Drawn) -> Floats:
-        """The noise of a piece at the step that `follow` named; the array that `drawn(0)` gave may be used up."""
+    def correlate(self, piece: int, numbers: Floats, further: Drawn) -> None:
+        """From normal numbers to the noise of a piece at the step that `follow` named, in place."""
 
     @abstractmethod
     def _arrays(self, kept: Any) -> list[Floats]:
@@ -111,31 +110,55 @@ def _array(tensor: Tensor, size: int) -> Floats:
 
 
 class _Band(NoiseChain):
-    """w_t = (z_t - c_1 w_(t-1) - ... - c_(b-1) w_(t-b+1)) / c_0, which is C w = z row by row."""
+    """w_t = (z_t - c_1 w_(t-1) - ... - c_(b-1) w_(t-b+1)) / c_0, which is C w = z row by row.
+
+    The past of a piece is a ring: one array with a row for each step, of which the oldest is written over. Weights
+    turn, rows stay, so all of the past is read once and one row is written. Rows of steps that were not made are zero.
+    """
 
     def __init__(self, pieces: int, column: Floats) -> None:
         self._column, self.kind = column, b"band" + column.tobytes()
+        self._rows = len(column) - 1
         super().__init__(pieces)
 
-    def _empty(self) -> deque[Floats]:
-        return deque(maxlen=len(self._column) - 1)
+    def _empty(self) -> Floats | None:
+        return None  # made when the size of the piece is known
 
-    def correlate(self, piece: int, drawn: Drawn) -> Floats:
-        past, w = self._kept[piece], drawn(0)
-        for coefficient, before in zip(self._column[1:], past, strict=False):
-            w -= coefficient * before
-        w /= self._column[0]
-        past.appendleft(w.copy())
-        return w
+    def follow(self, step: int) -> None:
+        super().follow(step)
+        self._weights = np.empty(self._rows)
+        self._weights[self._places(self._made - 1)] = self._column[1:]
 
-    def _arrays(self, kept: deque[Floats]) -> list[Floats]:
-        return list(kept)
+    def _places(self, made: int) -> npt.NDArray[np.intp]:
+        """The rows of the steps before, the last one first, when so many were made."""
+        return (made - 1 - np.arange(self._rows)) % self._rows
 
-    def _from(self, arrays: Sequence[Floats], made: int) -> deque[Floats]:
-        most = len(self._column) - 1
-        if len(arrays) != min(most, made):
+    def correlate(self, piece: int, numbers: Floats, further: Drawn) -> None:
+        from scipy.linalg.blas import dgemv
+
+        past = self._kept[piece]
+        if past is None:
+            past = self._kept[piece] = np.zeros((self._rows, len(numbers)))
+        unit = 1.0 / self._column[0]
+        made = dgemv(-unit, past.T, self._weights, beta=unit, y=numbers, overwrite_y=1)
+        row = past[(self._made - 1) % self._rows]
+        row[:] = made
+        if not np.may_share_memory(made, numbers):  # where the library could not write over them
+            numbers[:] = made
+
+    def _arrays(self, kept: Floats | None) -> list[Floats]:
+        if kept is None:
+            return []
+        return [kept[place] for place in self._places(self._made)[: self._made]]
+
+    def _from(self, arrays: Sequence[Floats], made: int) -> Floats | None:
+        if len(arrays) != min(self._rows, made):
             raise ValueError(f"{len(arrays)} steps of noise")
-        return deque(arrays, maxlen=most)
+        if not arrays:
+            return None
+        past = np.zeros((self._rows, len(arrays[0])))
+        past[self._places(made)[: len(arrays)]] = arrays
+        return past
 
 
 class _Tree(NoiseChain):
@@ -155,17 +178,17 @@ class _Tree(NoiseChain):
     def _empty(self) -> list[tuple[int, Floats]]:
         return []  # finished sums that are in no finished one, largest first: height and estimate of the noise
 
-    def correlate(self, piece: int, drawn: Drawn) -> Floats:
+    def correlate(self, piece: int, numbers: Floats, further: Drawn) -> None:
         finished: list[tuple[int, Floats]] = self._kept[piece]
         before: Floats | float = sum((noise for _, noise in finished), start=0.0)
-        height, noise, variance = 0, drawn(0).copy(), 1.0
+        height, noise, variance = 0, numbers.copy(), 1.0
         while finished and finished[-1][0] == height:
             _, other = finished.pop()
             height += 1
-            noise = (2.0 * variance * drawn(height) + other + noise) / (1.0 + 2.0 * variance)
+            noise = (2.0 * variance * further(height) + other + noise) / (1.0 + 2.0 * variance)
             variance = 2.0 * variance / (1.0 + 2.0 * variance)
         finished.append((height, noise))
-        return self._scale * (sum((noise for _, noise in finished), start=np.zeros_like(noise)) - before)
+        numbers[:] = self._scale * (sum((noise for _, noise in finished), start=np.zeros_like(noise)) - before)
 
     def _arrays(self, kept: list[tuple[int, Floats]]) -> list[Floats]:
         return [noise for _, noise in kept]

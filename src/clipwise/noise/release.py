@@ -158,10 +158,9 @@ class GaussianNoise:
         def serve(lane: _Lane) -> None:
             with np.errstate(all="ignore"):  # a sum that is not finite stays so
                 for piece, numbers, drawn in lane.pieces:
-                    if chain is None:
-                        self._source.fill_(numbers, entropy, step, piece.number)
-                    else:
-                        drawn[:] = chain.correlate(piece.number, partial(self._drawn, numbers, entropy, step, piece))
+                    self._source.fill_(numbers, entropy, step, piece.number)
+                    if chain is not None:
+                        chain.correlate(piece.number, drawn, partial(self._further, entropy, step, piece))
                     targets = [flat[part.tensor][part.start : part.stop] for part in piece.parts]
                     _add_and_round(drawn, targets, [stds[part.tensor] for part in piece.parts], scale)
 
@@ -171,13 +170,11 @@ class GaussianNoise:
                 target.copy_(done)
         return whole
 
-    def _drawn(
-        self, numbers: Tensor, entropy: Entropy, step: int, piece: Piece, further: int
-    ) -> npt.NDArray[np.float64]:
-        """Normal numbers for a piece: in its own buffer, or `further` ones."""
-        target = torch.empty_like(numbers) if further else numbers
-        self._source.fill_(target, entropy, step, piece.number + further * len(self._piece_sizes))
-        found: npt.NDArray[np.float64] = target.numpy()
+    def _further(self, entropy: Entropy, step: int, piece: Piece, number: int) -> npt.NDArray[np.float64]:
+        """Further normal numbers for a piece of a step, from a stream of their own."""
+        drawn = torch.empty(piece.size, dtype=torch.float64)
+        self._source.fill_(drawn, entropy, step, piece.number + number * len(self._piece_sizes))
+        found: npt.NDArray[np.float64] = drawn.numpy()
         return found
 
     def past(self) -> dict[str, Any] | None:

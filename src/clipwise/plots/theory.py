@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 if TYPE_CHECKING:
     from clipwise.ntk import GradientFlow, NTKMonitor, NTKRecord
 
-__all__ = ["loss_flows", "ntk_monitor", "privacy_curves", "spectra"]
+__all__ = ["correlated_noise", "loss_flows", "ntk_monitor", "privacy_curves", "spectra"]
 
 
 @styled
@@ -53,6 +53,37 @@ def privacy_curves(curve: PrivacyCurve, delta: float | None = None) -> Any:
     right.set_title("Best membership attack")
     right.legend()
     drawn.suptitle(f"{curve.sampling}, relation {curve.relation}", fontsize="small")
+    return drawn
+
+
+@styled
+def correlated_noise(left: Mapping[str, Sequence[float]], column: Sequence[float] = ()) -> Any:
+    """What the noise of the steps adds up to, `{label: deviation after each step}`, the run's own first.
+
+    With `column`, the coefficients of C, a second panel shows them beside those of its inverse: how much of the noise
+    of the steps before is in a step. Returns the matplotlib figure.
+    """
+    if not left:
+        raise DataError("there is nothing to draw: give the noise that is left after each step.")
+    drawn = figure(9.0, 3.4)
+    panels = list(drawn.subplots(1, 2 if len(column) else 1, squeeze=False).flat)
+    for place, (label, values) in enumerate(left.items()):
+        every = max(1, len(values) // 6)
+        panels[0].plot(range(1, len(values) + 1), values, markevery=every, label=label, **look(place).line)
+    panels[0].set(title="Noise in the sum of all steps so far", xlabel="step", ylabel="deviation, in units of R")
+    panels[0].set_ylim(bottom=0.0)
+    panels[0].legend()
+    if len(column):
+        inverse = np.zeros(len(column))
+        inverse[0] = 1.0 / column[0]
+        for lag in range(1, len(column)):
+            inverse[lag] = -float(np.dot(column[1 : lag + 1], inverse[lag - 1 :: -1][:lag])) / column[0]
+        for place, label, shown in ((3, "C: what is charged", column), (4, "inverse: what is added", inverse)):
+            panels[1].plot(range(len(column)), shown, label=label, **look(place).line)
+        panels[1].axhline(0.0, color=GAP, linewidth=0.8)
+        panels[1].set(title="Coefficients", xlabel="steps apart")
+        panels[1].xaxis.get_major_locator().set_params(integer=True)
+        panels[1].legend()
     return drawn
 
 

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping
 import clipwise
 from clipwise.accounting import Guarantee, neighbours
 from clipwise.calibration import metric_named
+from clipwise.correlation import Independent
+from clipwise.plan import Plan
 from clipwise.report.arms import ArmResults, arms_of
 from clipwise.report.content import headline
 from clipwise.report.run import Run
@@ -72,7 +74,7 @@ def _facts(run: Run, best: Guarantee) -> dict[str, str]:
             if users
             else "central: those who train see the records, and the promise is about what they release"
         ),
-        "Mechanism": f"{_text(run.choices.algorithm or 'dp-sgd')}, Gaussian noise; settings in the section Training",
+        "Mechanism": f"{_text(run.choices.algorithm or 'dp-sgd')}, {_noise(run)}; settings in the section Training",
         "Released": (
             f"the noisy sums of every {'round' if users else 'step'}, so all weights on the way and at the end, and "
             "whatever is computed from them without the data"
@@ -105,6 +107,15 @@ def _facts(run: Run, best: Guarantee) -> dict[str, str]:
     if tools:
         found["Tools"] = _text(f"{tools}; noise: {run.provenance.get('noise', 'not stated')}")
     return {label: f"{text}." for label, text in found.items()}
+
+
+def _noise(run: Run) -> str:
+    """Which noise, and how it depends on that of earlier steps."""
+    plan = run.plan
+    if not isinstance(plan, Plan) or plan.correlation == Independent():
+        return "Gaussian noise"
+    said = plan.correlation.describe()
+    return f"Gaussian noise that is correlated over steps ({said[0].lower()}{said[1:-1]})"
 
 
 def _first_weights(run: Run) -> str:

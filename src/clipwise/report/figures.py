@@ -8,12 +8,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from clipwise import plots
-from clipwise.accounting import Event, privacy_curve
+from clipwise.accounting import Event, noise_multiplier, privacy_curve
 from clipwise.calibration import CalibrationResult, metrics_of
-from clipwise.errors import AccountingError
+from clipwise.correlation import Banded, Independent, SquareRoot
+from clipwise.errors import AccountingError, InvalidPlan
+from clipwise.plan import Plan
 from clipwise.plots import Curve
 from clipwise.plots.style import svg
 from clipwise.report.arms import BIN_CHOICES, ArmResults, pooled, rebinned, same_data
+from clipwise.sampling import CyclicPoisson, Poisson, Shuffled
 
 __all__ = ["CAPTIONS", "Drawing", "Panel", "kind_of", "private_drawings", "public_drawings"]
 
@@ -60,6 +63,12 @@ CAPTIONS = {
         "that an attacker who knows all records (in federated training, all users) but one can find out about that "
         "one, for each rate of false alarms.",
     ),
+    "correlation": (
+        "What is left of the noise",
+        "A model is the sum of its steps. Left: the deviation of the noise in that sum, for plain SGD and in units of "
+        "a step's sensitivity R; all lines have the same epsilon. Right, for bands: the coefficients of the matrix C "
+        "that is charged, and of its inverse, by which the noise of a step depends on that of the steps before.",
+    ),
     "private-training": (
         "Inside private training",
         "Exact statistics of the private training samples at each step: mean over the seeds, with one standard "
@@ -79,6 +88,7 @@ def kind_of(name: str) -> str:
 
 _MANY = 8  # arms; with more of them a choice of bins would take longer to draw than anyone waits
 _CURVES = 6  # of privacy, which take half a second each
+_MOST_STEPS, _MOST_WORK = 100_000, 2_000_000  # of correlated noise; steps times bands, which take seconds
 _DRAWN = 12  # arms; of more of them those are drawn that differ most, and the tables have all
 
 
@@ -126,7 +136,7 @@ def public_drawings(arms: Sequence[ArmResults]) -> list[Drawing]:
     """Everything that held-out data and the ledger show."""
     drawn = _drawn(arms)
     judged = _calibration(arms, drawn) if arms[0].first.task == "classification" else _coverage(drawn)
-    return [*judged, *_sweep(arms), *_training(drawn, _about(arms)), *_privacy(arms)]
+    return [*judged, *_sweep(arms), *_training(drawn, _about(arms)), *_correlations(arms), *_privacy(arms)]
 
 
 def private_drawings(arms: Sequence[ArmResults]) -> list[Drawing]:
@@ -280,3 +290,63 @@ def _privacy(arms: Sequence[ArmResults]) -> list[Drawing]:
         drawn = plots.privacy_curves(curve, delta=sharing[0].first.delta)
         found.append(_wide(name, curve.to_dict(), drawn, f"For {' · '.join(arm.name for arm in sharing)}."))
     return found
+
+
+def _correlations(arms: Sequence[ArmResults]) -> list[Drawing]:
+    """What is left of noise that is correlated over steps: a figure for every different plan of it."""
+    plans: dict[tuple[Any, ...], list[ArmResults]] = {}
+    for arm in arms:
+        plan = arm.first.plan
+        if isinstance(plan, Plan) and plan.correlation != Independent() and arm.first.is_private:
+            plans.setdefault((plan.correlation, plan.sampling, plan.steps, plan.noise_multiplier), []).append(arm)
+    found = []
+    for k, sharing in enumerate(list(plans.values())[:_CURVES]):
+        name = "correlation" if len(plans) == 1 else f"correlation-{k + 1}"
+        try:
+            drawn = _correlation(name, sharing)
+        except (AccountingError, InvalidPlan):
+            continue  # a file whose plan cannot be followed
+        found += [] if drawn is None else [drawn]
+    return found
+
+
+def _correlation(name: str, sharing: Sequence[ArmResults]) -> Drawing | None:
+    plan, delta = sharing[0].first.plan, sharing[0].first.delta
+    assert isinstance(plan, Plan)
+    correlation = plan.correlation
+    if plan.steps > _MOST_STEPS or plan.steps * correlation.bands > _MOST_WORK:
+        return None
+    left = _left(plan, delta)
+    column = correlation.coefficients(plan.steps).tolist() if isinstance(correlation, (Banded, SquareRoot)) else []
+    own, *others = (f"{each[-1]:.3g} R" for each in left.values())
+    where = ("in the same batches", "in Poisson batches")
+    usual = " and ".join(f"{end} {batches}" for end, batches in zip(others, where, strict=False))
+    about = (
+        f"For {' · '.join(arm.name for arm in sharing)}. {correlation.describe()} In the end the deviation is {own}; "
+        f"with independent noise it would be {usual}."
+    )
+    values = {"left": {label: _thinned(each) for label, each in left.items()}, "column": column}
+    return _wide(name, values, plots.correlated_noise(left, column), about)
+
+
+def _left(plan: Plan, delta: float | None) -> dict[str, list[float]]:
+    """The noise in the sum after each step, and what independent noise would leave at the same epsilon."""
+    noise, steps, sampling = plan.noise_multiplier, plan.steps, plan.sampling
+    assert isinstance(noise, float)  # a schedule of noise is not correlated, and a private plan has noise
+    alone = Independent().left(steps)
+    found = {
+        "this noise": (noise * plan.correlation.left(steps, sampling)).tolist(),
+        "independent, same batches": (noise * alone).tolist(),
+    }
+    if isinstance(sampling, (CyclicPoisson, Shuffled)) and delta is not None:  # usual batches, which need less noise
+        usual = Poisson(sampling.sample_size, sampling.batch_size)
+        needed = noise_multiplier(plan.epsilon(delta), delta, usual, steps)
+        found["independent, Poisson batches"] = (needed * alone).tolist()
+    return found
+
+
+def _thinned(values: Sequence[float], most: int = 200) -> dict[str, Any]:
+    """At most so many of the steps, the last one among them."""
+    every = -(-len(values) // most)
+    steps = list(range(len(values), 0, -every))[::-1]
+    return {"step": steps, "deviation": [values[step - 1] for step in steps]}
