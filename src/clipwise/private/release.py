@@ -192,12 +192,11 @@ class Release:
             sums = [*sums, torch.tensor([within], dtype=torch.float64)]
         event = self.prepare(style)
         number = self._first + self._charge(event)
-        if event.noise_multiplier or self._scaled is not None:
-            assert self._scaled is not None  # for this event and style
+        if self._scaled is None:
+            torch._foreach_mul_(sums, scale)
+        else:
             before = partial(self._charge_repetition, event, number)
             sums = self._noise.release(sums, self._scaled[2], scale, number, self.position.label(), before)
-        else:
-            torch._foreach_mul_(sums, scale)
         if clip is None or bound is None:
             return sums
         *sums, count = sums
