@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "SAMPLINGS",
+    "BallsInBins",
     "CyclicPoisson",
     "Draws",
     "FixedSize",
@@ -98,7 +99,9 @@ class Poisson:
     largest: int | None = None
 
     keeps_order: ClassVar[bool] = False
-    """Whether a run keeps a random order of its records, or several. It claims no amplification by it."""
+    """Whether a run keeps a random order of its records, or several, so that its steps are not alike."""
+    hides_order: ClassVar[bool] = False
+    """Whether it claims amplification by that order, which nobody may learn then: it is written to no file."""
     has_random_sizes: ClassVar[bool] = True
     """Whether the number of records in a batch is drawn, and tells something of them."""
 
@@ -179,6 +182,7 @@ class FullBatch:
     sample_size: int
 
     keeps_order: ClassVar[bool] = False
+    hides_order: ClassVar[bool] = False
     has_random_sizes: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -217,6 +221,7 @@ class _KnownSizes:
     batch_size: int
 
     keeps_order: ClassVar[bool] = False
+    hides_order: ClassVar[bool] = False
     has_random_sizes: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -289,6 +294,7 @@ class CyclicPoisson:
     bands: int
 
     keeps_order: ClassVar[bool] = True
+    hides_order: ClassVar[bool] = False
     has_random_sizes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -344,12 +350,63 @@ class FixedSize(_KnownSizes):
         return f"batches of exactly {self.batch_size} from {self.sample_size:,} records"
 
 
-Sampling: TypeAlias = Poisson | FullBatch | Shuffled | FixedSize | CyclicPoisson
+@dataclass(frozen=True)
+class BallsInBins:
+    """Each record goes into one batch of every epoch, chosen uniformly, independently of all others and afresh.
+
+    Chua et al. (2024) have it. A record is used exactly once an epoch, as with `Shuffled`, and still epsilon is about
+    that of Poisson sampling. `batch_size` is the expected batch size; an epoch has as many batches as it takes to hold
+    all records at that size, and a batch may be empty.
+
+    Bins that others know would amplify nothing, so they are in memory only, and without a seed an epoch that was
+    interrupted is not continued: what is left of it is charged, and the next epoch begins.
+
+    >>> BallsInBins(sample_size=60_000, batch_size=256).batches_per_epoch
+    235
+    """
+
+    sample_size: int
+    batch_size: float
+
+    keeps_order: ClassVar[bool] = True
+    hides_order: ClassVar[bool] = True
+    has_random_sizes: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "batch_size", _expected(self.batch_size))
+        _check_sizes(self.sample_size, self.batch_size)
+        if self.batch_size < 1:
+            raise InvalidSampling(
+                f"batch_size must be at least 1, got {self.batch_size}: there are bins for all records."
+            )
+
+    @property
+    def batches_per_epoch(self) -> int:
+        """Batches that together hold each record once."""
+        return math.ceil(Fraction(self.sample_size) / Fraction(self.batch_size))
+
+    @property
+    def largest_batch(self) -> int:
+        """No batch can have more samples: all may fall into one."""
+        return self.sample_size
+
+    @property
+    def description(self) -> str:
+        """How batches are drawn, in words."""
+        return f"each of {self.sample_size:,} records in one of {self.batches_per_epoch:,} batches of every epoch"
+
+    def draw(self, draws: Draws, step: int, records: int | None) -> Indices:
+        """The batch of a step: the records that its epoch has put there."""
+        epoch, position = divmod(step, self.batches_per_epoch)
+        return draws.bin(epoch, self.sample_size, self.batches_per_epoch, position)
+
+
+Sampling: TypeAlias = Poisson | FullBatch | Shuffled | FixedSize | CyclicPoisson | BallsInBins
 
 SAMPLINGS: Mapping[str, type[Sampling]] = MappingProxyType(
     {
         "poisson": Poisson, "full_batch": FullBatch, "shuffled": Shuffled, "fixed_size": FixedSize,
-        "cyclic_poisson": CyclicPoisson,
+        "cyclic_poisson": CyclicPoisson, "balls_in_bins": BallsInBins,
     }
 )  # fmt: skip
 """All kinds of sampling, by their name on a ledger and, with hyphens, on the command line."""
@@ -407,9 +464,9 @@ class Draws:
     def __init__(self, sampling: Sampling, entropy: Entropy, order_key: bytes | None = None) -> None:
         self.sampling = sampling
         self._entropy = entropy
-        # Shuffled epochs and cyclic groups need a memory. It claims no amplification, so the key is not a secret.
+        # Epochs and groups need a memory. Where amplification is claimed by it (`hides_order`), the key is a secret.
         self.order_key = entropy.take(16, "order") if order_key is None else order_key
-        self._epoch: tuple[int, Indices] | None = None
+        self._epoch: tuple[int, list[Indices]] | None = None
 
     def batch(self, step: int, records: int | None = None) -> Indices:
         """The indices of the logical batch of step `step` (from 0).
@@ -427,12 +484,28 @@ class Draws:
 
     def order(self, epoch: int, count: int) -> Indices:
         """The random order of an epoch, the same whenever it is asked for."""
+        return self._of_epoch(epoch, "epoch", lambda random: [random.permutation(count)])[0]
+
+    def bin(self, epoch: int, count: int, bins: int, number: int) -> Indices:
+        """The records of a bin of an epoch, in increasing order, the same whenever they are asked for."""
+
+        def dealt(random: np.random.Generator) -> list[Indices]:
+            chosen = random.integers(bins, size=count)
+            order = np.argsort(chosen, kind="stable")
+            return [order, chosen[order]]
+
+        order, chosen = self._of_epoch(epoch, "bins", dealt)
+        return order[slice(*np.searchsorted(chosen, [number, number + 1]))]
+
+    def _of_epoch(
+        self, epoch: int, purpose: str, make: Callable[[np.random.Generator], list[Indices]]
+    ) -> list[Indices]:
         if self._epoch is None or self._epoch[0] != epoch:
             from clipwise.entropy import Entropy  # needs torch, which accounting and the command line do without
 
             key = Entropy(int.from_bytes(self.order_key, "little"))
-            order = key.generator("epoch", epoch).permutation(count)
-            self._epoch = (epoch, order.astype(np.int64, copy=False))
+            made = make(key.generator(purpose, epoch))
+            self._epoch = (epoch, [part.astype(np.int64, copy=False) for part in made])
         return self._epoch[1]
 
 
