@@ -72,8 +72,19 @@ class _Quotient(float):
     """A rate that follows from two sizes: `dataclasses.replace` may change these, and the rate follows again."""
 
 
+class _Kind:
+    """What is true of a kind of sampling unless it says otherwise."""
+
+    keeps_order: ClassVar[bool] = False
+    """Whether a run keeps a random order of its records, or several, so that its steps are not alike."""
+    hides_order: ClassVar[bool] = False
+    """Whether it claims amplification by that order, which nobody may learn then: it is written to no file."""
+    has_random_sizes: ClassVar[bool] = False
+    """Whether the number of records in a batch is drawn, and tells something of them."""
+
+
 @dataclass(frozen=True, repr=False)
-class Poisson:
+class Poisson(_Kind):
     """Each sample joins each batch independently with the same probability, `rate`.
 
     `batch_size` is the *expected* batch size, and the public denominator of the gradient; as a mean it may be a
@@ -98,12 +109,7 @@ class Poisson:
     rate: float = math.nan
     largest: int | None = None
 
-    keeps_order: ClassVar[bool] = False
-    """Whether a run keeps a random order of its records, or several, so that its steps are not alike."""
-    hides_order: ClassVar[bool] = False
-    """Whether it claims amplification by that order, which nobody may learn then: it is written to no file."""
     has_random_sizes: ClassVar[bool] = True
-    """Whether the number of records in a batch is drawn, and tells something of them."""
 
     def __post_init__(self) -> None:
         if self.sample_size is None and self.rate is math.nan:
@@ -172,7 +178,7 @@ class Poisson:
 
 
 @dataclass(frozen=True)
-class FullBatch:
+class FullBatch(_Kind):
     """Every sample in every batch: the plain Gaussian mechanism.
 
     >>> FullBatch(1_279).batch_size
@@ -180,10 +186,6 @@ class FullBatch:
     """
 
     sample_size: int
-
-    keeps_order: ClassVar[bool] = False
-    hides_order: ClassVar[bool] = False
-    has_random_sizes: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         _check_sizes(self.sample_size, self.sample_size)
@@ -214,15 +216,11 @@ class FullBatch:
 
 
 @dataclass(frozen=True)
-class _KnownSizes:
+class _KnownSizes(_Kind):
     """Batches of a size that is known before they are drawn, and so whole."""
 
     sample_size: int
     batch_size: int
-
-    keeps_order: ClassVar[bool] = False
-    hides_order: ClassVar[bool] = False
-    has_random_sizes: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if is_number(self.batch_size) and not isinstance(self.batch_size, int):
@@ -278,7 +276,7 @@ class Shuffled(_KnownSizes):
 
 
 @dataclass(frozen=True)
-class CyclicPoisson:
+class CyclicPoisson(_Kind):
     """Poisson sampling from one of `bands` groups of the records, a group after the other.
 
     Choquette-Choo et al. (2023) have it for banded noise. The records are dealt to groups once, at random. Step t draws
@@ -294,7 +292,6 @@ class CyclicPoisson:
     bands: int
 
     keeps_order: ClassVar[bool] = True
-    hides_order: ClassVar[bool] = False
     has_random_sizes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -351,7 +348,7 @@ class FixedSize(_KnownSizes):
 
 
 @dataclass(frozen=True)
-class BallsInBins:
+class BallsInBins(_Kind):
     """Each record goes into one batch of every epoch, chosen uniformly, independently of all others and afresh.
 
     Chua et al. (2024) have it. A record is used exactly once an epoch, as with `Shuffled`, and still epsilon is about

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from clipwise._validate import is_count, is_finite, is_number
-from clipwise.accounting._numerics.laws import Composition, Law, mixed
+from clipwise.accounting._numerics.laws import Allocation, Composition, Law, gaussian, mixed
 from clipwise.accounting._numerics.projected import Spread, spread
 from clipwise.accounting._numerics.shuffle import ShuffledRun
 from clipwise.accounting._schemes import Laws, Unsampled, scheme_of
@@ -43,6 +44,9 @@ GROUPED = (
 
 _MOST_NOISES = 1_000
 """Of one kind of step: an exact answer takes 2 to 15 ms for each."""
+
+_MOST_EPOCHS = 16
+"""Different ones of balls in bins: each takes up to a second."""
 
 OTHER_RECORDS = (
     "Records were changed before the run was continued, and it went on with them as it was asked to. Epsilon is that "
@@ -235,19 +239,29 @@ def _directions(
     together = [(i, e) for i, e in numbered if not e.disjoint]
     for part in (together, apart) if group == 1 else (numbered,):
         for bucket, bound in ((upper, "upper"), (lower, "lower")):
-            composition = Composition.of(
-                [
-                    (mixed(law, spreads[event].parts) if event in spreads and isinstance(law, Law) else law, n)
-                    for i, event in part
-                    for law, n in _laws(event, _steps(event, relation, group, _is_first(events, i)), bound)
-                ]
-            )
+            laws = [
+                (mixed(law, spreads[event].parts) if event in spreads and isinstance(law, Law) else law, n)
+                for i, event in part
+                for law, n in _laws(event, _steps(event, relation, group, _is_first(events, i)), bound)
+            ]
+            composition = Composition.of(_affordable(laws))
             if composition.empty:
                 continue
             bucket.append(composition)
             if composition.reversed() != composition and not composition.is_symmetric:
                 bucket.append(composition.reversed())
     return tuple(upper), tuple(lower) if interval else None
+
+
+def _affordable(laws: Laws) -> Laws:
+    """The same, with the rarer of too many different epochs of balls in bins as plain steps, which dominate them."""
+    counts: Counter[Allocation] = Counter()
+    for law, n in laws:
+        if isinstance(law, Allocation):
+            counts[law] += n
+    often = {law for law, _ in counts.most_common(_MOST_EPOCHS)}
+    plain = [gaussian(law.reach) if isinstance(law, Allocation) and law not in often else law for law, _ in laws]
+    return [(law, n) for law, (_, n) in zip(plain, laws, strict=True)]
 
 
 def _laws(event: Event, steps: Unsampled, bound: str) -> Laws:

@@ -184,8 +184,8 @@ def _trimmed(total: _Sum, share: float) -> _Sum:
 
 def _added(total: _Sum, one: _Sum) -> _Sum:
     """The sum with one more X."""
-    # What moves no value by a thousandth of a cell is split between zero and that.
-    least = float(total.mass @ total.logs) + 2.0 * math.log(total.step)
+    # What moves no value by a part of a cell is split between zero and that.
+    least = total.logs[0] + 2.0 * math.log(total.step)
     low = min(len(one.mass) - 1, max(0, math.ceil(least / one.step) - one.first))
     logs, mass, zero = one.logs[low:], one.mass[low:].copy(), one.zero
     if low:
