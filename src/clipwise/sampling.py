@@ -351,9 +351,8 @@ class FixedSize(_KnownSizes):
 class BallsInBins(_Kind):
     """Each record goes into one batch of every epoch, chosen uniformly, independently of all others and afresh.
 
-    Chua et al. (2024) have it. A record is used exactly once an epoch, as with `Shuffled`, and still epsilon is about
-    that of Poisson sampling. `batch_size` is the expected batch size; an epoch has as many batches as it takes to hold
-    all records at that size, and a batch may be empty.
+    A record is used once an epoch, as with `Shuffled`, and still epsilon is about that of Poisson sampling (Chua et al.
+    2024). `batch_size` is the expected batch size; an epoch has enough of them for all records, some empty perhaps.
 
     Bins that others know would amplify nothing, so they are in memory only, and without a seed an epoch that was
     interrupted is not continued: what is left of it is charged, and the next epoch begins.

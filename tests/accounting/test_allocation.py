@@ -150,8 +150,8 @@ def test_a_grid_keeps_every_probability_and_the_mean(bins: int, used: int, mu: f
     log_ratio, log_mass, zero, lost = _ratio(bins, used, mu, 1e-12)
     mass = np.exp(log_mass)
     assert 0.0 <= zero <= 1e-12 and 0.0 < lost <= 1e-12
-    assert float(mass.sum()) + zero == pytest.approx(1.0, abs=1e-10)
-    assert float(mass @ np.exp(log_ratio)) + lost == pytest.approx(1.0, abs=1e-10)
+    assert float(mass.sum()) + zero == pytest.approx(1.0, abs=2e-9)
+    assert float(mass @ np.exp(log_ratio)) + lost == pytest.approx(1.0, abs=2e-9)
     spread = math.expm1(mu**2) * used / bins**2  # the variance of S
     found = float(mass @ np.expm1(log_ratio) ** 2)
     assert spread * (1 - 1e-6) <= found <= spread * (1 + 8.0 / _FINENESS**2)
@@ -173,7 +173,7 @@ def test_a_finer_grid_only_comes_closer(monkeypatch: pytest.MonkeyPatch) -> None
         monkeypatch.setattr("clipwise.accounting._numerics.allocation._FINENESS", fineness)
         found.append(grid_epsilon(Composition.of([(law, 1)]), DELTA))
     _ratio.cache_clear()
-    assert found[0] > found[1] > found[2] > 0.997 * found[1]
+    assert found[0] > found[1] > found[2] > 0.999 * found[1]
 
 
 # Renyi divergences -------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import pytest
 from clipwise.accounting import Ledger
 from clipwise.cli import epsilon as epsilon_command
 from clipwise.cli import noise as noise_command
-from clipwise.errors import ClipwiseError
+from clipwise.errors import AccountingError, ClipwiseError
 from tests.conftest import HANG
 
 from .common import MNIST, within

@@ -32,7 +32,7 @@ Floats = NDArray[np.float64]
 _FINENESS = 48.0  # cells per standard deviation of the logarithm
 _MOST_CELLS = 1 << 14
 _CHUNK = 1 << 21
-_ROUND_UP = 1.0 + 1e-11  # of a probability: no cell adds up more than some ten thousand products, each positive
+_ROUND_UP = 1.0 + 1e-9  # of a probability: a cell adds up some ten thousand products at each of up to 40 sums
 
 
 @dataclass(frozen=True)
