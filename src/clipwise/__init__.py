@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from clipwise.noise import SecureNormals
     from clipwise.plan import Plan
     from clipwise.private import Checked, Looked, Private, StepStatistics, Witness, check_model, without_batchnorm
-    from clipwise.sampling import CyclicPoisson, FixedSize, FullBatch, Poisson, Shuffled
+    from clipwise.sampling import BallsInBins, CyclicPoisson, FixedSize, FullBatch, Poisson, Shuffled
     from clipwise.training import Predictor, load
 
 __version__ = "1.0.0rc1"
@@ -81,7 +81,7 @@ _HOME = {
     "noise": ("SecureNormals",),
     "plan": ("Plan",),
     "private": ("Checked", "Looked", "Private", "StepStatistics", "Witness", "check_model", "without_batchnorm"),
-    "sampling": ("CyclicPoisson", "FixedSize", "FullBatch", "Poisson", "Shuffled"),
+    "sampling": ("BallsInBins", "CyclicPoisson", "FixedSize", "FullBatch", "Poisson", "Shuffled"),
     "training": ("Predictor", "load"),
 }
 _PARTS = {  # used by name: cw.ntk.kernel
@@ -98,6 +98,7 @@ __all__ = [
     "AccountingError",
     "AdaptiveClip",
     "Automatic",
+    "BallsInBins",
     "Banded",
     "BatchClip",
     "BudgetSpent",

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "SAMPLINGS",
+    "BallsInBins",
     "CyclicPoisson",
     "Draws",
     "FixedSize",
@@ -71,8 +72,19 @@ class _Quotient(float):
     """A rate that follows from two sizes: `dataclasses.replace` may change these, and the rate follows again."""
 
 
+class _Kind:
+    """What is true of a kind of sampling unless it says otherwise."""
+
+    keeps_order: ClassVar[bool] = False
+    """Whether a run keeps a random order of its records, or several, so that its steps are not alike."""
+    hides_order: ClassVar[bool] = False
+    """Whether it claims amplification by that order, which nobody may learn then: it is written to no file."""
+    has_random_sizes: ClassVar[bool] = False
+    """Whether the number of records in a batch is drawn, and tells something of them."""
+
+
 @dataclass(frozen=True, repr=False)
-class Poisson:
+class Poisson(_Kind):
     """Each sample joins each batch independently with the same probability, `rate`.
 
     `batch_size` is the *expected* batch size, and the public denominator of the gradient; as a mean it may be a
@@ -97,10 +109,7 @@ class Poisson:
     rate: float = math.nan
     largest: int | None = None
 
-    keeps_order: ClassVar[bool] = False
-    """Whether a run keeps a random order of its records, or several. It claims no amplification by it."""
     has_random_sizes: ClassVar[bool] = True
-    """Whether the number of records in a batch is drawn, and tells something of them."""
 
     def __post_init__(self) -> None:
         if self.sample_size is None and self.rate is math.nan:
@@ -169,7 +178,7 @@ class Poisson:
 
 
 @dataclass(frozen=True)
-class FullBatch:
+class FullBatch(_Kind):
     """Every sample in every batch: the plain Gaussian mechanism.
 
     >>> FullBatch(1_279).batch_size
@@ -177,9 +186,6 @@ class FullBatch:
     """
 
     sample_size: int
-
-    keeps_order: ClassVar[bool] = False
-    has_random_sizes: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         _check_sizes(self.sample_size, self.sample_size)
@@ -210,14 +216,11 @@ class FullBatch:
 
 
 @dataclass(frozen=True)
-class _KnownSizes:
+class _KnownSizes(_Kind):
     """Batches of a size that is known before they are drawn, and so whole."""
 
     sample_size: int
     batch_size: int
-
-    keeps_order: ClassVar[bool] = False
-    has_random_sizes: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if is_number(self.batch_size) and not isinstance(self.batch_size, int):
@@ -273,7 +276,7 @@ class Shuffled(_KnownSizes):
 
 
 @dataclass(frozen=True)
-class CyclicPoisson:
+class CyclicPoisson(_Kind):
     """Poisson sampling from one of `bands` groups of the records, a group after the other.
 
     Choquette-Choo et al. (2023) have it for banded noise. The records are dealt to groups once, at random. Step t draws
@@ -344,12 +347,62 @@ class FixedSize(_KnownSizes):
         return f"batches of exactly {self.batch_size} from {self.sample_size:,} records"
 
 
-Sampling: TypeAlias = Poisson | FullBatch | Shuffled | FixedSize | CyclicPoisson
+@dataclass(frozen=True)
+class BallsInBins(_Kind):
+    """Each record goes into one batch of every epoch, chosen uniformly, independently of all others and afresh.
+
+    A record is used once an epoch, as with `Shuffled`, and still epsilon is about that of Poisson sampling (Chua et al.
+    2024). `batch_size` is the expected batch size; an epoch has enough of them for all records, some empty perhaps.
+
+    Bins that others know would amplify nothing, so they are in memory only, and without a seed an epoch that was
+    interrupted is not continued: what is left of it is charged, and the next epoch begins.
+
+    >>> BallsInBins(sample_size=60_000, batch_size=256).batches_per_epoch
+    235
+    """
+
+    sample_size: int
+    batch_size: float
+
+    keeps_order: ClassVar[bool] = True
+    hides_order: ClassVar[bool] = True
+    has_random_sizes: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "batch_size", _expected(self.batch_size))
+        _check_sizes(self.sample_size, self.batch_size)
+        if self.batch_size < 1:
+            raise InvalidSampling(
+                f"batch_size must be at least 1, got {self.batch_size}: there are bins for all records."
+            )
+
+    @property
+    def batches_per_epoch(self) -> int:
+        """Batches that together hold each record once."""
+        return math.ceil(Fraction(self.sample_size) / Fraction(self.batch_size))
+
+    @property
+    def largest_batch(self) -> int:
+        """No batch can have more samples: all may fall into one."""
+        return self.sample_size
+
+    @property
+    def description(self) -> str:
+        """How batches are drawn, in words."""
+        return f"each of {self.sample_size:,} records in one of {self.batches_per_epoch:,} batches of every epoch"
+
+    def draw(self, draws: Draws, step: int, records: int | None) -> Indices:
+        """The batch of a step: the records that its epoch has put there."""
+        epoch, position = divmod(step, self.batches_per_epoch)
+        return draws.bin(epoch, self.sample_size, self.batches_per_epoch, position)
+
+
+Sampling: TypeAlias = Poisson | FullBatch | Shuffled | FixedSize | CyclicPoisson | BallsInBins
 
 SAMPLINGS: Mapping[str, type[Sampling]] = MappingProxyType(
     {
         "poisson": Poisson, "full_batch": FullBatch, "shuffled": Shuffled, "fixed_size": FixedSize,
-        "cyclic_poisson": CyclicPoisson,
+        "cyclic_poisson": CyclicPoisson, "balls_in_bins": BallsInBins,
     }
 )  # fmt: skip
 """All kinds of sampling, by their name on a ledger and, with hyphens, on the command line."""
@@ -407,9 +460,9 @@ class Draws:
     def __init__(self, sampling: Sampling, entropy: Entropy, order_key: bytes | None = None) -> None:
         self.sampling = sampling
         self._entropy = entropy
-        # Shuffled epochs and cyclic groups need a memory. It claims no amplification, so the key is not a secret.
+        # Epochs and groups need a memory. Where amplification is claimed by it (`hides_order`), the key is a secret.
         self.order_key = entropy.take(16, "order") if order_key is None else order_key
-        self._epoch: tuple[int, Indices] | None = None
+        self._epoch: tuple[int, list[Indices]] | None = None
 
     def batch(self, step: int, records: int | None = None) -> Indices:
         """The indices of the logical batch of step `step` (from 0).
@@ -427,12 +480,28 @@ class Draws:
 
     def order(self, epoch: int, count: int) -> Indices:
         """The random order of an epoch, the same whenever it is asked for."""
+        return self._of_epoch(epoch, "epoch", lambda random: [random.permutation(count)])[0]
+
+    def bin(self, epoch: int, count: int, bins: int, number: int) -> Indices:
+        """The records of a bin of an epoch, in increasing order, the same whenever they are asked for."""
+
+        def dealt(random: np.random.Generator) -> list[Indices]:
+            chosen = random.integers(bins, size=count)
+            order = np.argsort(chosen, kind="stable")
+            return [order, chosen[order]]
+
+        order, chosen = self._of_epoch(epoch, "bins", dealt)
+        return order[slice(*np.searchsorted(chosen, [number, number + 1]))]
+
+    def _of_epoch(
+        self, epoch: int, purpose: str, make: Callable[[np.random.Generator], list[Indices]]
+    ) -> list[Indices]:
         if self._epoch is None or self._epoch[0] != epoch:
             from clipwise.entropy import Entropy  # needs torch, which accounting and the command line do without
 
             key = Entropy(int.from_bytes(self.order_key, "little"))
-            order = key.generator("epoch", epoch).permutation(count)
-            self._epoch = (epoch, order.astype(np.int64, copy=False))
+            made = make(key.generator(purpose, epoch))
+            self._epoch = (epoch, [part.astype(np.int64, copy=False) for part in made])
         return self._epoch[1]
 
 

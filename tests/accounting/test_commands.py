@@ -15,7 +15,7 @@ import clipwise as cw
 from clipwise.accounting import Ledger
 from clipwise.cli import epsilon as epsilon_command
 from clipwise.cli import noise as noise_command
-from clipwise.errors import ClipwiseError
+from clipwise.errors import AccountingError, ClipwiseError
 from tests.conftest import HANG
 
 from .common import MNIST, within
@@ -145,6 +145,19 @@ def test_shuffled_prints_an_interval(capsys: pytest.CaptureFixture[str]) -> None
     assert call(epsilon_command, f"{MNIST_OPTIONS} --sampling shuffled --accountant exact") == 0
     out = capsys.readouterr().out
     assert "upper bound" in out and "at least" in out and "blanking" in out
+
+
+def test_balls_in_bins_print_an_upper_bound(capsys: pytest.CaptureFixture[str]) -> None:
+    options = "--sample-size 1000 --batch-size 12.5 --steps 160 --delta 1e-5 --sampling balls-in-bins --json"
+    assert call(epsilon_command, f"--noise-multiplier 1.1 {options}") == 0
+    found = json.loads(capsys.readouterr().out)["accountants"]
+    assert {"exact", "rdp"} <= set(found) and "pld" not in found
+    assert found["exact"]["kind"] == "upper bound" and found["exact"]["epsilon"] < found["rdp"]["epsilon"]
+    assert "each of 1000 records in one of 80 batches of every epoch" in found["exact"]["statement"]
+    assert call(noise_command, f"--epsilon {found['exact']['epsilon']} {options}") == 0
+    assert json.loads(capsys.readouterr().out)["noise_multiplier"] == pytest.approx(1.1, rel=2e-3)
+    with pytest.raises(AccountingError, match="--bands"):
+        call(epsilon_command, f"--noise-multiplier 1.1 {options} --bands 4")
 
 
 def test_delta_over_one_over_n_warns(capsys: pytest.CaptureFixture[str]) -> None:

@@ -31,7 +31,7 @@ from clipwise.cli import epsilon as epsilon_command
 from clipwise.cli import noise as noise_command
 from clipwise.entropy import Entropy
 from clipwise.errors import AccountingError, MissingExtra
-from clipwise.sampling import SAMPLINGS, CyclicPoisson, Draws, FixedSize, FullBatch, Poisson, Shuffled
+from clipwise.sampling import SAMPLINGS, BallsInBins, CyclicPoisson, Draws, FixedSize, FullBatch, Poisson, Shuffled
 
 from .oracles import Step, bracket
 
@@ -119,12 +119,19 @@ LOOSE = {
     "cut": GaussianSteps(Poisson(60_000, 256, max_batch_size=300), 1.1, 1_000),
     "shuffled": GaussianSteps(Shuffled(1_000, 100), 2.0, 30),
     "fixed size": GaussianSteps(FixedSize(1_000, 10), 1.0, 100),
+    "balls in bins": GaussianSteps(BallsInBins(1_000, 100), 2.0, 30),
     "estimated norms": ProjectedSteps(Poisson(60_000, 256), 1.1, projections=64, steps=100),
 }
 """Events whose law is only a bound: nobody may call an answer exact, and nobody's bound is below a proven lower end."""
 
 
-REFUSED = {"cut": (), "shuffled": (), "fixed size": ("pld", "gdp", "edgeworth"), "estimated norms": ("pld",)}
+REFUSED = {
+    "cut": (),
+    "shuffled": (),
+    "fixed size": ("pld", "gdp", "edgeworth"),
+    "balls in bins": ("pld",),
+    "estimated norms": ("pld",),
+}
 """Who has no formula for it."""
 
 
@@ -195,6 +202,13 @@ DRAWN = {
         CyclicPoisson(100, 10, 4),
         ("zero_out", "replace_one"),
         "Poisson sampling at rate 0.4 from 4 groups in turns",
+        tight=False,
+        estimates=False,
+    ),
+    "balls_in_bins": Drawn(
+        BallsInBins(100, 10),
+        ("zero_out", "replace_one"),
+        "each of 100 records in one of 10 batches of every epoch",
         tight=False,
         estimates=False,
     ),

@@ -75,7 +75,7 @@ def test_every_optimizer_resumes_bit_for_bit(name: str, tmp_path: Path) -> None:
     "sampling",
     [
         *(cw.Poisson(N, 1), cw.Poisson(N, 12.5), cw.Poisson(rate=0.2, batch_size=100 / 3), cw.Poisson(N, 10, 8)),
-        *(cw.FullBatch(N), cw.Shuffled(N, 7)),
+        *(cw.FullBatch(N), cw.Shuffled(N, 7), cw.BallsInBins(N, 12)),
     ],
 )
 def test_every_sampling_resumes_at_any_step(sampling: Any, tmp_path: Path) -> None:

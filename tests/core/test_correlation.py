@@ -45,7 +45,13 @@ class Row:
     wrong: tuple[dict[str, Any], ...] = ()
 
 
-OTHERS = (cw.Poisson(40, 5), cw.Poisson(rate=0.1, batch_size=5), cw.FullBatch(40), cw.FixedSize(40, 5))
+OTHERS = (
+    cw.Poisson(40, 5),
+    cw.Poisson(rate=0.1, batch_size=5),
+    cw.FullBatch(40),
+    cw.FixedSize(40, 5),
+    cw.BallsInBins(40, 5),
+)
 ROWS = [
     Row(cw.Independent(), OTHERS[0], (), {}),
     Row(

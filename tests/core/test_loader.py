@@ -49,7 +49,9 @@ def private_for(p: cw.Plan | None = None, seed: int | None = 0, **options: Any) 
     return cw.Private(p or plan(), model, sgd(model), seed=seed, **options), model
 
 
-@pytest.mark.parametrize("sampling", [cw.Poisson(N, 10), cw.FullBatch(N), cw.Shuffled(N, 16), cw.FixedSize(N, 10)])
+@pytest.mark.parametrize(
+    "sampling", [cw.Poisson(N, 10), cw.FullBatch(N), cw.Shuffled(N, 16), cw.FixedSize(N, 10), cw.BallsInBins(N, 9)]
+)
 @pytest.mark.parametrize("size", [None, 7])
 def test_pieces_make_up_the_logical_batches(sampling: Any, size: int | None) -> None:
     private = cw.Private(plan(sampling=sampling), model := numbers_model(), sgd(model), seed=0)

@@ -16,7 +16,8 @@ from clipwise.accounting import Event, FederatedRounds, PrivateCalibration, Proj
 from clipwise.mechanisms import Gaussian, Mechanism, ProjectedNorms, Rounds
 
 POISSON, CUT = cw.Poisson(1_000, 50), cw.Poisson(1_000, 50, max_batch_size=80)
-SAMPLINGS = [POISSON, CUT, cw.Poisson(rate=0.05, batch_size=50), cw.FullBatch(9), cw.Shuffled(9, 2), cw.FixedSize(9, 2)]
+OTHERS = [cw.FullBatch(9), cw.Shuffled(9, 2), cw.FixedSize(9, 2), cw.BallsInBins(9, 2)]
+SAMPLINGS = [POISSON, CUT, cw.Poisson(rate=0.05, batch_size=50), *OTHERS]
 GROUPS = cw.Layerwise(cw.Abadi(1.0))
 OWN_LAST = cw.MixUp(cw.Abadi(1.0), GROUPS, switch_at=0.5)
 
@@ -40,7 +41,7 @@ ROWS = [
     Row(
         ProjectedNorms(60),
         ProjectedSteps,
-        refused_samplings=(CUT, SAMPLINGS[-1]),
+        refused_samplings=(CUT, *SAMPLINGS[-2:]),
         refused_clips=(GROUPS, OWN_LAST, cw.Groupwise({"*": cw.Abadi(1.0)}), cw.AdaptiveClip(1.0)),
         wrong=({"projections": 0}, {"projections": 2.5}, {"projections": True}),
     ),
@@ -48,7 +49,7 @@ ROWS = [
         Rounds(weight_cap=3.0, total_weight=500.0),
         FederatedRounds,
         unit="client",
-        refused_samplings=(CUT, *SAMPLINGS[-2:]),
+        refused_samplings=(CUT, *SAMPLINGS[-3:]),
         denominator=25.0,
         wrong=({"weight_cap": 0.0}, {"weight_cap": float("nan")}, {"total_weight": -1.0}, {"weight_cap": True}),
     ),

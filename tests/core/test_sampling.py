@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
@@ -15,7 +16,18 @@ from scipy import stats
 
 from clipwise.entropy import Entropy
 from clipwise.errors import InvalidSampling
-from clipwise.sampling import Draws, FixedSize, FullBatch, Poisson, Sampling, Shuffled, arguments, made_from, split
+from clipwise.sampling import (
+    BallsInBins,
+    Draws,
+    FixedSize,
+    FullBatch,
+    Poisson,
+    Sampling,
+    Shuffled,
+    arguments,
+    made_from,
+    split,
+)
 
 LEVEL = 1e-4  # of each statistical test; seeds are fixed, so a test that passes goes on passing
 
@@ -109,13 +121,44 @@ def test_an_unseeded_shuffle_keeps_its_order_within_the_run_and_across_a_resume(
     assert not np.array_equal(draws.batch(0), Draws(sampling, Entropy()).batch(0))
 
 
-@pytest.mark.parametrize("sampling", [Poisson(1000, 100), FixedSize(1000, 100), Shuffled(1000, 100)])
+def test_balls_in_bins_put_each_record_into_one_batch_of_every_epoch_uniformly_and_independently() -> None:
+    sampling = BallsInBins(sample_size=9, batch_size=2.5)
+    assert sampling.batches_per_epoch == 4 and sampling.largest_batch == 9
+    draws, epochs = Draws(sampling, Entropy(1)), 3_000
+    places = np.full((epochs, 9), -1)
+    for epoch in range(epochs):
+        for k in range(4):
+            batch = draws.batch(4 * epoch + k)
+            assert (places[epoch, batch] == -1).all() and (np.diff(batch) > 0).all()
+            places[epoch, batch] = k
+    assert (places >= 0).all()
+    for record in range(9):  # uniform; independent of the next record, and of itself an epoch before
+        assert stats.chisquare(np.bincount(places[:, record])).pvalue > LEVEL
+        pairs = np.histogram2d(places[:, record], places[:, (record + 1) % 9], bins=4)[0]
+        again = np.histogram2d(places[1:, record], places[:-1, record], bins=4)[0]
+        assert min(stats.chi2_contingency(table).pvalue for table in (pairs, again)) > LEVEL
+    sizes = np.array([np.bincount(row, minlength=4) for row in places])
+    assert (sizes == 0).any() and sizes.max() > 6  # a batch may be empty, or have most
+
+
+def test_balls_in_bins_have_no_batches_smaller_than_one_record() -> None:
+    assert BallsInBins(10, 1).batches_per_epoch == 10 and BallsInBins(10, 10).batches_per_epoch == 1
+    for size in (0.5, 0, 11, -1, True, "3", None, math.inf):
+        with pytest.raises(InvalidSampling, match="batch_size"):
+            BallsInBins(10, size)  # type: ignore[arg-type]
+    assert BallsInBins(1_000, 3).description == "each of 1,000 records in one of 334 batches of every epoch"
+    assert len(Draws(BallsInBins(10**5, 1), Entropy(0)).batch(10**12)) < 12
+
+
+@pytest.mark.parametrize(
+    "sampling", [Poisson(1000, 100), FixedSize(1000, 100), Shuffled(1000, 100), BallsInBins(1000, 100)]
+)
 def test_a_seed_repeats_any_step_alone_and_no_seed_repeats_none(sampling: Sampling) -> None:
     one, two, other = (Draws(sampling, Entropy(seed)) for seed in (3, 3, 4))
     batches = [one.batch(t) for t in range(6)]
     assert np.array_equal(batches[5], two.batch(5)) and np.array_equal(batches[2], two.batch(2))
     assert not np.array_equal(batches[2], other.batch(2)) and not np.array_equal(batches[2], batches[3])
-    if not isinstance(sampling, Shuffled):
+    if not sampling.keeps_order:
         free = Draws(sampling, Entropy())
         assert not np.array_equal(free.batch(0), free.batch(0))
 
@@ -130,7 +173,7 @@ def test_a_seed_repeats_any_step_alone_and_no_seed_repeats_none(sampling: Sampli
 def test_a_batch_does_not_depend_on_the_batches_before_it(size: int, share: float, seed: int, steps: list[int]) -> None:
     part = max(1, int(share * size))
     schemes: list[Sampling] = [Poisson(size, part), Poisson(size, part, max_batch_size=max(1, part // 2))]
-    for sampling in (*schemes, FixedSize(size, part), Shuffled(size, part), FullBatch(size)):
+    for sampling in (*schemes, FixedSize(size, part), Shuffled(size, part), BallsInBins(size, part), FullBatch(size)):
         draws = Draws(sampling, Entropy(seed))
         for step in (*steps, *reversed(steps)):
             batch = draws.batch(step)
@@ -211,7 +254,7 @@ def test_a_rate_over_one_is_refused() -> None:
     "sampling",
     [
         *(Poisson(10, 2), Poisson(10, 2.5), Poisson(rate=0.1, batch_size=2), Poisson(rate=0.1, batch_size=1 / 3)),
-        *(Poisson(10, 2, max_batch_size=4), FullBatch(10), Shuffled(10, 2)),
+        *(Poisson(10, 2, max_batch_size=4), FullBatch(10), Shuffled(10, 2), BallsInBins(10, 2.5)),
     ],
 )
 def test_a_written_sampling_has_each_of_its_arguments(sampling: Sampling) -> None:

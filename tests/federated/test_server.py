@@ -83,7 +83,7 @@ def test_users_may_come_and_go_but_not_twice() -> None:
 
 @pytest.mark.parametrize(
     "sampling",
-    [cw.FixedSize(20, 5), cw.Shuffled(20, 5), cw.Poisson(20, 5, max_batch_size=7)],
+    [cw.FixedSize(20, 5), cw.Shuffled(20, 5), cw.BallsInBins(20, 5), cw.Poisson(20, 5, max_batch_size=7)],
     ids=repr,
 )
 def test_other_samplings_are_refused(sampling: object) -> None:

@@ -326,6 +326,10 @@ def test_samplings() -> None:
     assert config("sampling=shuffled", "reshuffle=false").batches.scheme(500) == cw.Shuffled(500, 64, reshuffle=False)
     assert config("sampling=cyclic-poisson", "bands=4").batches.scheme(500) == cw.CyclicPoisson(500, 64, 4)
     assert config("sampling=fixed-size").batches.scheme(500) == cw.FixedSize(500, 64)
+    bins = config("sampling=balls-in-bins", "batch_size=12.5").batches
+    assert bins.scheme(500) == cw.BallsInBins(500, 12.5)
+    epochs = config("sampling=balls-in-bins", text=TINY.replace("steps = 12", "epochs = 2.5")).batches
+    assert epochs.count(epochs.scheme(500)) == 20  # of eight batches each
     full = TINY.replace("batch_size = 64", 'sampling = "full-batch"', 1)
     assert config(text=full).batches.scheme(500) == cw.FullBatch(500)
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import clipwise as cw
 from clipwise.data import DataSet
 from clipwise.errors import CheckpointError, DataError, InvalidConfig
 from clipwise.report import arms_of, warnings_of
@@ -88,6 +89,22 @@ def test_an_interrupted_run_is_resumed_only_as_it_was_begun(tmp_path: Path) -> N
     )
     assert steps[0] == (4, 5) and [row["step"] for row in run.curves] == [4, 8, 12]
     assert run.provenance["seconds"] > 0
+
+
+@pytest.mark.parametrize("seed", ["", "seed = 3\n"])
+def test_an_interrupted_epoch_of_balls_in_bins_is_left_unless_it_can_be_repeated(seed: str, tmp_path: Path) -> None:
+    text = TINY.replace("seed = 3\n", seed).replace("batch_size = 64", 'batch_size = 480\nsampling = "balls-in-bins"')
+    interrupted(tmp_path / "run", text)
+    steps: list[int] = []
+    run, _ = train(
+        config(text=text), output=tmp_path / "run", resume=True, page=False, watch=lambda p: steps.append(p.step)
+    )
+    sampling = cw.BallsInBins(1_437, 480)
+    assert sampling.batches_per_epoch == 3 and run.ledger is not None and run.ledger.steps == 12
+    assert steps[0] == (5 if seed else 7) and steps[-1] == 12
+    whole = cw.GaussianSteps(sampling, 1.0, 12)
+    assert run.guarantees["exact"].epsilon == cw.Ledger([whole]).epsilon(run.guarantees["exact"].delta)
+    assert run.guarantees["exact"].kind == "upper bound"
 
 
 def test_other_data_than_those_of_the_beginning_are_refused(tmp_path: Path) -> None:

@@ -7,8 +7,10 @@ from clipwise.accounting.accounts import account, account_delta, delta, epsilon,
 from clipwise.accounting.confirm import confirmed
 from clipwise.accounting.curves import PrivacyCurve, privacy_curve, tight_mu
 from clipwise.accounting.events import (
+    AHEAD,
     CHANGED_DATA,
     EARLIER,
+    INTERRUPTED,
     Event,
     FederatedRounds,
     GaussianSteps,
@@ -26,8 +28,10 @@ from clipwise.accounting.solve import free_cap, max_batch_size, max_steps, noise
 
 __all__ = [
     "ACCOUNTANTS",
+    "AHEAD",
     "CHANGED_DATA",
     "EARLIER",
+    "INTERRUPTED",
     "Accountant",
     "Event",
     "FederatedRounds",

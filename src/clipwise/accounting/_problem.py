@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from clipwise._validate import is_count, is_finite, is_number
-from clipwise.accounting._numerics.laws import Composition, mixed
+from clipwise.accounting._numerics.laws import Allocation, Composition, Law, gaussian, mixed
 from clipwise.accounting._numerics.projected import Spread, spread
 from clipwise.accounting._numerics.shuffle import ShuffledRun
 from clipwise.accounting._schemes import Laws, Unsampled, scheme_of
-from clipwise.accounting.events import CHANGED_DATA, Event, ProjectedSteps, is_event
+from clipwise.accounting.events import CHANGED_DATA, UNMADE, Event, ProjectedSteps, is_event
 from clipwise.accounting.relation import Relation, is_tight, relation_of
 from clipwise.correlation import Independent
 from clipwise.errors import AccountingError
@@ -43,6 +44,9 @@ GROUPED = (
 
 _MOST_NOISES = 1_000
 """Of one kind of step: an exact answer takes 2 to 15 ms for each."""
+
+_MOST_EPOCHS = 16
+"""Different ones of balls in bins: each takes up to a second."""
 
 OTHER_RECORDS = (
     "Records were changed before the run was continued, and it continued with them as it was asked to. Epsilon is "
@@ -149,13 +153,17 @@ def pose(events: Iterable[Event], relation: Relation | None = None, group: int =
 
 
 def _merged(events: Iterable[Event]) -> tuple[Event, ...]:
-    """Equal consecutive events counted together, as on a ledger: how a run is split changes nothing."""
+    """Equal consecutive events counted together, as on a ledger: how a run is split changes nothing.
+
+    Steps that were charged and perhaps not made belong to the sequence of epochs that they stand in.
+    """
     found: list[Event] = []
     for event in events:
         if not is_event(event):
             raise AccountingError(f"Only events (a ledger's `events`, say) can be accounted for, got {event!r}.")
-        if found and found[-1].same_mechanism(event):
-            found[-1] = event.repeated(found[-1].count + event.count)
+        if found and event.continues(found[-1]):
+            known = found[-1] if event.reason in UNMADE else event
+            found[-1] = known.repeated(found[-1].count + event.count)
         else:
             found.append(event)
     return tuple(found)
@@ -231,23 +239,29 @@ def _directions(
     together = [(i, e) for i, e in numbered if not e.disjoint]
     for part in (together, apart) if group == 1 else (numbered,):
         for bucket, bound in ((upper, "upper"), (lower, "lower")):
-            composition = Composition.of(
-                [
-                    (mixed(law, spreads[event].parts) if event in spreads else law, n)
-                    for i, event in part
-                    for law, n in _laws(event, _steps(event, relation, group, i == 0), bound)
-                ]
-            )
+            laws = [
+                (mixed(law, spreads[event].parts) if event in spreads and isinstance(law, Law) else law, n)
+                for i, event in part
+                for law, n in _laws(event, _steps(event, relation, group, _is_first(events, i)), bound)
+            ]
+            composition = Composition.of(_affordable(laws))
             if composition.empty:
                 continue
             bucket.append(composition)
-            if composition.reversed() != composition and not _symmetric(composition):
+            if composition.reversed() != composition and not composition.is_symmetric:
                 bucket.append(composition.reversed())
     return tuple(upper), tuple(lower) if interval else None
 
 
-def _symmetric(composition: Composition) -> bool:
-    return all(pair == pair.mirrored() for law, _ in composition.terms for _, pair in law.parts)
+def _affordable(laws: Laws) -> Laws:
+    """The same, with the rarer of too many different epochs of balls in bins as plain steps, which dominate them."""
+    counts: Counter[Allocation] = Counter()
+    for law, n in laws:
+        if isinstance(law, Allocation):
+            counts[law] += n
+    often = {law for law, _ in counts.most_common(_MOST_EPOCHS)}
+    plain = [gaussian(law.reach) if isinstance(law, Allocation) and law not in often else law for law, _ in laws]
+    return [(law, n) for law, (_, n) in zip(plain, laws, strict=True)]
 
 
 def _laws(event: Event, steps: Unsampled, bound: str) -> Laws:
@@ -259,9 +273,14 @@ def _steps(event: Event, relation: Relation, group: int, first: bool) -> Unsampl
     return Unsampled(1.0 / event.noise_multiplier, event.count, relation == "replace_one", group, first)
 
 
+def _is_first(events: Sequence[Event], i: int) -> bool:
+    """Whether an event begins a run: nothing before it was drawn by a sampling."""
+    return all(event.sampling is None for event in events[:i])
+
+
 def _shuffled_runs(events: tuple[Event, ...], relation: Relation, group: int) -> tuple[ShuffledRun, ...]:
     found = (
-        scheme_of(event.sampling).shuffled_run(event.sampling, _steps(event, relation, group, i == 0))
+        scheme_of(event.sampling).shuffled_run(event.sampling, _steps(event, relation, group, _is_first(events, i)))
         for i, event in enumerate(events)
     )
     return tuple(run for run in found if run is not None)

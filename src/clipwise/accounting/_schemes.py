@@ -10,21 +10,31 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
 
-from clipwise.accounting._numerics.laws import Law, fixed_size, gaussian, poisson, truncated_poisson, truncated_up_to
+from clipwise.accounting._numerics.laws import (
+    Allocation,
+    Law,
+    fixed_size,
+    gaussian,
+    poisson,
+    truncated_poisson,
+    truncated_up_to,
+)
 from clipwise.accounting._numerics.shuffle import ShuffledRun
 from clipwise.accounting.guarantee import Relation
 from clipwise.correlation import Correlation, Independent
 from clipwise.errors import AccountingError
-from clipwise.sampling import CyclicPoisson, FixedSize, FullBatch, Poisson, Sampling, Shuffled
+from clipwise.sampling import BallsInBins, CyclicPoisson, FixedSize, FullBatch, Poisson, Sampling, Shuffled
 
 __all__ = ["OF_A_RATE", "SCHEMES", "Laws", "Scheme", "Unsampled", "check_correlation", "scheme_of", "uses"]
 
 OF_A_RATE: tuple[Relation, ...] = ("add_remove", "zero_out", "replace_one")
 """The relations where nothing of the mechanism depends on the number of records: all, the default first."""
+_LARGEST_MU = 20.0
+"""Beyond, a record is as good as seen in whatever step it is, and its likelihood ratio leaves double precision."""
 _OF_A_NUMBER: tuple[Relation, ...] = ("zero_out", "replace_one")
 
-Laws: TypeAlias = list[tuple[Law, int]]
-"""Pairs of output distributions, and how many steps have each."""
+Laws: TypeAlias = list[tuple[Law | Allocation, int]]
+"""Pairs of output distributions, and how many steps (of balls in bins: epochs) have each."""
 
 S = TypeVar("S")
 
@@ -235,6 +245,40 @@ class _FixedSize(Scheme[FixedSize]):
         return "batches of a fixed size: use cw.Poisson"
 
 
+class _BallsInBins(Scheme[BallsInBins]):
+    """A whole epoch has one law: `_numerics/allocation.py`. Epochs are independent, given all that was seen before.
+
+    Of an epoch that was not finished, the steps that were made are a part of it. An event that may begin within an
+    epoch is worse: what was released before can show that the record is among the steps that are left, so that the
+    first of them is charged as if it were sure to have it, and all others as if an epoch began there. That covers every
+    place where it may begin: what is left of an epoch is at worst one plain step, and later epochs have fewer steps.
+
+    Of a replaced record no more is proven than that it is in one step of an epoch.
+    """
+
+    def is_tight(self, sampling: BallsInBins) -> bool:
+        return False  # spread over a grid; and where in an epoch an event begins is not known
+
+    def describe(self, sampling: BallsInBins) -> str:
+        return f"each of {sampling.sample_size} records in one of {sampling.batches_per_epoch} batches of every epoch"
+
+    def upper(self, sampling: BallsInBins, steps: Unsampled) -> Laws:
+        _refuse_group(steps, "balls in bins")
+        bins = sampling.batches_per_epoch
+        if steps.replace or bins == 1 or steps.mu > _LARGEST_MU:
+            return [(gaussian(steps.reach), _epochs(steps.count, bins, steps.first))]
+        left = steps.count if steps.first else steps.count - 1
+        laws: Laws = [] if steps.first else [(gaussian(steps.mu), 1)]
+        if left >= bins:
+            laws.append((Allocation(bins, bins, steps.mu), left // bins))
+        if left % bins:
+            laws.append((Allocation(bins, left % bins, steps.mu), 1))
+        return laws
+
+    def against(self, sampling: BallsInBins, correlation: Correlation) -> str | None:
+        return "for balls in bins there is no proof with noise that is correlated over steps: use CyclicPoisson"
+
+
 SCHEMES: dict[type[Any], Scheme[Any]] = {
     type(None): _AllRecords(),
     Poisson: _Poisson(),
@@ -242,6 +286,7 @@ SCHEMES: dict[type[Any], Scheme[Any]] = {
     Shuffled: _Shuffled(),
     FixedSize: _FixedSize(),
     CyclicPoisson: _CyclicPoisson(),
+    BallsInBins: _BallsInBins(),
 }
 
 
@@ -254,7 +299,11 @@ def uses(sampling: Shuffled, steps: int, first: bool) -> int:
     """In how many of the steps a record can be: once an epoch, and only the first event surely begins with one."""
     if not sampling.reshuffle:
         return -(-steps // sampling.batches_per_epoch)  # exactly an epoch apart, whatever the first step is
-    batches = sampling.sample_size // sampling.batch_size
+    return _epochs(steps, sampling.sample_size // sampling.batch_size, first)
+
+
+def _epochs(steps: int, batches: int, first: bool) -> int:
+    """How many epochs the steps belong to at most."""
     return -(-steps // batches) if first else -(-(steps - 1) // batches) + 1
 
 

@@ -11,7 +11,7 @@ from scipy import special
 from clipwise.accounting.accounts import account
 from clipwise.accounting.events import Event, GaussianSteps
 from clipwise.errors import InvalidPlan
-from clipwise.sampling import public_size
+from clipwise.sampling import BallsInBins, public_size
 
 __all__ = ["MOST_EPSILON", "least_epsilon", "refuse_vacuous"]
 
@@ -46,7 +46,8 @@ def least_epsilon(event: GaussianSteps, delta: float) -> float:
     """
     mu, steps = 1.0 / event.noise_multiplier, event.steps
     thresholds = np.linspace(0.0, mu + 8.0, 400)
-    rate = event.sampling.batch_size / public_size(event.sampling)
+    bins = event.sampling.batches_per_epoch if isinstance(event.sampling, BallsInBins) else None
+    rate = 1.0 / bins if bins else event.sampling.batch_size / public_size(event.sampling)
     inside = 1.0 if rate == 1.0 else -math.expm1(steps * math.log1p(-rate))
     seen = inside * special.ndtr(mu - thresholds) - delta
     with np.errstate(divide="ignore", invalid="ignore"):

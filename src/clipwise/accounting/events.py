@@ -16,8 +16,11 @@ from clipwise.errors import AccountingError, ClipwiseError, LedgerError
 from clipwise.sampling import SAMPLINGS, FullBatch, Poisson, Sampling, arguments, made_from
 
 __all__ = [
+    "AHEAD",
     "CHANGED_DATA",
     "EARLIER",
+    "INTERRUPTED",
+    "UNMADE",
     "Event",
     "FederatedRounds",
     "GaussianSteps",
@@ -38,6 +41,10 @@ CHANGED_DATA = "changed data"
 """The reason of steps on other records than the run was begun with."""
 EARLIER = "earlier run"
 """The reason of what a run released that another one continues."""
+
+INTERRUPTED, AHEAD = "interrupted", "charged ahead"
+UNMADE = (INTERRUPTED, AHEAD)
+"""The reasons of steps of a run that were charged, and perhaps not made, since it was interrupted."""
 
 E = TypeVar("E", bound="Event")
 
@@ -158,6 +165,15 @@ class Event:
         names = [name for name in _names(type(self)) if name != self.counted]
         return [getattr(self, name) for name in names] == [getattr(other, name) for name in names]
 
+    def continues(self, before: Event) -> bool:
+        """Whether these are further steps of the same run, after an event that stands just before.
+
+        An epoch of balls in bins that was interrupted is charged to its end, so that the run goes on in its sequence.
+        """
+        if self.sampling is not None and self.sampling.hides_order and {self.reason, before.reason} & set(UNMADE):
+            return self.changed(reason=before.reason).same_mechanism(before)
+        return self.same_mechanism(before)
+
 
 def _names(kind: type[Event]) -> tuple[str, ...]:
     return tuple(f.name for f in fields(cast(Any, kind)))
@@ -189,6 +205,12 @@ class GaussianSteps(Event):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_correlation(self.sampling, self.correlation)
+        if self.own_batches and self.sampling.hides_order:
+            raise AccountingError(
+                f"{type(self.sampling).__name__} is not accounted for with own_batches=True: nothing shows that every "
+                "record's batch is drawn afresh in each epoch, independently of the others and unknown to anybody, nor "
+                "where an epoch begins. Use private.loader(dataset); a shuffling loader of your own is cw.Shuffled."
+            )
         if self.own_batches and self.correlation.bands != 1:
             # An epoch of a caller's loader may begin at any step, or leave out its last batch.
             raise AccountingError(

@@ -3,7 +3,7 @@
 | sampling | number of records | relations that hold, the default first |
 | --- | --- | --- |
 | `Poisson(rate=...)` | any; nothing of the mechanism depends on it | add_remove, zero_out, replace_one |
-| `Poisson(sample_size=...)`, `FullBatch`, `Shuffled` | public | zero_out, replace_one |
+| `Poisson(sample_size=...)`, `CyclicPoisson`, `FullBatch`, `Shuffled`, `BallsInBins` | public | zero_out, replace_one |
 | `FixedSize` | public | replace_one |
 | calibration statistics, which are sums over all records | any | add_remove, zero_out, replace_one |
 

@@ -54,7 +54,7 @@ class Position:
         self.entropy = Entropy(seed)
         self.digests = Digests()
         self.order = None if self.seeded else self.entropy.take(16, "order")
-        """The key of epochs or groups of an unseeded run: no secret, since no amplification is claimed by it."""
+        """The key of epochs or groups of an unseeded run; where amplification is claimed by it, in memory only."""
         self.cuts: dict[str, Any] | None = None
         """How a seeded run cuts its batches: dropout is drawn again for every physical one."""
         self._sampling, self._start, self._now = sampling, start, now
@@ -131,7 +131,7 @@ class Position:
 
     def capture_loader(self) -> dict[str, Any]:
         """What besides lets the loader, and random numbers in the model, continue from here."""
-        order = self.order if self._sampling.keeps_order else None
+        order = self.order if self._sampling.keeps_order and not self._sampling.hides_order else None
         return {
             "order": None if order is None else order.hex(),
             "loader": self.cuts,
@@ -146,7 +146,7 @@ class Position:
 
     def restore_loader(self, saved: Mapping[str, Any]) -> None:
         """Continue as when `capture_loader` was called."""
-        if saved["order"] is not None:
+        if saved["order"] is not None and not self._sampling.hides_order:
             self.order = bytes.fromhex(saved["order"])
         self.cuts = saved["loader"]
         if saved["generator"] is not None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from clipwise._validate import is_positive
-from clipwise.accounting import Ledger
+from clipwise.accounting import AHEAD, INTERRUPTED, Ledger
 from clipwise.clipping import Style, bounds_of, is_private, own_noise
 from clipwise.correlation import Independent
 from clipwise.errors import CheckpointError, InvalidPlan
@@ -25,6 +25,7 @@ from clipwise.private.checkpoint import Journal
 from clipwise.private.guard import Guard, check_one_process
 from clipwise.private.position import Position
 from clipwise.private.witness import Testimony, Witness
+from clipwise.sampling import BallsInBins
 
 __all__ = ["Release"]
 
@@ -286,8 +287,19 @@ class Release:
         """
         self._journal = journal
         if not self.position.seeded:
-            self._interrupted(journal.begun(), "interrupted")
-            self._interrupted(witnessed, "charged ahead")
+            self._interrupted(journal.begun(), INTERRUPTED)
+            self._interrupted(witnessed, AHEAD)
+            self.leave_epoch()
+
+    def leave_epoch(self) -> None:
+        """Charge what is left of an epoch whose order was in memory only: it cannot go on, and the next one begins.
+
+        Another order for the rest of it would be one more epoch, which nobody planned.
+        """
+        sampling = self._plan.sampling
+        if isinstance(sampling, BallsInBins) and not self.position.seeded:
+            end = -(-self.position.done // sampling.batches_per_epoch) * sampling.batches_per_epoch
+            self._interrupted(min(end, self._plan.steps), INTERRUPTED)
 
     def _interrupted(self, begun: int, reason: str) -> None:
         done = self.position.done

@@ -107,8 +107,11 @@ class PrivateState:
         if saved["seed"] != self.release.position.entropy.seed:
             kind = "no seed" if saved["seed"] is None else "another seed"
             raise CheckpointError(f"the saved run has {kind}; make Private(..., seed=...) with what it was begun with.")
-        if self.plan.sampling.keeps_order and saved["seed"] is None and not saved["order"]:
+        kept, hidden = self.plan.sampling.keeps_order, self.plan.sampling.hides_order
+        if kept and not hidden and saved["seed"] is None and not saved["order"]:
             raise CheckpointError("the saved run has lost the order of its records, and another one would not be its.")
+        if hidden and saved["order"] is not None:
+            raise CheckpointError("the saved run has an order of its records, which nobody may know: it was edited.")
         if saved["own_batches"] != self.own_batches:
             raise CheckpointError(
                 f"the saved run has own_batches={saved['own_batches']}; make Private(...) with the same."
@@ -130,6 +133,7 @@ class PrivateState:
         self.release.ledger = restored_ledger(saved)
         self.release.position.restore(saved)
         self.release.position.restore_loader(saved)
+        self.release.leave_epoch()
         self.release.continue_from(saved.get("noise"))
         self.release.close_if_done()
         # The user may load the weights before or after this: they are compared at the next step.

@@ -165,6 +165,7 @@ def test_other_records_have_to_be_asked_for(earlier: Path, tmp_path: Path) -> No
     [
         (["privacy={private=false}"], "is not private"),
         (["sampling='shuffled'", "batch_size=50"], "shuffled batches"),
+        (["sampling='balls-in-bins'"], "balls in bins"),
     ],
 )
 def test_runs_that_have_no_joint_epsilon_are_not_continued(tmp_path: Path, made: list[str], message: str) -> None:
@@ -175,7 +176,11 @@ def test_runs_that_have_no_joint_epsilon_are_not_continued(tmp_path: Path, made:
 
 @pytest.mark.parametrize(
     ("overrides", "message"),
-    [(("privacy={private=false}",), "needs noise"), (("sampling='shuffled'",), "two sequences of epochs")],
+    [
+        (("privacy={private=false}",), "needs noise"),
+        (("sampling='shuffled'",), "two sequences of epochs"),
+        (("sampling='balls-in-bins'",), "two sequences of epochs"),
+    ],
 )
 def test_continuations_that_have_no_joint_epsilon_are_refused(overrides: tuple[str, ...], message: str) -> None:
     with pytest.raises(InvalidConfig, match=message):

@@ -272,7 +272,7 @@ def test_the_digest_is_in_its_own_files_and_in_nothing_else(
 
 def test_neither_checkpoint_nor_state_tells_the_data(tmp_path: Path) -> None:
     """Whoever has the seed must not learn the data from what is written: runs on other data write the same."""
-    for sampling in (cw.FullBatch(N), cw.Shuffled(N, 50)):
+    for sampling in (cw.FullBatch(N), cw.Shuffled(N, 50), cw.BallsInBins(N, 50)):
         states = []
         for changed in (None, 5):
             model, optimizer = fresh()

@@ -68,7 +68,7 @@ def test_with_a_public_number_removing_a_record_moves_a_step_twice_as_far_as_was
     more, fewer = neighbours()
     moved = abs(released(cw.FullBatch(N), more) - released(cw.FullBatch(N - 1), fewer))
     assert moved == pytest.approx(2 * R / N)
-    for sampling in (cw.FullBatch(N), cw.Poisson(N, 2), cw.Shuffled(N, 2), cw.FixedSize(N, 2)):
+    for sampling in (cw.FullBatch(N), cw.Poisson(N, 2), cw.Shuffled(N, 2), cw.FixedSize(N, 2), cw.BallsInBins(N, 2)):
         steps = (GaussianSteps(sampling, 2.0, 5),)
         assert account(steps, 1e-2).relation != "add_remove"
         with pytest.raises(AccountingError, match="rate="):

@@ -72,7 +72,7 @@ class Attempt:
 
     def budget(self, composition: Composition) -> _Budget:
         """The work for this composition: each pair of each law needs its own lattice."""
-        return _Budget(self.work + 50_000 * sum(len(law.parts) for law, _ in composition.terms))
+        return _Budget(self.work + 50_000 * sum(len(law.parts) for law, _ in composition.laws))
 
 
 _ATTEMPTS = (
@@ -88,7 +88,7 @@ EASY, HARD = _ATTEMPTS[:1], _ATTEMPTS[1:]
 
 def exact_epsilon(composition: Composition, delta: float, attempts: Sequence[Attempt] = _ATTEMPTS) -> float:
     """The epsilon at `delta`, to about 1e-9 of its value; raises `NotConverged` when it does not get so close."""
-    if not composition.terms:
+    if not composition.laws:
         return gaussian_epsilon(math.sqrt(composition.gaussian), delta)
     if composition.single is not None:
         return single_epsilon(composition.single, delta)
@@ -103,7 +103,7 @@ def exact_delta(
     """The delta at `epsilon`; a value below `floor` is given as `floor`."""
     if composition.empty:
         return 0.0
-    if not composition.terms:
+    if not composition.laws:
         return max(floor, gaussian_delta(math.sqrt(composition.gaussian), epsilon))
     if composition.single is not None:
         return max(floor, single_delta(composition.single, epsilon))
@@ -166,14 +166,14 @@ def _delta(composition: Composition, epsilon: float, floor: float, attempt: Atte
 def _total_variation(composition: Composition) -> float:
     """A bound of delta at epsilon 0: total variation distances add up at most."""
     total = gaussian_delta(math.sqrt(composition.gaussian), 0.0)
-    for law, count in composition.terms:
+    for law, count in composition.laws:
         total += count * single_delta(law, 0.0)
     return total
 
 
 def _one_step_delta(composition: Composition, epsilon: float) -> float:
     """A lower bound of delta: anyone who sees all steps sees each one."""
-    return max(single_delta(law, epsilon) for law, _ in composition.terms[:16])
+    return max(single_delta(law, epsilon) for law, _ in composition.laws[:16])
 
 
 def _assert_agreement(first: float, second: float, lost: float) -> None:
@@ -225,7 +225,7 @@ class _Contour:
         left, nodes = self._budget.left, len(self._z)
         while left > 0:
             nodes, count = nodes + count, min(2 * count, _LONGEST_ROUND)
-            left -= count * sum(self._count(law, self._step * (nodes + count)) for law, _ in self._composition.terms)
+            left -= count * sum(self._count(law, self._step * (nodes + count)) for law, _ in self._composition.laws)
         far = np.asarray(self._t + 1j * self._step * nodes * np.linspace(0.75, 1.0, 9), dtype=np.complex128)
         size = np.abs(self._moments(far) / (far * (far + 1.0)))
         if not nodes * float(np.max(size)) * self._factor(self._guess) <= _REST * delta:
@@ -239,7 +239,7 @@ class _Contour:
         total, lost = 0.5 * self._composition.gaussian * z * (z + 1.0), 0.0
         excess = np.zeros_like(z) if self._window else None
         with np.errstate(over="ignore", invalid="ignore"):
-            for law, count in self._composition.terms:
+            for law, count in self._composition.laws:
                 y = float(z[-1].imag)
                 self._budget.spend(self._count(law, y) * len(z))
                 grid = points(law, self._tail, self._t, y, self._lattice_scale, window=self._window)

@@ -18,7 +18,7 @@ import numpy as np
 from scipy import fft, optimize
 
 from clipwise.accounting._numerics.lattice import Floats, points_cut, points_fine
-from clipwise.accounting._numerics.laws import Composition, Law
+from clipwise.accounting._numerics.laws import Allocation, Composition, Law, gaussian
 from clipwise.accounting._numerics.saddle import abscissa, first_guess, period, quick_delta, saddle_table, tail_share
 from clipwise.errors import NotConverged
 
@@ -50,21 +50,29 @@ class _Composed:
 
 def grid_epsilon(composition: Composition, delta: float) -> float:
     """An upper bound of epsilon at `delta`."""
+    if composition.is_one_epoch:
+        return _one_epsilon(composition, delta)
     return _refined(lambda cells, _: _epsilon(composition, delta, cells), _AGREE)
 
 
 def grid_delta(composition: Composition, epsilon: float, floor: float = 1e-18) -> float:
     """An upper bound of delta at `epsilon`, not below `floor`."""
+    if composition.is_one_epoch:
+        return _one_delta(composition, epsilon, floor)
     return _refined(lambda cells, known: _delta(composition, epsilon, floor, cells, known), _AGREE_DELTA)
 
 
 def rough_epsilon(composition: Composition, delta: float) -> float:
     """A quick upper bound of epsilon at `delta`."""
+    if composition.is_one_epoch:
+        return _one_epsilon(composition, delta)
     return _epsilon(composition, delta, _CELLS[0])
 
 
 def rough_delta(composition: Composition, epsilon: float) -> float:
     """A quick upper bound of delta at `epsilon`."""
+    if composition.is_one_epoch:
+        return _one_delta(composition, epsilon, 1e-18)
     return _delta(composition, epsilon, 1e-18, _CELLS[0], 1.0)
 
 
@@ -76,6 +84,28 @@ def _refined(bound: Callable[[int, float], float], agree: float) -> float:
         if before - found <= agree * found:
             break
     return found
+
+
+def _one_epoch(composition: Composition, tail: float) -> _Composed:
+    """The losses of an epoch of balls in bins, which need no transform."""
+    grid = points_cut(composition.terms[0][0], tail)
+    order = np.argsort(grid.loss)
+    return _Composed(grid.loss[order], grid.weight[order], np.zeros(len(order)), max(2.0 * tail, grid.lost))
+
+
+def _one_epsilon(composition: Composition, delta: float) -> float:
+    composed = _one_epoch(composition, tail_share(composition, _TAIL * delta))
+    if composed.delta(0.0) <= delta:
+        return 0.0
+    high = float(composed.losses[-1])
+    return float(optimize.brentq(lambda epsilon: composed.delta(epsilon) - delta, 0.0, high, xtol=1e-12 * high))
+
+
+def _one_delta(composition: Composition, epsilon: float, floor: float) -> float:
+    found = 1.0
+    for _ in range(4):  # what is lost should not count beside delta
+        found = min(found, _one_epoch(composition, tail_share(composition, _TAIL * max(floor, found))).delta(epsilon))
+    return min(1.0, max(floor, found))
 
 
 def _epsilon(composition: Composition, delta: float, cells: int) -> float:
@@ -114,17 +144,22 @@ def _delta(composition: Composition, epsilon: float, floor: float, cells: int, k
 @lru_cache(maxsize=8)
 def _composed(composition: Composition, tail: float, epsilon: float, delta: float, cells: int) -> _Composed:
     """The total losses around epsilon."""
-    if composition.gaussian or len(composition.terms) > _LAWS:
-        raise NotConverged("The grid is for few laws and no plain Gaussian steps.")
+    terms = composition.terms
+    if composition.gaussian and composition.is_allocated:
+        terms = (*terms, (gaussian(math.sqrt(composition.gaussian)), 1))  # there is no other way for these
+    elif composition.gaussian:
+        raise NotConverged("The grid is for no plain Gaussian steps.")
+    if len(terms) > _LAWS:
+        raise NotConverged("The grid is for few laws.")
     saddle = saddle_table(composition, tail)
     t = abscissa(saddle, epsilon, delta)
     span = 2.0 * period(saddle, t, epsilon, delta)
     # One step's losses must fit, with room below.
-    span = max(span, 1.25 * max(float(points_cut(law, tail).loss.max()) for law, _ in composition.terms))
+    span = max(span, 1.25 * max(float(points_cut(law, tail).loss.max()) for law, _ in terms))
     step = span / cells
     log_total = np.zeros(cells // 2 + 1, dtype=np.complex128)
     shift, scale, lost, factors = 0, 0.0, 0.0, math.log2(cells)
-    for law, count in composition.terms:
+    for law, count in terms:
         start, tilted, log_moment, gone = _place(law, tail, step, t, cells)
         spectrum = fft.rfft(tilted)
         with np.errstate(divide="ignore"):
@@ -142,7 +177,7 @@ def _composed(composition: Composition, tail: float, epsilon: float, delta: floa
     return _Composed(losses, mass, _ROUND_OFF * factors * float(np.linalg.norm(weights)) * untilt, lost)
 
 
-def _place(law: Law, tail: float, step: float, t: float, cells: int) -> tuple[int, Floats, float, float]:
+def _place(law: Law | Allocation, tail: float, step: float, t: float, cells: int) -> tuple[int, Floats, float, float]:
     """The first cell, the tilted and normalised probabilities, the log of the norm, and the probability left out."""
     grid = points_fine(law, tail, 200_000)
     # Losses far below zero are rounded up to the window's start, which can only raise delta.
@@ -160,4 +195,4 @@ def _place(law: Law, tail: float, step: float, t: float, cells: int) -> tuple[in
     used = mass > 0.0
     moment = float(mass[used] @ np.expm1(exponent[used]))
     tilted = np.where(used, mass * np.exp(np.where(used, exponent, 0.0)), 0.0) / (1.0 + moment)
-    return start, tilted, math.log1p(moment), 2.0 * tail
+    return start, tilted, math.log1p(moment), max(2.0 * tail, grid.lost)

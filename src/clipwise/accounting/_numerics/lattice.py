@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from clipwise.accounting._numerics.laws import Law, Mixture, Pair
+from clipwise.accounting._numerics.allocation import allocation_losses
+from clipwise.accounting._numerics.laws import Allocation, Law, Mixture, Pair
 
 __all__ = [
     "WINDOW_WIDTH",
@@ -199,14 +200,21 @@ def count_points(law: Law, tail: float, tilt: float, frequency: float, scale: fl
     return 2 * total if law.parts[0][1].symmetrised else total
 
 
-def points_cut(law: Law, tail: float, tilt: float = 8.0) -> Points:
+def points_cut(law: Law | Allocation, tail: float, tilt: float = 8.0) -> Points:
     """A quick lattice for real exponents up to `tilt`, simply cut off where a probability of `tail` is left."""
+    if isinstance(law, Allocation):
+        return Points(*allocation_losses(law, tail))
     return _join(law, [_nodes(pair, _Span(*_extent(pair, own)), tilt) for pair, own in _tails(law, tail)])
 
 
 @lru_cache(maxsize=8)
-def points_fine(law: Law, tail: float, count: int) -> Points:
-    """At least `count` points, and thousands per pair, cut off where a probability of `tail` is left."""
+def points_fine(law: Law | Allocation, tail: float, count: int) -> Points:
+    """At least `count` points, and thousands per pair, cut off where a probability of `tail` is left.
+
+    An epoch of balls in bins has those of its own grid, which dominate it as they are.
+    """
+    if isinstance(law, Allocation):
+        return Points(*allocation_losses(law, tail))
     each, nodes = max(count // len(law.parts), _FEWEST_FINE), []
     for pair, own in _tails(law, tail):
         span = _Span(*_extent(pair, own))

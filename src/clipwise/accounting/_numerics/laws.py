@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
-from typing import TypeAlias
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, TypeAlias
 
 from scipy import stats
 
+from clipwise.errors import NotConverged
+
 __all__ = [
+    "Allocation",
     "Composition",
     "Law",
     "Mixture",
@@ -93,21 +97,60 @@ class Law:
         """The law with the roles of the two data sets exchanged."""
         return Law(tuple((weight, pair.reversed()) for weight, pair in self.parts))
 
+    @property
+    def reach(self) -> float:
+        """Whatever is revealed, N(0, 1) against N(reach, 1) is worse."""
+        return max(pair.reach for _, pair in self.parts)
+
+    @property
+    def is_symmetric(self) -> bool:
+        """Whether exchanging the data sets changes nothing but the sign of outputs."""
+        return all(pair == pair.mirrored() for _, pair in self.parts)
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """The first `used` of `bins` steps, one of which has the record, each with the same probability, at mean `mu`.
+
+    `reverse` exchanges the two data sets. `_numerics/allocation.py` says what is known of it.
+    """
+
+    bins: int
+    used: int
+    mu: float
+    reverse: bool = False
+
+    is_symmetric: ClassVar[bool] = False
+
+    def reversed(self) -> Allocation:
+        """The law with the roles of the two data sets exchanged."""
+        return replace(self, reverse=not self.reverse)
+
+    @property
+    def reach(self) -> float:
+        """Whatever is revealed, even the step of the record, N(0, 1) against N(reach, 1) is worse."""
+        return self.mu
+
+    @property
+    def largest_loss(self) -> float:
+        """No output has a larger loss: the record may be in a step that was not made."""
+        return -math.log1p(-self.used / self.bins) if self.reverse and self.used < self.bins else math.inf
+
 
 @dataclass(frozen=True)
 class Composition:
     """Independent steps: plain Gaussian ones through the sum of squared shifts, all others as (law, count)."""
 
     gaussian: float
-    terms: tuple[tuple[Law, int], ...]
+    terms: tuple[tuple[Law | Allocation, int], ...]
 
     @classmethod
-    def of(cls, steps: list[tuple[Law, int]]) -> Composition:
+    def of(cls, steps: Sequence[tuple[Law | Allocation, int]]) -> Composition:
         """Merge equal laws wherever they stand; the order of independent steps does not matter."""
         gaussian_part: list[float] = []
-        counts: dict[Law, int] = {}
+        counts: dict[Law | Allocation, int] = {}
         for law, count in steps:
-            shift = law.parts[0][1].shift if len(law.parts) == 1 else None
+            shift = law.parts[0][1].shift if isinstance(law, Law) and len(law.parts) == 1 else None
             if shift is not None:
                 gaussian_part.append(count * shift**2)
             else:
@@ -121,14 +164,38 @@ class Composition:
     @property
     def unamplified(self) -> float:
         """The sum of squared shifts, were every step a plain Gaussian one of its reach: an upper bound for all laws."""
-        return self.gaussian + sum(count * max(pair.reach for _, pair in law.parts) ** 2 for law, count in self.terms)
+        return self.gaussian + sum(count * law.reach**2 for law, count in self.terms)
 
     @property
     def single(self) -> Law | None:
         """The law when there is one step only."""
         if self.gaussian == 0.0 and len(self.terms) == 1 and self.terms[0][1] == 1:
-            return self.terms[0][0]
+            law = self.terms[0][0]
+            return law if isinstance(law, Law) else None
         return None
+
+    @property
+    def is_symmetric(self) -> bool:
+        """Whether both directions cost the same."""
+        return all(law.is_symmetric for law, _ in self.terms)
+
+    @property
+    def is_allocated(self) -> bool:
+        """Whether there are epochs of balls in bins, whose losses are known on a grid only."""
+        return any(isinstance(law, Allocation) for law, _ in self.terms)
+
+    @property
+    def is_one_epoch(self) -> bool:
+        """Whether there is one epoch of balls in bins, or a part of one, and nothing else."""
+        return self.gaussian == 0.0 and self.is_allocated and len(self.terms) == 1 and self.terms[0][1] == 1
+
+    @property
+    def laws(self) -> tuple[tuple[Law, int], ...]:
+        """The terms, for what needs the pairs of all of them."""
+        found = tuple((law, count) for law, count in self.terms if isinstance(law, Law))
+        if len(found) < len(self.terms):
+            raise NotConverged("An epoch of balls in bins is no pair of Gaussian mixtures of one output.")
+        return found
 
     @property
     def empty(self) -> bool:

@@ -12,7 +12,7 @@ from scipy import optimize
 
 from clipwise.accounting._numerics.gaussian import gaussian_delta, gaussian_epsilon
 from clipwise.accounting._numerics.lattice import Floats, Points, points_cut
-from clipwise.accounting._numerics.laws import Composition, Pair
+from clipwise.accounting._numerics.laws import Allocation, Composition, Law, Pair
 from clipwise.errors import NotConverged
 
 __all__ = [
@@ -105,7 +105,7 @@ def tail_share(composition: Composition, mass: float) -> float:
 @lru_cache(maxsize=256)
 def saddle_table(composition: Composition, tail: float) -> Saddle:
     """K at some abscissas around the reciprocal of the loss's standard deviation, `tail` per step faded out."""
-    if any(pair.gap > _WIDEST for law, _ in composition.terms for _, pair in law.parts):
+    if any(pair.gap > _WIDEST for law, _ in composition.terms if isinstance(law, Law) for _, pair in law.parts):
         raise NotConverged("So little noise would need millions of points, for an epsilon in the millions.")
     grids = [(points_cut(law, tail), count) for law, count in composition.terms]
     spread = composition.gaussian + sum(count * float(g.weight @ g.loss**2) for g, count in grids)
@@ -193,7 +193,8 @@ def largest_loss(composition: Composition) -> float:
     """A bound of the total loss that no output exceeds, or infinity."""
     total = math.inf if composition.gaussian else 0.0
     for law, count in composition.terms:
-        total += count * max(_largest_loss(pair) for _, pair in law.parts)
+        most = law.largest_loss if isinstance(law, Allocation) else max(_largest_loss(pair) for _, pair in law.parts)
+        total += count * most
     return total
 
 

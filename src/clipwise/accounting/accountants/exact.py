@@ -52,6 +52,8 @@ def _answer(to: _Ways, problem: Problem, given: float) -> Answer:
     source = sources.pop()
     if source == "exact":
         return Answer(value, kind, "exact")
+    if any(composition.is_allocated for composition in problem.upper):
+        return Answer(value, "upper bound", source)  # epochs of balls in bins have no contour
     note = f"The contour integral did not converge here; this is an upper bound from {_SOURCES[source]}."
     return Answer(value, "upper bound", source, (note,))
 
@@ -64,7 +66,7 @@ def _exact_or_bound(
     Estimated norms only have a bound, and laws of so many pairs that trying hard takes seconds.
     """
     with contextlib.suppress(NotConverged):
-        return to.exact(composition, given, EASY), "exact"
+        return to.exact(composition, given, EASY), "exact"  # never with epochs of balls in bins
     if known >= 0.0:
         with contextlib.suppress(NotConverged):
             rough = to.rough(composition, given)
@@ -73,6 +75,9 @@ def _exact_or_bound(
     if estimated:
         with contextlib.suppress(NotConverged):
             return to.grid(composition, given), "grid"
+    if composition.is_allocated:
+        with contextlib.suppress(NotConverged):
+            return min((to.grid(composition, given), "grid"), (to.quick(composition, given), "rdp"))
     with contextlib.suppress(NotConverged):
         return to.exact(composition, given, HARD), "exact"
     bounds = [(to.rdp(composition, given), "rdp"), (to.quick(composition, given), "rdp")]

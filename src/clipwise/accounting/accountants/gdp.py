@@ -12,7 +12,7 @@ import math
 import numpy as np
 
 from clipwise.accounting._numerics.gaussian import gaussian_delta, gaussian_epsilon
-from clipwise.accounting._numerics.laws import Composition, Pair
+from clipwise.accounting._numerics.laws import Allocation, Composition, Pair
 from clipwise.accounting.accountants.definition import approximation
 
 __all__ = ["GDP", "clt_mu", "gdp_delta", "gdp_epsilon"]
@@ -22,7 +22,10 @@ def clt_mu(composition: Composition) -> float:
     """The mu of the central limit theorem; exact when every step is a plain Gaussian one."""
     total = composition.gaussian
     for law, count in composition.terms:
-        total += count * sum(share * _chi_square(pair) for share, pair in law.parts)
+        if isinstance(law, Allocation):  # the variance of a mean, see `_numerics/allocation.py`
+            total += count * law.used * math.expm1(min(law.mu**2, 700.0)) / law.bins**2
+        else:
+            total += count * sum(share * _chi_square(pair) for share, pair in law.parts)
     return math.sqrt(total)
 
 

@@ -14,8 +14,9 @@ from functools import lru_cache
 import numpy as np
 from scipy import special
 
+from clipwise.accounting._numerics.allocation import allocation_moments
 from clipwise.accounting._numerics.lattice import Floats, Points, points_whole
-from clipwise.accounting._numerics.laws import Composition, Law
+from clipwise.accounting._numerics.laws import Allocation, Composition, Law
 from clipwise.accounting.accountants.definition import upper_bound
 
 __all__ = ["ORDERS", "RDP", "rdp_delta", "rdp_epsilon", "renyi"]
@@ -56,8 +57,17 @@ def renyi(composition: Composition) -> Floats:
     return np.asarray(total)
 
 
+def _epoch(law: Allocation) -> Floats:
+    """Of an epoch of balls in bins: whole orders, and chords between them, as the log of a moment is convex."""
+    known = allocation_moments(law)
+    chords = np.interp(ORDERS, np.arange(1.0, len(known)), known[1:], right=np.inf) / (ORDERS - 1.0)
+    return np.asarray(np.minimum(chords, 0.5 * ORDERS * law.reach**2))
+
+
 @lru_cache(maxsize=4096)
-def _step(law: Law) -> Floats:
+def _step(law: Law | Allocation) -> Floats:
+    if isinstance(law, Allocation):
+        return _epoch(law)
     if len(law.parts) > 1:
         # The moment of a mixture whose component is known is the mean of the components' moments.
         logs = np.array([(ORDERS - 1.0) * _step(Law(((1.0, pair),))) for _, pair in law.parts])

@@ -20,7 +20,7 @@ from clipwise.calibration import check_resamples, equal_edges
 from clipwise.clipping import Clip, Flat, NoClip
 from clipwise.errors import DataError, InvalidPlan, InvalidSampling
 from clipwise.private import Witness
-from clipwise.sampling import CyclicPoisson, FixedSize, FullBatch, Poisson, Sampling, Shuffled
+from clipwise.sampling import BallsInBins, CyclicPoisson, FixedSize, FullBatch, Poisson, Sampling, Shuffled
 from clipwise.training.config.datasets import DataChoice, read_data
 from clipwise.training.config.models import Architecture, WeightsChoice, read_model, read_weights_choice
 from clipwise.training.config.steps import read_clip
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Batches", "Config", "Evaluation", "Privacy", "Recalibration"]
 
-SAMPLINGS = ("cyclic-poisson", "fixed-size", "full-batch", "poisson", "shuffled")
+SAMPLINGS = ("balls-in-bins", "cyclic-poisson", "fixed-size", "full-batch", "poisson", "shuffled")
 PUBLIC_METHODS = ("isotonic", "temperature", "vector")
 PRIVATE_METHODS = ("private-temperature",)
 _STEP = re.compile(r"0|[1-9][0-9]{0,17}")
@@ -152,23 +152,27 @@ class Batches:
             return Poisson(sample_size, self.batch_size, self.max_batch_size)
         if self.bands is not None:
             return CyclicPoisson(sample_size, self.batch_size, self.bands)
+        if self.sampling == "balls-in-bins":
+            return BallsInBins(sample_size, self.batch_size)
         size: Any = self.batch_size
         return (
             Shuffled(sample_size, size, self.reshuffle) if self.sampling == "shuffled" else FixedSize(sample_size, size)
         )
 
     def count(self, sampling: Sampling) -> int:
-        """Optimizer steps: as many as the epochs need in expectation, rounded up."""
+        """Optimizer steps: as many as the epochs need in expectation (balls in bins: have), rounded up."""
         if self.steps is not None:
             return self.steps
         assert sampling.sample_size is not None  # a rate goes with steps
         # As the decimals that were written, not their binary neighbours.
+        if isinstance(sampling, BallsInBins):
+            return math.ceil(Fraction(repr(self.epochs)) * sampling.batches_per_epoch)
         return math.ceil(Fraction(repr(self.epochs)) * sampling.sample_size / Fraction(repr(sampling.batch_size)))
 
 
 def _batch_size(table: TomlTable, sampling: str) -> float | None:
     """An expected batch size, or a whole one."""
-    if sampling.endswith("poisson"):
+    if sampling.endswith("poisson") or sampling == "balls-in-bins":
         return table.number("batch_size", None)
     if isinstance(table.raw("batch_size"), float):
         table.fail(
@@ -396,8 +400,9 @@ def _check_continued(root: TomlTable, config: Config) -> None:
         root.fail("continue_from", "needs noise: a run without it would undo the privacy of the one it continues.")
     if config.recalibration.private_share is not None:
         root.fail("continue_from", "does not go with recalibration.private_share: all records were trained on before.")
-    if config.batches.sampling == "shuffled":
-        root.fail("continue_from", "does not go with sampling = 'shuffled': two sequences of epochs have no epsilon.")
+    if config.batches.sampling in ("balls-in-bins", "shuffled"):
+        named = f"sampling = {config.batches.sampling!r}"
+        root.fail("continue_from", f"does not go with {named}: two sequences of epochs have no epsilon.")
 
 
 def _witness(root: TomlTable) -> Witness | None:

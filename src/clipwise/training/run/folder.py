@@ -170,8 +170,8 @@ class Earlier:
             raise DataError(f"the run in {path} is not private: nothing that begins with its weights would be.")
         if any(event.sampling is not None and event.sampling.keeps_order for event in run.ledger.events):
             raise DataError(
-                f"the run in {path} drew shuffled batches, and two sequences of epochs have no joint epsilon on one "
-                "ledger. Continue runs with Poisson sampling."
+                f"the run in {path} drew shuffled batches or balls in bins, and two sequences of epochs have no joint "
+                "epsilon on one ledger. Continue runs with Poisson sampling."
             )
         saved = SavedModel.read(folder, trust_code=True)  # no network is built from it: that is the configuration's
         return cls(folder, run, saved, tuple(map(as_earlier, run.ledger.events)))
