@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
-from clipwise.accounting import Event, Ledger, default_delta
+from clipwise.accounting import Event, Ledger, account, default_delta
 from clipwise.calibration import CalibrationResult, PrivateTemperatureScaling
 from clipwise.data import DataSet, TensorRecords
 from clipwise.entropy import arm_seed
@@ -23,6 +23,8 @@ from clipwise.training.run.begun import Begun, begin
 __all__ = ["Job", "Trained", "prepare", "private_scaling"]
 
 SPLIT_SEED = 20
+_LEAST_LEFT = 0.01
+"""Of a target epsilon, for the steps; about seven times the noise of a run that has all of it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,6 +152,8 @@ def prepare(
         delta = default_delta(units) if config.privacy.delta is None else config.privacy.delta
     charged = config.data.charged() if charged is None else charged
     charged = charged if config.privacy.is_private else ()
+    if not resumed:
+        _check_left(config, delta, charged)
     plan = _plan(config, units, delta, charged)
     _check_delta(config, units, delta)
     optimizer = config.algorithm.moves(plan, model)
@@ -203,6 +207,22 @@ def _plan(config: Config, sample_size: int, delta: float | None, charged: tuple[
     scaling = private_scaling(config)
     fixed = (*charged, *(() if scaling is None else (scaling.event,)))
     return plan.calibrate(config.privacy.epsilon, delta, fixed=fixed)
+
+
+def _check_left(config: Config, delta: float | None, charged: tuple[Event, ...]) -> None:
+    """Refuse a target epsilon that is spent already, or all but spent: the steps would be nothing but noise."""
+    target = config.privacy.epsilon
+    if target is None or delta is None or not charged:
+        return
+    spent = account(charged, delta)
+    if spent.epsilon <= (1 - _LEAST_LEFT) * target:
+        return
+    by = "the columns" if config.continue_from is None else str(config.continue_from)
+    raise InvalidConfig(
+        f"privacy.epsilon = {target:g} is the total, and {spent.printed} of it is spent by {by} (delta {delta:g}): "
+        "what is left is next to nothing, and the steps would be nothing but noise. Give a larger total, such as "
+        f"--set privacy.epsilon={spent.epsilon * 4 / 3:.2g}."
+    )
 
 
 def _check_delta(config: Config, units: int, delta: float | None) -> None:
