@@ -50,6 +50,14 @@ def test_a_whole_configuration() -> None:
     assert made.text == TINY
 
 
+@pytest.mark.parametrize("overrides", [(), ("steps=9",)])
+def test_what_a_folder_keeps_has_the_name_of_the_run(overrides: tuple[str, ...]) -> None:
+    """The stored file is called config.toml, whatever the run is called."""
+    made = config(*overrides, text=TINY.replace('name = "tiny"\n', ""))
+    again = Config.parse(made.text, "config.toml")
+    assert again.name == made.name == "tiny" and again.text == made.text and again.batches == made.batches
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -82,11 +83,12 @@ class Folder(RunFolder):
             )
         old = TomlText.read(self.config)
         new = TomlText.parse(text)
-        changed = sorted(_differing(old.values, new.values, ()))
+        changed = sorted(_differing({"name": new.values.get("name"), **old.values}, new.values, ()))
         if changed:
+            command = shlex.join(["clipwise", "train", str(self.config), "--resume"])
             raise InvalidConfig(
-                f"{self.path} was begun with another configuration ({', '.join(changed)} differ). Resume it with "
-                f"{self.config}, or start another run with --output."
+                f"{self.path} was begun with another configuration ({', '.join(changed)} differ). Resume it by "
+                f"`{command}`, or start another run with --output."
             )
 
     @contextlib.contextmanager
