@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -15,7 +16,7 @@ from clipwise.calibration import CalibrationResult, PrivateTemperatureScaling
 from clipwise.data import DataSet, TensorRecords
 from clipwise.entropy import arm_seed
 from clipwise.errors import InvalidConfig
-from clipwise.plan import Plan
+from clipwise.plan import Plan, accept_delta
 from clipwise.private import Checked, Looked
 from clipwise.training.config import Config, OptimizerChoice, freeze, guarded
 from clipwise.training.run.begun import Begun, begin
@@ -154,8 +155,8 @@ def prepare(
     charged = charged if config.privacy.is_private else ()
     if not resumed:
         _check_left(config, delta, charged)
-    plan = _plan(config, units, delta, charged)
     _check_delta(config, units, delta)
+    plan = _plan(config, units, delta, charged)
     optimizer = config.algorithm.moves(plan, model)
     for step in (0, plan.steps - 1):  # a rule that cannot be followed is reported now, not when its step comes
         optimizer.learning_rate.at(plan.style(step), list(parameters))
@@ -202,11 +203,15 @@ def _plan(config: Config, sample_size: int, delta: float | None, charged: tuple[
     sampling = config.batches.scheme(sample_size)
     steps, noise = config.batches.count(sampling), config.privacy.noise_multiplier
     plan = config.algorithm.plan(Plan(sampling, steps, config.clip, noise))
-    if config.privacy.epsilon is None or delta is None:
-        return plan
-    scaling = private_scaling(config)
-    fixed = (*charged, *(() if scaling is None else (scaling.event,)))
-    return plan.calibrate(config.privacy.epsilon, delta, fixed=fixed)
+    if config.privacy.epsilon is not None and delta is not None:
+        scaling = private_scaling(config)
+        fixed = (*charged, *(() if scaling is None else (scaling.event,)))
+        with warnings.catch_warnings():
+            if config.privacy.allow_large_delta:
+                warnings.filterwarnings("ignore", "delta = .* is over 1/n")
+            plan = plan.calibrate(config.privacy.epsilon, delta, fixed=fixed)
+    accept_delta(plan)  # one over 1/n was asked for, and the report warns of it
+    return plan
 
 
 def _check_left(config: Config, delta: float | None, charged: tuple[Event, ...]) -> None:
