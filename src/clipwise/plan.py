@@ -273,8 +273,8 @@ def warn_of_delta(plan: Plan, delta: float) -> None:
     accept_delta(plan)
     whom = "record" if plan.mechanism.unit == "example" else "user"
     warnings.warn(
-        f"delta = {delta:g} is over 1/n = {1 / records:.3g}: such a promise allows publishing everything about a {whom} "
-        f"now and then. Give a delta below 1/n, such as {default_delta(records):g}.",
+        f"delta = {delta:g} is over 1/n = {1 / records:.3g}: such a promise allows publishing everything about a "
+        f"{whom} now and then. Give a delta below 1/n, such as {default_delta(records):g}.",
         stacklevel=3,
     )
 

@@ -50,6 +50,26 @@ def test_a_whole_configuration() -> None:
     assert made.text == TINY
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("[0]", "expected two numbers, [low, high], got 1"),
+        ("[0, 1, 2]", "got 3"),
+        ("[1, 1]", "finite numbers low < high"),
+        ("[2, 1]", "finite numbers low < high"),
+        ("['a', 'b']", "expected a number"),
+        ("[0, 1e39]", "numbers of float32"),
+        ("[1, 1.00000000000000000001]", "low < high"),
+        ("5", "got 1"),
+    ],
+)
+def test_bounds_of_a_target_are_two_numbers(given: str, said: str) -> None:
+    with pytest.raises(InvalidConfig, match=re.escape(said)) as refused:
+        config(f"data.target_bounds={given}")
+    assert "data.target_bounds:" in str(refused.value)
+    assert config("data.target_bounds=[-1, 2.5]").data.target_bounds == cw.data.TargetBounds(-1.0, 2.5)
+
+
 @pytest.mark.parametrize("overrides", [(), ("steps=9",)])
 def test_what_a_folder_keeps_has_the_name_of_the_run(overrides: tuple[str, ...]) -> None:
     """The stored file is called config.toml, whatever the run is called."""

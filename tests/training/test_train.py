@@ -277,7 +277,7 @@ def test_a_run_that_diverges_says_so(tmp_path: Path) -> None:
 def test_a_finished_run_is_not_lost(finished: tuple[Run, Path], tmp_path: Path) -> None:
     shutil.copytree(finished[1], tmp_path / "run")
     before = json.loads((tmp_path / "run" / "result.json").read_text())
-    with pytest.raises(DataError, match="holds a finished run.*--set name=.*--force removes"):
+    with pytest.raises(DataError, match=r"holds a finished run.*--set name=.*--force removes"):
         trained(tmp_path)
     with pytest.raises(DataError, match="nothing to resume"):
         train(config(), output=tmp_path / "run", resume=True)

@@ -56,9 +56,15 @@ def read(arms: Sequence[ArmResults]) -> Reading:
 
 
 def _title(arms: Sequence[ArmResults]) -> str:
-    if len(arms) > 1:
-        return f"{len(arms)} models: accuracy, calibration and privacy"
-    return f"{arms[0].name}: accuracy{', calibration and privacy' if arms[0].first.is_known else ' and calibration'}"
+    whose = f"{len(arms)} models" if len(arms) > 1 else arms[0].name
+    if arms[0].first.task == "regression":
+        stated = any(_levels(arm) for arm in arms)
+        words = ["error", *(["intervals"] if stated else [])]
+    else:
+        words = ["accuracy", "calibration"]
+    if len(arms) > 1 or arms[0].first.is_known:
+        words.append("privacy")
+    return f"{whose}: {' and '.join(filter(None, (', '.join(words[:-1]), words[-1])))}"
 
 
 def _privacy(arms: Sequence[ArmResults]) -> str:
@@ -197,9 +203,14 @@ def _read_regression(arms: Sequence[ArmResults]) -> Reading:
     return Reading(_title(arms), (meaning, _privacy(arms)), tuple(enumerate(map(_coverage, arms))), "")
 
 
+def _levels(arm: ArmResults) -> list[str]:
+    """Of the intervals that it states, the names of their metrics."""
+    return [name for name in arm.estimates if name.startswith("coverage ")]
+
+
 def _coverage(arm: ArmResults) -> str:
     error = f"off by {arm.estimates['rmse'].mean:.4g} (root mean square)"
-    levels = [name for name in arm.estimates if name.startswith("coverage ")]
+    levels = _levels(arm)
     if not levels:
         return f"{error}. It states no intervals."
     shares = [f"{percent(arm.estimates[name].mean)} of its {100 * float(name.split()[1]):g} %" for name in levels]

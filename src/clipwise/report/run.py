@@ -348,7 +348,7 @@ def _bare(text: str) -> str:
 
 
 def _last(text: str) -> str:
-    """The last part of a path; a fraction of numbers or of what the library names, and a bar between spaces, is none."""
+    """The last part of a path; a fraction, of what the library names too, and a bar between spaces, is none."""
     if not re.search(r"[/\\]\S", text) or _FRACTION.fullmatch(text) or re.search(r"\s/\s", text):
         return text
     return re.split(r"[/\\]", text.rstrip("/\\"))[-1]

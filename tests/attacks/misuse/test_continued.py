@@ -295,6 +295,6 @@ def test_the_same_name_is_not_answered_by_force(tmp_path: Path, monkeypatch: pyt
     """The first natural try advised --force, which removes the run that is to be continued."""
     monkeypatch.chdir(tmp_path)
     train(config(text=UNSEEDED), page=False)
-    with pytest.raises(DataError, match="not continued in its own folder.*--set name=tiny-more") as refused:
+    with pytest.raises(DataError, match=r"not continued in its own folder.*--set name=tiny-more") as refused:
         train(config("continue_from='runs/tiny'", text=UNSEEDED), page=False)
     assert "--force" not in str(refused.value)

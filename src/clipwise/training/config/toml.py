@@ -106,7 +106,7 @@ class TomlText:
         return self.name if line is None else f"{self.name}, line {line}"
 
     def effective(self, **needed: Any) -> str:
-        """The text, or with overrides the values as they are in force; before it what is `needed` and not in it.
+        r"""The text, or with overrides the values as they are in force; before it what is `needed` and not in it.
 
         >>> TomlText.parse("steps = 5  # few").effective(name="a", steps=7)
         'name = "a"\\nsteps = 5  # few'

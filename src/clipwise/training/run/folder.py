@@ -217,11 +217,11 @@ class Earlier:
         """
         begun = Begun.continuing(self.folder)
         begun.check(data, choice)
-        mine = (self.saved.classes, self.saved.features, self.saved.schema)
-        if mine != (data.classes, data.features, data.schema):
+        mine = (self.saved.classes, self.saved.features, self.saved.schema, self.saved.target_bounds)
+        if mine != (data.classes, data.features, data.schema, data.target_bounds):
             raise DataError(
-                f"the run in {self.folder.path} was trained on other classes or columns than {data.name} has: its "
-                "weights would mean something else."
+                f"the run in {self.folder.path} was trained on other classes, columns or target bounds than "
+                f"{data.name} has: its weights would mean something else."
             )
         read_weights(model, self.folder.model)
         return begun

@@ -74,7 +74,7 @@ class Job:
         return self.config.checkpoint_every or self.evaluate_every
 
     def outputs(self, model: nn.Module, inputs: Sequence[Tensor]) -> Tensor:
-        """Logits (B, K), or predictions (B,)."""
+        """Logits (B, K), or predictions (B,), as the network returns them."""
         outputs: Tensor = guarded("the model's forward pass", lambda: self.config.model.forward(model, inputs))
         expected = (len(inputs[0]), self.data.outputs)
         if self.data.task == "regression" and outputs.dim() == 1:
@@ -87,15 +87,16 @@ class Job:
         return outputs if self.data.task == "classification" else outputs.squeeze(1)
 
     def losses(self, model: nn.Module, batch: Sequence[Tensor]) -> Tensor:
-        """One loss per sample: cross-entropy, or the squared error."""
+        """One loss per sample: cross-entropy, or the squared error, of targets from -1 to 1 where they have bounds."""
         *inputs, targets = batch
         outputs = self.outputs(model, inputs)
         if self.data.task == "classification":
             return F.cross_entropy(outputs, targets, reduction="none")
-        return (outputs - targets).square()
+        bounds = self.data.target_bounds
+        return (outputs - (targets if bounds is None else bounds.scaled(targets))).square()
 
     def predict(self, records: TensorDataset) -> Tensor:
-        """Outputs of the network for many records, without dropout."""
+        """Logits for many records, without dropout, or predictions in the target's own unit."""
         *inputs, _ = records.tensors
         size, was_training = self.config.evaluation.batch_size, self.model.training
         self.model.eval()
@@ -107,7 +108,8 @@ class Job:
                 ]
         finally:
             self.model.train(was_training)
-        return torch.cat(parts)
+        outputs, bounds = torch.cat(parts), self.data.target_bounds
+        return outputs if bounds is None else bounds.restored(outputs)
 
 
 @dataclass(frozen=True)
