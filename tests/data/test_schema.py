@@ -19,12 +19,13 @@ from hypothesis import strategies as st
 
 from clipwise.accounting import Ledger, PrivateStatistics
 from clipwise.cli.main import main
+from clipwise.clipping import Abadi, Flat
 from clipwise.data import Category, Number, PrivateMoments, PrivateSchema, Schema, TargetBounds, from_file, read_table
 from clipwise.data import private_statistics as statistics
 from clipwise.errors import DataError, InvalidPlan, LedgerError
 from clipwise.noise import GaussianNoise
-from clipwise.training import Config, prepare, train
-from clipwise.training.config.starting import left_out_of
+from clipwise.training import Config, prepare, proposal, train
+from clipwise.training.config.starting import Start, left_out_of
 
 PEOPLE = "id,age,job,income\n7,30,cook,low\n8,?,clerk,high\n9,99,,low\n10,20,cook,high\n"
 SCHEMA = Schema((Number("age", 20, 60, missing=True), Category("job", ("clerk", "cook"), missing=True)))
@@ -355,6 +356,25 @@ def test_a_name_of_a_column_cannot_leave_its_comment() -> None:
     """It would be a line of the configuration."""
     (line,) = left_out_of({"id\nprivacy.private = false #\u2028\x85": "empty"})
     assert line.isprintable() and line.isascii()
+
+
+@pytest.mark.parametrize("task", ["classification", "regression"])
+def test_what_a_configuration_begins_with_depends_on_public_numbers_alone(task: str, tmp_path: Path) -> None:
+    """Twenty epochs of a small table left models that had hardly begun to learn."""
+    texts = []
+    for k in range(2):
+        rows = "".join(f"{(k + 1) * j % 7},{j % (k + 2)}\n" for j in range(1_000))
+        (tmp_path / "t.csv").write_text(f"a,y\n{rows}")
+        text = proposal(str(tmp_path / "t.csv"), "y", task=task)
+        texts.append([line for line in text.splitlines() if not line.startswith(("a = ", "target_bounds"))])
+    assert texts[0] == texts[1]
+    columns = "\n[data.columns]\na = { kind = 'number', low = 0, high = 7 }\n"
+    config = Config.parse("\n".join(texts[0]).replace("\n[data.columns]\n", columns))
+    plan = config.batches.scheme(800)
+    assert config.batches.count(plan) == 640 and config.batches.epochs == 40
+    assert config.clip == Flat(Abadi({"classification": 3.0, "regression": 1.0}[task]))
+    large = Start.of(1_000_000, task)
+    assert (large.epochs, large.batch_size) == (20, 512) and Start.of(3, task).batch_size == 1
 
 
 def test_bounds_of_a_quantity_are_proposed(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:

@@ -333,6 +333,26 @@ def test_printed_changes_are_those_of_the_printed_numbers(before: float, after: 
     assert len(ends) == (0 if half is None else 2) and (0.0 not in ends or not found.is_clear)
 
 
+def test_the_title_of_a_regression_has_what_a_regression_has() -> None:
+    """It spoke of accuracy and calibration."""
+    run = regression_run("mine")
+    bare = replace(run, test=replace(run.test, coverage={}, nll=None))
+    titles = [
+        read(arms_of([each])).title for each in (run, bare, Run.judged("x", run.test), Run.judged("x", bare.test))
+    ]
+    assert titles == [
+        "mine: error, intervals and privacy", "mine: error and privacy", "x: error and intervals", "x: error",
+    ]  # fmt: skip
+    assert read(arms_of([Run.judged("x", made_run().test)])).title == "x: accuracy and calibration"
+
+
+def test_a_regression_that_is_worse_than_a_mean_is_named() -> None:
+    run = regression_run("mine")
+    for r2, named in ((-0.01, True), (0.0, False), (None, False)):
+        arms = arms_of([replace(run, test=replace(run.test, r2=r2))])
+        assert any(warned.text.startswith("R² is below 0") for warned in warnings_of(arms)) is named
+
+
 def test_a_single_run_that_is_far_off_is_advised_with_its_own_command() -> None:
     made = made_run("mine", 1.0, 2.6)
     origin = {**made.provenance, "command": "clipwise train my.toml --set seed=1 --output runs/mine --force"}
