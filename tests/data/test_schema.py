@@ -374,7 +374,11 @@ def test_what_a_configuration_begins_with_depends_on_public_numbers_alone(task: 
     assert config.batches.count(plan) == 640 and config.batches.epochs == 40
     assert config.clip == Flat(Abadi({"classification": 3.0, "regression": 1.0}[task]))
     large = Start.of(1_000_000, task)
-    assert (large.epochs, large.batch_size) == (20, 512) and Start.of(3, task).batch_size == 1
+    assert (large.epochs, large.batch_size, large.norm) == (
+        20,
+        512,
+        10.0 if task == "classification" else 1.0,
+    ) and Start.of(3, task).batch_size == 1
 
 
 def test_bounds_of_a_quantity_are_proposed(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
@@ -398,6 +402,7 @@ def test_bounds_of_a_quantity_are_paid_for(tmp_path: Path, monkeypatch: Any, cap
     assert main([*command, "--epsilon", "4", "--output", "mine.toml"]) == 0
     data = Config.load("mine.toml").data
     assert data.target_bounds is not None and 80 <= data.target_bounds.low < 200 < data.target_bounds.high <= 500
+    assert "target_bounds leave out ends that few records have" in capsys.readouterr().err
     assert looked == [6] and "target_bounds" not in data.load().note and len(data.charged()) == 1
     found = Schema((Number("age", 0, 100),))
     monkeypatch.setattr(PrivateSchema, "propose", lambda self, *others: found)

@@ -21,6 +21,7 @@ from clipwise.errors import DataError, InvalidConfig, LedgerError, MissingExtra
 from clipwise.files import in_turn
 from clipwise.training.config.functions import guarded, imported, split_target
 from clipwise.training.config.starting import (
+    NARROW,
     PAID_HEAD,
     PROPOSAL,
     READ_OFF_HEAD,
@@ -337,6 +338,7 @@ def proposal(
     notes = [*left_out_of(left_out, start.records if spend else None)]
     if bounds is not None:
         chosen["target_bounds"] = [plain(end) for end in bounds]
+        notes += [NARROW] if spend else []
     elif quantity:
         notes.append(f"the bounds of the target were not found: give [data] target_bounds = [low, high] for {target!a}")
     for note in notes:

@@ -10,6 +10,7 @@ from typing import Any
 from clipwise.data import Kind, Number
 
 __all__ = [
+    "NARROW",
     "PAID_HEAD",
     "PROPOSAL",
     "READ_OFF_HEAD",
@@ -55,8 +56,12 @@ learning_rate = {start.learning_rate}
 epsilon = 3.0
 """
 TOO_SPREAD = "too spread out, or too many different texts, for this epsilon"
+NARROW = (
+    "target_bounds leave out ends that few records have, and no prediction is beyond them: widen them by what is "
+    "publicly known"
+)
 _STEPS, _FEWEST_EPOCHS, _LARGEST_BATCH = 640, 20, 512
-_NORMS = {"classification": 3.0, "regression": 1.0}
+_FEW = 10_000
 
 
 @dataclass(frozen=True)
@@ -75,15 +80,16 @@ class Start:
         """For so many records, of which a fifth is held out.
 
         Batches are a twentieth of them, with an upper limit; a small table is read as often as `_STEPS` steps need.
-        Norms are about those of gradients: of cross-entropy, and of squared errors of targets from -1 to 1. Larger ones
-        add more noise and leave models under-confident, smaller ones over-confident.
+        Noise grows with the norm: with few records a large one leaves a classifier under-confident, with many a small
+        one leaves it over-confident. Squared errors of targets from -1 to 1 have gradients of the order of 1.
 
         >>> [(start.epochs, start.batch_size) for start in (Start.of(n, "regression") for n in (500, 3_000, 50_000))]
         [(40, 25), (40, 150), (20, 512)]
         """
         batch_size = max(1, min(_LARGEST_BATCH, records // 20))
         epochs = max(_FEWEST_EPOCHS, round(_STEPS * batch_size / (0.8 * records)))
-        return cls(records, epochs, batch_size, 0.005, _NORMS[task])
+        norm = 1.0 if task == "regression" else 3.0 if records < _FEW else 10.0
+        return cls(records, epochs, batch_size, 0.005, norm)
 
 
 def left_out_of(columns: Mapping[str, str], few: int | None = None) -> Iterator[str]:
