@@ -109,7 +109,7 @@ class TomlText:
         r"""The text, or with overrides the values as they are in force; before it what is `needed` and not in it.
 
         >>> TomlText.parse("steps = 5  # few").effective(name="a", steps=7)
-        'name = "a"\\nsteps = 5  # few'
+        'name = "a"\nsteps = 5  # few'
         """
         absent = {key: value for key, value in needed.items() if key not in self.values}
         if self.overrides:
