@@ -210,7 +210,7 @@ def test_a_folder_that_is_not_as_it_was_left_is_not_continued(
 def test_other_classes_are_not_continued(earlier: Path, tmp_path: Path) -> None:
     whole = config().data.load()
     named = replace(whole, classes=tuple(f"digit {name}" for name in whole.classes))
-    with pytest.raises(DataError, match="other classes or columns"):
+    with pytest.raises(DataError, match="other classes, columns or target bounds"):
         later(earlier, tmp_path / "later", data=named, changed_data=True)
 
 
