@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
+from weakref import WeakValueDictionary
 
 from clipwise._encoding import decode, encode, keys
 from clipwise._show import html_table
@@ -18,9 +20,11 @@ from clipwise.errors import AccountingError, ClipwiseError, InvalidPlan
 from clipwise.mechanisms import AdaptiveClip, Gaussian, Mechanism, Repeated
 from clipwise.sampling import SAMPLINGS, Sampling
 
-__all__ = ["Plan"]
+__all__ = ["Plan", "accept_delta", "warn_of_delta"]
 
 VERSION = 1
+_TOLD: WeakValueDictionary[int, Plan] = WeakValueDictionary()
+"""Plans of which a large delta was said, by their identity."""
 
 
 @dataclass(frozen=True)
@@ -169,7 +173,7 @@ class Plan:
         """The same plan with the smallest noise that keeps the whole run within (epsilon, delta).
 
         A schedule of noise keeps its shape: all of it is multiplied by one number. `fixed` are events that the run is
-        charged besides, such as that of a private temperature.
+        charged besides, such as that of a private temperature. A `delta` over 1/n is warned about.
 
         >>> from clipwise import Abadi, FullBatch
         >>> plan = Plan(sampling=FullBatch(1_279), steps=2_000, clip=Abadi(1.0))
@@ -181,7 +185,9 @@ class Plan:
         noise = self.noise_multiplier if isinstance(self.noise_multiplier, Steps) else Steps({0: 1.0})
         shape = replace(self, noise_multiplier=noise).events
         factor = noise_scale(shape, epsilon, delta, accountant, relation=relation, fixed=fixed)
-        return replace(self, noise_multiplier=noise.scaled(factor))
+        made = replace(self, noise_multiplier=noise.scaled(factor))
+        warn_of_delta(made, delta)
+        return made
 
     def epsilon(self, delta: float, accountant: str = "exact", *, relation: Relation | None = None) -> float:
         """The epsilon that the whole run will have spent at this `delta`."""
@@ -273,6 +279,25 @@ class Plan:
         if not is_count(record["version"]) or record["version"] != VERSION:
             raise InvalidPlan(f"the plan has version {record['version']!r}, this clipwise reads {VERSION}.")
         return cls(**{name: decode(value) for name, value in record.items() if name != "version"})
+
+
+def warn_of_delta(plan: Plan, delta: float) -> None:
+    """Warn the caller's caller of a delta over 1/n, once for a plan; where n is not public, nothing is said."""
+    records = plan.sampling.sample_size
+    if records is None or delta <= 1 / records or _TOLD.get(id(plan)) is plan:
+        return
+    accept_delta(plan)
+    whom = "record" if plan.mechanism.unit == "example" else "user"
+    warnings.warn(
+        f"delta = {delta:g} is over 1/n = {1 / records:.3g}: such a promise allows publishing everything about a "
+        f"{whom} now and then. Give a delta below 1/n, such as {default_delta(records):g}.",
+        stacklevel=3,
+    )
+
+
+def accept_delta(plan: Plan) -> None:
+    """Of this plan's delta no more is said: somebody asked for it, or has been warned."""
+    _TOLD[id(plan)] = plan
 
 
 _NAMES = tuple(f.name for f in dataclasses.fields(Plan))

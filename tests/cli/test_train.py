@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import shlex
 import sys
 from pathlib import Path
 from types import FrameType
@@ -151,6 +152,29 @@ def test_ctrl_c_says_how_to_go_on(
     assert main(["train", tiny]) == 2
     assert main(["train", tiny, "--resume", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["guarantees"]["exact"]["epsilon"] > 0
+
+
+@pytest.mark.parametrize("where", [["--set", "name=k 2"], ["--output", "k 2"]])
+def test_the_command_of_a_message_resumes_the_run_in_its_folder_under_its_name(
+    where: list[str], tiny: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The stored configuration had neither name nor folder: it resumed nothing, or a run called 'config'."""
+    Path("long.toml").write_text(TINY.replace('name = "tiny"\n', ""))
+
+    def interrupt(self: Bar, done: float, *others: object) -> None:
+        if done == 6:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Bar, "show", interrupt)
+        assert main(["train", "long.toml", *where, "--set", "steps=9"]) == 130
+    assert main(["train", "long.toml", *where, "--resume"]) == 2
+    command = re.search(r"\(steps differ\)\. Resume it by `clipwise (.*)`", capsys.readouterr().err)
+    assert command is not None
+    assert main([*shlex.split(command[1]), "--json"]) == 0
+    made = json.loads(capsys.readouterr().out)
+    assert made["steps"] == 9 and made["name"] == ("k 2" if where[0] == "--set" else "long")
+    assert Path(made["folder"]) == Path("runs/k 2" if where[0] == "--set" else "k 2")
 
 
 def progress(step: int, steps: int = 100, epsilon: float | None = 1.2341) -> Progress:

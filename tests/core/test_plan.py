@@ -7,6 +7,7 @@ import math
 from dataclasses import FrozenInstanceError, dataclass, replace
 
 import pytest
+import torch
 
 import clipwise as cw
 from clipwise._encoding import encode
@@ -255,3 +256,24 @@ def test_a_mapping_of_a_damaged_plan_names_no_key_twice() -> None:
     record["clip"]["rules"] = {"kind": "mapping", "items": 5}
     with pytest.raises(cw.InvalidPlan, match="written as pairs"):
         cw.Plan.from_dict(record)
+
+
+def test_a_delta_over_one_in_n_is_warned_about_once_for_a_plan() -> None:
+    """`clipwise train` refused it, and the loop said nothing."""
+    said = r"delta = 0\.01 is over 1/n = 0\.001: .* a record now and then\. Give a delta below 1/n, such as 0\.0001\."
+    with pytest.warns(UserWarning, match=said) as found:
+        made = plan(steps=5).calibrate(epsilon=3.0, delta=0.01)
+    assert [warning.filename for warning in found] == [__file__]
+    model = torch.nn.Linear(2, 1)
+    private = cw.Private(made, model, torch.optim.SGD(model.parameters(), lr=0.1))
+    assert private.epsilon(delta=0.01) == 0.0, "of this plan it was said"
+    private = cw.Private(plan(steps=5), model, torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.warns(UserWarning, match=said) as found:
+        private.epsilon(delta=0.01)
+    assert [warning.filename for warning in found] == [__file__]
+    private.epsilon(delta=0.01)
+
+
+def test_a_delta_of_one_in_n_and_an_unknown_n_are_no_reason_to_warn() -> None:
+    plan(steps=5).calibrate(epsilon=3.0, delta=0.001)
+    plan(steps=5, sampling=cw.Poisson(rate=0.05, batch_size=50)).calibrate(epsilon=3.0, delta=0.01)

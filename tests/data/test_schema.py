@@ -19,11 +19,13 @@ from hypothesis import strategies as st
 
 from clipwise.accounting import Ledger, PrivateStatistics
 from clipwise.cli.main import main
-from clipwise.data import Category, Number, PrivateMoments, PrivateSchema, Schema, from_file, read_table
+from clipwise.clipping import Abadi, Flat
+from clipwise.data import Category, Number, PrivateMoments, PrivateSchema, Schema, TargetBounds, from_file, read_table
 from clipwise.data import private_statistics as statistics
 from clipwise.errors import DataError, InvalidPlan, LedgerError
 from clipwise.noise import GaussianNoise
-from clipwise.training import Config, prepare, train
+from clipwise.training import Config, prepare, proposal, train
+from clipwise.training.config.starting import Start, left_out_of
 
 PEOPLE = "id,age,job,income\n7,30,cook,low\n8,?,clerk,high\n9,99,,low\n10,20,cook,high\n"
 SCHEMA = Schema((Number("age", 20, 60, missing=True), Category("job", ("clerk", "cook"), missing=True)))
@@ -313,6 +315,100 @@ def test_what_was_read_off_the_records_is_said(tmp_path: Path, monkeypatch: Any,
     assert "[data.columns] were read off the records, which epsilon does not cover" in note
     assert main(command) == 0 and 'job = { kind = "category"' in capsys.readouterr().out
     assert main([*command, "--epsilon", "1"]) == 2 and "together" in capsys.readouterr().err
+
+
+def customers(folder: Path, rows: int = 3_000) -> Path:
+    """A table with an identifier, free text, a constant, row numbers and a quantity."""
+    generator, path = np.random.default_rng(0), folder / "customers.csv"
+    numbers = zip(generator.integers(18, 90, rows), generator.lognormal(10, 1, rows), strict=True)
+    lines = [f"C{k:05},{k + 7},{age},{income:.2f},eur,{5 * age + k % 3}" for k, (age, income) in enumerate(numbers)]
+    path.write_text("\n".join(["customer_id,row,age,income,currency,spend", *lines]))
+    return path
+
+
+def test_columns_that_are_left_out_are_named_with_the_reason(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    """An identifier vanished without a word."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["data", "schema", str(customers(tmp_path)), "--target", "spend", "--output", "mine.toml"]) == 0
+    expected = [
+        "left out: 'customer_id' (text, every row different)",
+        "left out: 'row' (a number for every row, one after the other)",
+        "left out: 'currency' (the same in every row)",
+    ]
+    shown, text = capsys.readouterr().err, (tmp_path / "mine.toml").read_text()
+    assert [line.removeprefix("clipwise: ") for line in shown.splitlines()] == expected
+    assert [line.removeprefix("# ") for line in text.splitlines() if "left out" in line] == expected
+    assert Config.load("mine.toml").data.load().features == ("age", "income")
+
+
+def test_columns_that_are_lost_in_the_noise_are_named_too(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    command = ["data", "schema", str(customers(tmp_path)), "--target", "spend", "--output", "mine.toml"]
+    assert main([*command, "--task", "regression", "--epsilon", "0.5", "--delta", "1e-6"]) == 0
+    shown = capsys.readouterr().err
+    assert "left out: 'income' (too spread out, or too many different texts, for this epsilon)" in shown
+    assert "3,000 records are few for this epsilon: describe these columns in [data.columns]" in shown
+    text = (tmp_path / "mine.toml").read_text()
+    assert all(f"# {line.removeprefix('clipwise: ')}\n" in text for line in shown.splitlines())
+
+
+def test_a_name_of_a_column_cannot_leave_its_comment() -> None:
+    """It would be a line of the configuration."""
+    (line,) = left_out_of({"id\nprivacy.private = false #\u2028\x85": "empty"})
+    assert line.isprintable() and line.isascii()
+
+
+@pytest.mark.parametrize("task", ["classification", "regression"])
+def test_what_a_configuration_begins_with_depends_on_public_numbers_alone(task: str, tmp_path: Path) -> None:
+    """Twenty epochs of a small table left models that had hardly begun to learn."""
+    texts = []
+    for k in range(2):
+        rows = "".join(f"{(k + 1) * j % 7},{j % (k + 2)}\n" for j in range(1_000))
+        (tmp_path / "t.csv").write_text(f"a,y\n{rows}")
+        text = proposal(str(tmp_path / "t.csv"), "y", task=task)
+        texts.append([line for line in text.splitlines() if not line.startswith(("a = ", "target_bounds"))])
+    assert texts[0] == texts[1]
+    columns = "\n[data.columns]\na = { kind = 'number', low = 0, high = 7 }\n"
+    config = Config.parse("\n".join(texts[0]).replace("\n[data.columns]\n", columns))
+    plan = config.batches.scheme(800)
+    assert config.batches.count(plan) == 640 and config.batches.epochs == 40
+    assert config.clip == Flat(Abadi({"classification": 3.0, "regression": 1.0}[task]))
+    large = Start.of(1_000_000, task)
+    assert (large.epochs, large.batch_size, large.norm) == (
+        20,
+        512,
+        10.0 if task == "classification" else 1.0,
+    ) and Start.of(3, task).batch_size == 1
+
+
+def test_bounds_of_a_quantity_are_proposed(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    command = ["data", "schema", str(customers(tmp_path)), "--target", "spend"]
+    assert main([*command, "--output", "mine.toml"]) == 0
+    data = Config.load("mine.toml").data
+    spent = [float(value) for value in read_table(tmp_path / "customers.csv", ",")["spend"]]
+    assert data.target_bounds == TargetBounds(min(spent), max(spent))
+    assert "So were data.target_bounds" in data.load().note
+
+
+def test_bounds_of_a_quantity_are_paid_for(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    """With --epsilon the target is one of the columns that are looked at, and charged with them."""
+    monkeypatch.chdir(tmp_path)
+    looked: list[int] = []
+    counted = statistics.histogram
+    monkeypatch.setattr(statistics, "histogram", lambda columns: looked.append(len(columns)) or counted(columns))
+    rows = customers(tmp_path)
+    command = ["data", "schema", str(rows), "--target", "spend", "--task", "regression", "--delta", "1e-6"]
+    assert main([*command, "--epsilon", "4", "--output", "mine.toml"]) == 0
+    data = Config.load("mine.toml").data
+    assert data.target_bounds is not None and 80 <= data.target_bounds.low < 200 < data.target_bounds.high <= 500
+    assert "target_bounds leave out ends that few records have" in capsys.readouterr().err
+    assert looked == [6] and "target_bounds" not in data.load().note and len(data.charged()) == 1
+    found = Schema((Number("age", 0, 100),))
+    monkeypatch.setattr(PrivateSchema, "propose", lambda self, *others: found)
+    assert main([*command, "--epsilon", "4", "--output", "lost.toml"]) == 0
+    assert "the bounds of the target were not found: give [data] target_bounds" in capsys.readouterr().err
+    assert Config.load("lost.toml").data.target_bounds is None
 
 
 def test_unscaled_features_are_noticed_by_the_held_out_records_alone(tmp_path: Path) -> None:

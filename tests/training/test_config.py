@@ -51,6 +51,43 @@ def test_a_whole_configuration() -> None:
 
 
 @pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("[0]", "expected two numbers, [low, high], got 1"),
+        ("[0, 1, 2]", "got 3"),
+        ("[1, 1]", "finite numbers low < high"),
+        ("[2, 1]", "finite numbers low < high"),
+        ("['a', 'b']", "expected a number"),
+        ("[0, 1e39]", "numbers of float32"),
+        ("[1, 1.00000000000000000001]", "low < high"),
+        ("5", "got 1"),
+    ],
+)
+def test_bounds_of_a_target_are_two_numbers(given: str, said: str) -> None:
+    with pytest.raises(InvalidConfig, match=re.escape(said)) as refused:
+        config(f"data.target_bounds={given}")
+    assert "data.target_bounds:" in str(refused.value)
+    assert config("data.target_bounds=[-1, 2.5]").data.target_bounds == cw.data.TargetBounds(-1.0, 2.5)
+
+
+def test_a_norm_beside_a_schedule_is_answered_with_what_works() -> None:
+    mixed = "clip={schedule='MixUp', switch_at=0.5, small={rule='Abadi', R=1}, large={rule='Abadi', R=10}}"
+    with pytest.raises(InvalidConfig, match=r"clip\.R: a schedule has its norms in small and large") as refused:
+        config(mixed, "clip.R=5")
+    advised = re.search("--set '(clip=.*)'", str(refused.value))
+    assert advised is not None and config(mixed, advised[1]).clip == Flat(cw.Abadi(1.0))
+    assert config(mixed, "clip.small.R=5").clip == MixUp(cw.Abadi(5.0), cw.Abadi(10.0), 0.5)
+
+
+@pytest.mark.parametrize("overrides", [(), ("steps=9",)])
+def test_what_a_folder_keeps_has_the_name_of_the_run(overrides: tuple[str, ...]) -> None:
+    """The stored file is called config.toml, whatever the run is called."""
+    made = config(*overrides, text=TINY.replace('name = "tiny"\n', ""))
+    again = Config.parse(made.text, "config.toml")
+    assert again.name == made.name == "tiny" and again.text == made.text and again.batches == made.batches
+
+
+@pytest.mark.parametrize(
     ("override", "message"),
     [
         ("stepz=5", r"--set stepz=5: stepz: the configuration has no such key; did you mean 'steps'\?"),

@@ -21,7 +21,7 @@ from clipwise.cli import predict as command
 from clipwise.cli.main import main
 from clipwise.data import DataSet
 from clipwise.errors import DataError, InvalidConfig
-from clipwise.report import SEEDED, Run, RunFolder
+from clipwise.report import SEEDED, Run, RunFolder, arms_of, warnings_of
 from clipwise.training import Config, prepare, train
 from clipwise.training.config import FromFunction, Inputs
 from clipwise.training.model import SavedModel
@@ -146,6 +146,119 @@ def test_standardised_columns_are_scaled_again_with_the_same_numbers(tmp_path: P
     assert model.guarantee is None and model.features == ("a", "b") and "does not cover" in model.saved.note
     with pytest.raises(DataError, match="no probabilities"):
         model.predict_proba(raw)
+
+
+SPENT = """
+steps = 150
+batch_size = 100
+seed = 1
+data = { source = "spent.csv", target = "spent", task = "regression", target_bounds = [0, 600] }
+model = { source = "mlp", hidden = [] }
+clip = { rule = "Abadi", R = 1.0 }
+optimizer = { name = "Adam", learning_rate = 0.02 }
+privacy.noise_multiplier = 1.0
+evaluation = { resamples = 100, every = 150 }
+"""
+
+
+def spent(folder: Path) -> Path:
+    """A table with a target in the hundreds."""
+    noise = torch.randn(1_000, 3, generator=torch.Generator().manual_seed(0)).tolist()
+    rows = "".join(f"{a:.3f},{b:.3f},{300 + 60 * a - 40 * b + 5 * c:.2f}\n" for a, b, c in noise)
+    (folder / "spent.csv").write_text(f"a,b,spent\n{rows}")
+    return folder / "spent.csv"
+
+
+def test_a_target_with_bounds_is_learnt_scaled_and_judged_and_predicted_in_its_own_unit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without bounds such a model predicted 57 where the truth is 190 to 340, and nothing was said."""
+    monkeypatch.chdir(spent(tmp_path).parent)
+    made = Config.parse(SPENT, "spent.toml")
+    run, folder = train(made, output="run", page=False)
+    assert run.test.r2 > 0.9 and 5 < run.test.rmse < 30 and run.test.intervals["rmse"][0] > 5
+    targets = prepare(made).test.tensors[-1]
+    assert 250 < float(targets.mean()) < 350
+    model = cw.load(folder)
+    predicted = model.predict(prepare(made).test.tensors[0])
+    assert float((predicted - targets).square().mean().sqrt()) == pytest.approx(run.test.rmse, rel=1e-5)
+    assert model.predict(torch.tensor([[1e6, 0.0], [-1e6, 0.0]])).tolist() == [600.0, 0.0], "none is out of bounds"
+    assert main(["predict", str(folder), "spent.csv"]) == 0
+    shown = [float(line) for line in capsys.readouterr().out.splitlines()[1:]]
+    assert shown == pytest.approx(model.predict(cw.data.read_table(tmp_path / "spent.csv", ",")).tolist())
+    assert not any("target" in warning for warning in run.warnings)
+    # The losses, and so the gradients, are those of targets from -1 to 1.
+    job = prepare(made)
+    inputs, y = job.train.tensors[0][:4], torch.tensor([0.0, 600.0, 900.0, 300.0])
+    outputs = job.outputs(job.model, [inputs])
+    expected = (outputs - torch.tensor([-1.0, 1.0, 1.0, 0.0])).square()
+    assert torch.allclose(job.losses(job.model, [inputs, y]), expected)
+
+
+def test_a_large_target_without_bounds_and_a_model_worse_than_a_mean_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(spent(tmp_path).parent)
+    run, folder = train(Config.parse(SPENT.replace(", target_bounds = [0, 600]", "")), output="run", page=False)
+    assert run.test.r2 < 0 and any("data.target_bounds = [low, high]" in warning for warning in run.warnings)
+    said = [each.text for each in warnings_of(arms_of([run]))]
+    assert any(text.startswith("R² is below 0: the mean of the targets would be a better") for text in said)
+    assert "target_bounds" not in json.loads((folder / "model.json").read_text()), "as versions before wrote it"
+    assert 0 < float(cw.load(folder).predict(torch.zeros(1, 2))) < 100
+
+
+def test_a_run_is_not_continued_with_other_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The weights would mean other numbers."""
+    monkeypatch.chdir(spent(tmp_path).parent)
+    text = SPENT.replace("seed = 1", "")
+    train(Config.parse(text, overrides=["steps=2"]), output="run", page=False)
+    for bounds in ("[0, 700]", "[1, 600]"):
+        with pytest.raises(DataError, match="other classes, columns or target bounds"):
+            train(
+                Config.parse(text.replace("[0, 600]", bounds), overrides=["continue_from=run"]),
+                output="more",
+                page=False,
+            )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda body: body.update(target_bounds={"low": 0, "high": "1"}), "high should be a number"),
+        (lambda body: body.update(target_bounds={"low": 0, "high": 1e300}), "numbers of float32"),
+        (lambda body: body.update(target_bounds={"low": 5, "high": 5}), "finite numbers low < high"),
+        (lambda body: body.update(target_bounds={"low": 5}), "missing or unknown fields: high"),
+        (lambda body: body.update(target_bounds=None), "should be a JSON object"),
+        (lambda body: body.update(target_bounds={"low": 0, "high": 1}, task="classification"), "task should be"),
+    ],
+)
+def test_bounds_that_were_edited_are_refused(
+    finished: tuple[Run, Path], tmp_path: Path, change: Callable[[dict[str, Any]], Any], message: str
+) -> None:
+    folder = shutil.copytree(finished[1], tmp_path / "run")
+
+    def as_regression(body: dict[str, Any]) -> None:
+        body.update(task="regression", classes=[])
+        change(body)
+
+    edited(folder, as_regression, seal=False)
+    with pytest.raises(DataError, match="checksum"):
+        cw.load(folder)
+    edited(folder, lambda body: None, seal=True)
+    with pytest.raises(DataError, match=message):
+        cw.load(folder)
+
+
+def test_classes_have_no_bounds(finished: tuple[Run, Path], tmp_path: Path) -> None:
+    folder = shutil.copytree(finished[1], tmp_path / "run")
+    edited(folder, lambda body: body.update(target_bounds={"low": 0, "high": 1}), seal=True)
+    with pytest.raises(DataError, match="target_bounds should be left out where there are classes"):
+        cw.load(folder)
+    with pytest.raises(InvalidConfig, match="target_bounds are for a regression"):
+        prepare(config("data.target_bounds=[0, 1]"))
+    part = torch.utils.data.TensorDataset(torch.zeros(3, 2), torch.tensor([0, 1, 0]))
+    with pytest.raises(DataError, match="target_bounds are for a regression"):
+        DataSet("x", "classification", part, part, classes=("a", "b"), target_bounds=cw.data.TargetBounds(0, 1))
 
 
 def test_a_model_of_transformers_is_built_from_its_configuration_alone(tmp_path: Path) -> None:

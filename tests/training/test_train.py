@@ -22,7 +22,7 @@ from clipwise.calibration import CalibrationResult, RegressionResult
 from clipwise.data import DataSet, Pairs, TextDataSet
 from clipwise.entropy import arm_seed
 from clipwise.errors import DataError, InvalidConfig
-from clipwise.report import Run, clip_norm
+from clipwise.report import Run, card, clip_norm
 from clipwise.training import Config, Progress, prepare, train
 
 from .common import TINY, config
@@ -66,6 +66,22 @@ def test_the_loop_is_the_one_that_a_user_would_write(finished: tuple[Run, Path])
     assert all(torch.allclose(found[name], expected[name], atol=1e-6) for name in expected)
     assert run.ledger is not None and run.ledger.steps == 12
     assert run.guarantees["exact"].epsilon == pytest.approx(cw.epsilon(1.0, cw.Poisson(1_297, 64), 12, 1e-4))
+
+
+def test_every_check_for_samples_that_mix_is_made(finished: tuple[Run, Path]) -> None:
+    """Records of a run are read a whole batch at once; they were not read one by one for longer and shorter ones."""
+    run, _ = finished
+    assert run.provenance["other_samples"] == (
+        "checked with other records at steps 0, 1, 2: no sample moved another's loss or gradient"
+    )
+    assert not any("Not checked" in warning for warning in run.warnings)
+
+
+def test_a_card_names_the_noise_as_the_result_does(finished: tuple[Run, Path]) -> None:
+    """What looked like a path, std/1024, became 1024."""
+    run, _ = finished
+    assert "on a grid of about std/1024" in run.provenance["noise"]
+    assert run.publishable().provenance["noise"] == run.provenance["noise"] in card(run)
 
 
 @pytest.mark.slow
@@ -263,7 +279,7 @@ def test_a_run_that_diverges_says_so(tmp_path: Path) -> None:
 def test_a_finished_run_is_not_lost(finished: tuple[Run, Path], tmp_path: Path) -> None:
     shutil.copytree(finished[1], tmp_path / "run")
     before = json.loads((tmp_path / "run" / "result.json").read_text())
-    with pytest.raises(DataError, match=r"holds a finished run\. Use --force"):
+    with pytest.raises(DataError, match=r"holds a finished run.*--set name=.*--force removes"):
         trained(tmp_path)
     with pytest.raises(DataError, match="nothing to resume"):
         train(config(), output=tmp_path / "run", resume=True)

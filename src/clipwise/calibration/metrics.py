@@ -69,10 +69,11 @@ class Metric:
     def text(self, value: float) -> str:
         """A value of it as tables print it.
 
-        >>> metric_named("ece").text(0.0296), metric_named("nll").text(0.2512)
-        ('2.96 %', '0.251')
+        >>> metric_named("ece").text(0.0296), metric_named("nll").text(0.2512), metric_named("r2").text(-6.274)
+        ('2.96 %', '0.251', '−6.274')
         """
-        return percent(value, 2) if self.share else number(value)
+        text = percent(value, 2) if self.share else number(value)
+        return f"−{text[1:]}" if text.startswith("-") else text
 
     def span(self, low: float, high: float) -> str:
         """An interval of it as tables print it; the value beside it has the unit.

@@ -9,7 +9,7 @@ import shlex
 import sys
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from clipwise.cli.terminal import add_show_values, table
 from clipwise.progress import Bar
@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         made, folder = train(
             config,
-            output=args.output,
+            output=_folder(args),
             resume=args.resume,
             force=args.force,
             changed_data=args.changed_data,
@@ -97,6 +97,16 @@ def run(args: argparse.Namespace) -> int:
     else:
         _print(made, folder, config.recalibration.methods)
     return 0
+
+
+def _folder(args: argparse.Namespace) -> str | Path | None:
+    """Where the run goes; None: where the configuration says. The configuration of a cut run resumes in its folder."""
+    from clipwise.report import RunFolder
+
+    if args.output is not None or not args.resume or any(each.partition("=")[0] == "output" for each in args.set):
+        return cast("str | None", args.output)
+    own = RunFolder(Path(args.config).parent)
+    return own.path if Path(args.config).name == own.config.name and own.checkpoint.exists() else None
 
 
 def watching(bar: Bar) -> Callable[[Progress], None]:

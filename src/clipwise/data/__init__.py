@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from clipwise.data.catalog import CATALOG, Entry, entry
-    from clipwise.data.dataset import DataSet, TensorRecords
+    from clipwise.data.dataset import DataSet, TargetBounds, TensorRecords
     from clipwise.data.loaders import Weights, efficientnet_lite0, load, load_text, load_weights
     from clipwise.data.own import from_file, inputs_of
     from clipwise.data.predictions import Predictions, read_predictions
     from clipwise.data.private_statistics import PrivateMoments, PrivateSchema
     from clipwise.data.readers import Table, read_parts, read_table
-    from clipwise.data.schema import Category, Number, Schema
+    from clipwise.data.schema import Category, Kind, Number, Schema, proposed
     from clipwise.data.store import find, folders, obtain, problems
     from clipwise.data.text import Pairs, TextDataSet, trim
 
@@ -26,6 +26,7 @@ __all__ = [
     "Category",
     "DataSet",
     "Entry",
+    "Kind",
     "Number",
     "Pairs",
     "Predictions",
@@ -33,6 +34,7 @@ __all__ = [
     "PrivateSchema",
     "Schema",
     "Table",
+    "TargetBounds",
     "TensorRecords",
     "TextDataSet",
     "Weights",
@@ -47,6 +49,7 @@ __all__ = [
     "load_weights",
     "obtain",
     "problems",
+    "proposed",
     "read_parts",
     "read_predictions",
     "read_table",
@@ -55,13 +58,13 @@ __all__ = [
 
 _HOME = {
     "catalog": ("CATALOG", "Entry", "entry"),
-    "dataset": ("DataSet", "TensorRecords"),
+    "dataset": ("DataSet", "TargetBounds", "TensorRecords"),
     "loaders": ("Weights", "efficientnet_lite0", "load", "load_text", "load_weights"),
     "own": ("from_file", "inputs_of"),
     "predictions": ("Predictions", "read_predictions"),
     "private_statistics": ("PrivateMoments", "PrivateSchema"),
     "readers": ("Table", "read_parts", "read_table"),
-    "schema": ("Category", "Number", "Schema"),
+    "schema": ("Category", "Kind", "Number", "Schema", "proposed"),
     "store": ("find", "folders", "obtain", "problems"),
     "text": ("Pairs", "TextDataSet", "trim"),
 }

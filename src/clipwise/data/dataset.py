@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset, default_collate
 
+from clipwise._validate import is_finite
 from clipwise.data.schema import Schema
 from clipwise.errors import DataError
 from clipwise.hashing import digest
 
-__all__ = ["DataSet", "Task", "TensorRecords", "split"]
+__all__ = ["DataSet", "TargetBounds", "Task", "TensorRecords", "split"]
 
 Task = Literal["classification", "regression"]
 
@@ -34,6 +35,48 @@ class TensorRecords(TensorDataset):
     def collate(batch: tuple[Tensor, ...] | list[tuple[Tensor, ...]]) -> Any:
         """A batch that was read at once is one already."""
         return batch if isinstance(batch, tuple) else default_collate(batch)
+
+
+@dataclass(frozen=True)
+class TargetBounds:
+    """The public range of a regression's target: a model learns it from -1 to 1, whatever its unit.
+
+    The squared error of targets in the hundreds has gradients in the hundreds, and clipping leaves a model that never
+    gets there. Targets beyond the bounds count as the bounds, and no prediction is beyond them.
+
+    Guarantees: a scaled target depends on that target and these two numbers alone.
+
+    >>> bounds = TargetBounds(0, 600)
+    >>> bounds.scaled(torch.tensor([0.0, 450.0, 900.0])), bounds.restored(torch.tensor([0.5, -2.0]))
+    (tensor([-1.0000,  0.5000,  1.0000]), tensor([450.,   0.]))
+    """
+
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        if not (is_finite(self.low) and is_finite(self.high) and self.low < self.high):
+            raise DataError(f"bounds of a target are finite numbers low < high, got {self.low!r} and {self.high!r}.")
+        object.__setattr__(self, "low", float(self.low))
+        object.__setattr__(self, "high", float(self.high))
+        if not 0 < self._half < torch.finfo(torch.float32).max or abs(self._middle) > torch.finfo(torch.float32).max:
+            raise DataError(f"bounds of a target are numbers of float32, got {self.low!r} and {self.high!r}.")
+
+    @property
+    def _middle(self) -> float:
+        return self.low / 2 + self.high / 2
+
+    @property
+    def _half(self) -> float:
+        return self.high / 2 - self.low / 2
+
+    def scaled(self, targets: Tensor) -> Tensor:
+        """Targets from -1 to 1."""
+        return ((targets.double().clamp(self.low, self.high) - self._middle) / self._half).to(targets.dtype)
+
+    def restored(self, outputs: Tensor) -> Tensor:
+        """Predictions in the target's own unit, from what a model returns."""
+        return (outputs.double() * self._half + self._middle).clamp(self.low, self.high).to(outputs.dtype)
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,6 +108,8 @@ class DataSet:
     """Means and deviations of the features that `standardised` has scaled with, each time: new rows need the same."""
     schema: Schema | None = None
     """How the columns of a table were encoded; None where the inputs are as they were read."""
+    target_bounds: TargetBounds | None = None
+    """Of a regression: between which public numbers its target is learnt. The records have it in its own unit."""
 
     def __post_init__(self) -> None:
         for part in (self.train, self.test):
@@ -72,6 +117,8 @@ class DataSet:
                 raise DataError(f"{self.name}: a part of a data set needs inputs and targets, and one record at least.")
         if (self.task == "classification") != bool(self.classes):
             raise DataError(f"{self.name}: classes are named for classification, and for nothing else.")
+        if self.target_bounds is not None and self.task != "regression":
+            raise DataError(f"{self.name}: target_bounds are for a regression, and there are classes.")
 
     @property
     def shape(self) -> tuple[int, ...]:

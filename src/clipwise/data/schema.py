@@ -19,12 +19,15 @@ from clipwise._validate import is_finite, is_line
 from clipwise.data.readers import LONG, Column, Numbers, Problems, Table, check_cells, is_missing, numbers, texts
 from clipwise.errors import DataError
 
-__all__ = ["Category", "Kind", "Number", "Schema"]
+__all__ = ["Category", "Kind", "Number", "Schema", "proposed"]
 
 MOST_FEATURES = 100_000
 """Columns after encoding; a one-hot code of more is a mistake in the schema."""
 _MOST_PROPOSED = 100
 """A text column with more values is not proposed as categories."""
+_FEWEST_COUNTED = 20
+"""In fewer rows, consecutive numbers may be chance."""
+_SAME = "the same in every row"
 
 
 @dataclass(frozen=True)
@@ -253,17 +256,27 @@ class Schema:
         """A schema read off the records: bounds, categories and whether cells are missing.
 
         Epsilon does not cover what is read here. Round the bounds, and complete the categories, by what is publicly
-        known. Columns without information, and text with too many values to be categories, are left out.
+        known. Columns without information, numbers that count the rows, and text with too many values to be categories
+        are left out.
 
         >>> table = {"age": ["30", "41"], "sex": ["Male", "Female"], "y": ["0", "1"]}
         >>> [column.name for column in Schema.propose(table, "y").columns]
         ['age', 'sex']
         """
-        made = [_proposed(name, column) for name, column in table.items() if name != target]
-        columns = tuple(column for column in made if column is not None)
-        if not columns:
-            raise DataError("there is no column to describe: each is empty, the same in every record, or free text.")
-        return cls(columns)
+        return proposed(table, target)[0]
+
+
+def proposed(table: Table, target: str | None = None) -> tuple[Schema, dict[str, str]]:
+    """`Schema.propose`, and the columns that it leaves out, each with the reason.
+
+    >>> proposed({"age": ["30", "41"], "plan": ["a", "a"]})[1]
+    {'plan': 'the same in every row'}
+    """
+    made = {name: _proposed(name, column) for name, column in table.items() if name != target}
+    columns = tuple(column for column in made.values() if not isinstance(column, str))
+    if not columns:
+        raise DataError("there is no column to describe: each is empty, the same in every record, or free text.")
+    return Schema(columns), {name: column for name, column in made.items() if isinstance(column, str)}
 
 
 def _kind_of(error: ValueError) -> str:
@@ -294,19 +307,35 @@ def _column(name: str, given: Any) -> Kind:
     return Category(name, tuple(map(str, categories)), missing)
 
 
-def _proposed(name: str, column: Column) -> Kind | None:
-    """What one column seems to be; None where nothing can be said of it."""
+def _proposed(name: str, column: Column) -> Kind | str:
+    """What one column seems to be, or why it is left out."""
     try:
         found, cells = numbers(column), texts(column)
-    except ValueError:  # several numbers a record, or bytes that are not text
-        return None
+    except ValueError:
+        return "several numbers in a row, or bytes that are not text"
     present = ~found.missing
-    if present.any() and not found.wrong.any():
-        low, high = float(found.values[present].min()), float(found.values[present].max())
+    if not present.any():
+        return "empty"
+    if not found.wrong.any():
+        values = found.values[present]
+        low, high = float(values.min()), float(values.max())
         if not is_finite(high - low):
-            return None
-        return Number(name, low, high, bool(found.missing.any())) if low < high else None
-    values = sorted({cell for cell in cells if not is_missing(cell) and is_line(cell)})
-    if not 2 <= len(values) <= _MOST_PROPOSED:
-        return None
-    return Category(name, tuple(values), any(map(is_missing, cells)))
+            return "not finite"
+        if _count_rows(values, low, high):
+            return "a number for every row, one after the other"
+        return Number(name, low, high, bool(found.missing.any())) if low < high else _SAME
+    values_of = sorted({cell for cell in cells if not is_missing(cell) and is_line(cell)})
+    if len(values_of) < 2:
+        return _SAME
+    if len(values_of) > _MOST_PROPOSED:
+        every = "every row different" if len(values_of) == int(present.sum()) else f"{len(values_of):,} different texts"
+        return f"text, {every}"
+    return Category(name, tuple(values_of), any(map(is_missing, cells)))
+
+
+def _count_rows(values: NDArray[np.float64], low: float, high: float) -> bool:
+    """Whether the numbers only count the rows, as an identifier does."""
+    count = len(values)
+    if count < _FEWEST_COUNTED or high - low != count - 1:
+        return False
+    return bool(np.array_equal(np.sort(values), low + np.arange(count)))

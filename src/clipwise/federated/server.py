@@ -24,7 +24,7 @@ from clipwise.federated.updates import Reply, admit, norms, shorten
 from clipwise.hashing import joined, whole
 from clipwise.mechanisms import Rounds
 from clipwise.noise import Normals
-from clipwise.plan import Plan
+from clipwise.plan import Plan, warn_of_delta
 from clipwise.private import (
     Looked,
     Position,
@@ -225,8 +225,10 @@ class Server:
         self._position.digests.look_at(joined(known) if len(known) == len(found) else None)
 
     def epsilon(self, delta: float, accountant: str = "exact", *, relation: Relation | None = None) -> float:
-        """The epsilon spent so far at this `delta`, for everything of one user."""
-        return self._release.ledger.epsilon(delta, accountant, relation=relation)
+        """The epsilon spent so far at this `delta`, for everything of one user. One over 1/users is warned about."""
+        spent = self._release.ledger.epsilon(delta, accountant, relation=relation)
+        warn_of_delta(self._plan, delta)
+        return spent
 
     def open(self, users: Sequence[int]) -> Round:
         """Select among the users that are there, each by its own coin. A round that was not closed is forgotten."""

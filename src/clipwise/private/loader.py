@@ -169,9 +169,9 @@ class _Again:
         indices = _PartIndices(self._part.indices)
         indices.step, indices.part = self._part.step, self._part.part
         many = getattr(self._source, "__getitems__", None)
-        items = [self._dataset[i] for i in indices] if many is None else many(indices)
-        if not isinstance(items, list) or len(items) != len(indices):
-            raise DataError("the data set gives whole batches, whose records cannot be exchanged one by one.")
+        items = None if many is None else many(indices)
+        if not isinstance(items, list) or len(items) != len(indices):  # no such method, or one that gives whole batches
+            items = [self._dataset[i] for i in indices]
         return items
 
     def scaled(self, kept: list[bool], scale: float) -> Any:

@@ -24,7 +24,7 @@ from clipwise.errors import (
     UnsupportedNode,
 )
 from clipwise.noise import Normals
-from clipwise.plan import Plan
+from clipwise.plan import Plan, warn_of_delta
 from clipwise.private import labels, saving
 from clipwise.private.batch import Batch
 from clipwise.private.digests import Looked
@@ -194,14 +194,19 @@ class Private:
         return self._position.digests.looked
 
     def epsilon(self, delta: float, accountant: str = "exact", *, relation: Relation | None = None) -> float:
-        """The epsilon spent so far at this `delta`; refused after an update that clipwise did not make."""
+        """The epsilon spent so far at this `delta`; refused after an update that clipwise did not make.
+
+        A `delta` over 1/n is warned about.
+        """
         self._release.check_accounted()
         if self._position.passed_by and not self._position.done:
             raise UnaccountedUpdate(
                 "batches of the loader were used, but the losses of none were given to private.step: whatever was "
                 "computed from them is not on the ledger, so epsilon 0 would say nothing of it."
             )
-        return self._release.ledger.epsilon(delta, accountant, relation=relation)
+        spent = self._release.ledger.epsilon(delta, accountant, relation=relation)
+        warn_of_delta(self._plan, delta)
+        return spent
 
     def __repr__(self) -> str:
         return f"Private({type(self._model).__name__}, {self.steps_done} of {self._plan.steps} steps made)"

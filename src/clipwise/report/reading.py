@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+import tomllib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from clipwise._show import percent
 from clipwise.calibration import Difference, Estimate, difference
@@ -54,9 +56,15 @@ def read(arms: Sequence[ArmResults]) -> Reading:
 
 
 def _title(arms: Sequence[ArmResults]) -> str:
-    if len(arms) > 1:
-        return f"{len(arms)} models: accuracy, calibration and privacy"
-    return f"{arms[0].name}: accuracy{', calibration and privacy' if arms[0].first.is_known else ' and calibration'}"
+    whose = f"{len(arms)} models" if len(arms) > 1 else arms[0].name
+    if arms[0].first.task == "regression":
+        stated = any(_levels(arm) for arm in arms)
+        words = ["error", *(["intervals"] if stated else [])]
+    else:
+        words = ["accuracy", "calibration"]
+    if len(arms) > 1 or arms[0].first.is_known:
+        words.append("privacy")
+    return f"{whose}: {' and '.join(filter(None, (', '.join(words[:-1]), words[-1])))}"
 
 
 def _privacy(arms: Sequence[ArmResults]) -> str:
@@ -195,9 +203,14 @@ def _read_regression(arms: Sequence[ArmResults]) -> Reading:
     return Reading(_title(arms), (meaning, _privacy(arms)), tuple(enumerate(map(_coverage, arms))), "")
 
 
+def _levels(arm: ArmResults) -> list[str]:
+    """Of the intervals that it states, the names of their metrics."""
+    return [name for name in arm.estimates if name.startswith("coverage ")]
+
+
 def _coverage(arm: ArmResults) -> str:
     error = f"off by {arm.estimates['rmse'].mean:.4g} (root mean square)"
-    levels = [name for name in arm.estimates if name.startswith("coverage ")]
+    levels = _levels(arm)
     if not levels:
         return f"{error}. It states no intervals."
     shares = [f"{percent(arm.estimates[name].mean)} of its {100 * float(name.split()[1]):g} %" for name in levels]
@@ -208,6 +221,13 @@ LARGE = 0.02
 """An ECE whose interval lies above this is worth doing something about."""
 _FACTOR = 10.0
 _NOISE = 5.0  # of private recalibration, as in the examples: it costs little beside training
+_LONGER = 4
+_PROPORTIONAL = ("ASGD", "SGD")
+NORMALISED = (
+    *("Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "Muon", "NAdam", "RAdam", "RMSprop", "Rprop"),
+    "SparseAdam",
+)
+"""Optimizers whose steps do not grow with the gradients: with another R their learning rate stays."""
 _ONCE = {"--output": 1, "--resume": 0, "--force": 0, "--json": 0, "--changed-data": 0, "--show-values": 0}
 
 
@@ -228,25 +248,84 @@ def advice_of(arms: Sequence[ArmResults]) -> tuple[Advice, ...]:
     if (ece.mean if ece.low is None else ece.low) < LARGE or run.choices.algorithm not in (None, "dp-sgd"):
         return ()
     over = arm.estimates["confidence"].mean > arm.estimates["accuracy"].mean
-    return (*(_norms(arm) if over else ()), *_recalibration(run))
+    return (*(_larger(arm) if over else (_longer(run), *_smaller(arm))), *_recalibration(run))
 
 
-def _norms(arm: ArmResults) -> list[Advice]:
-    """A larger norm, and mix-up training, where there is a single norm of Abadi's rule."""
-    run, R = arm.first, arm.clip_norm
-    rule = parts_of(run.plan.clip)
+def _longer(run: Run) -> Advice:
+    """More steps, where a model is not sure enough of what it has learnt."""
+    values = _configured(run)
+    name = "epochs" if "epochs" in values else "steps"
+    count = values.get(name, run.plan.steps)
+    same = "epsilon" in values.get("privacy", {}) or not values
+    cost = "at the same epsilon: every step has more noise then" if same else "epsilon grows with them"
+    more = f"{name}={_LONGER * count:g}" if isinstance(count, (int, float)) else f"{name}=..."
+    own = f"cw.Plan(..., {more}).calibrate(epsilon, delta)"
+    return Advice(
+        f"The model is under-confident, as models are that were trained too briefly. Try {_LONGER} times as many "
+        f"{name} ({cost}).",
+        (_command(run, "longer", [more]) if values else None) or own,
+    )
+
+
+def _configured(run: Run) -> Mapping[str, Any]:
+    """The configuration of a run, as far as it can be read."""
+    try:
+        values = tomllib.loads(run.config or "")
+    except tomllib.TOMLDecodeError:
+        return {}
+    return values if isinstance(values.get("privacy", {}), dict) else {}
+
+
+def _abadi(arm: ArmResults) -> float | None:
+    """R, where there is a single norm of Abadi's rule."""
+    rule = parts_of(arm.first.plan.clip)
     rule = parts_of(rule[1].get("rule")) if rule is not None and rule[0] == "Flat" else rule
-    if R is None or rule is None or rule[0] != "Abadi":
+    return None if rule is None or rule[0] != "Abadi" else arm.clip_norm
+
+
+def _rate(arm: ArmResults, factor: float) -> tuple[str, list[str]]:
+    """What to say of the learning rate when R is multiplied by `factor`, and the settings that it takes."""
+    rate, optimizer = arm.learning_rate, arm.first.choices.optimizer or _PROPORTIONAL[-1]
+    name = optimizer.split("(")[0]
+    if name in NORMALISED:
+        kept = [] if rate is None or "/ R" not in optimizer else [f"optimizer.learning_rate={rate:g}"]
+        return f", with the learning rate as it is: steps of {name} do not grow with the gradients", kept
+    if rate is None or name not in _PROPORTIONAL:
+        return "", []
+    other = f"{rate / factor:g}"
+    return f", with a learning rate of {other} instead of {rate:g}", [f"optimizer.learning_rate={other}"]
+
+
+def _smaller(arm: ArmResults) -> list[Advice]:
+    """A smaller norm, where there may be one that still lets gradients through as they are."""
+    R = _abadi(arm)
+    if R is None or R < 1:
         return []
-    large, rate = _FACTOR * R, arm.learning_rate
-    slower = "" if rate is None else f", with a learning rate of {rate / _FACTOR:g} instead of {rate:g}"
-    settings = [f"clip.R={large:g}", *([] if rate is None else [f"optimizer.learning_rate={rate / _FACTOR:g}"])]
+    small = R / _FACTOR
+    said, settings = _rate(arm, 1 / _FACTOR)
+    return [
+        Advice(
+            f"Noise grows with the clipping norm, and gradients that are smaller than it do not: try R = "
+            f"{small:g}{said}.",
+            _command(arm.first, f"R{small:g}", [f"clip.R={small:g}", *settings]) or f"clip=cw.Abadi({small:g})",
+        )
+    ]
+
+
+def _larger(arm: ArmResults) -> list[Advice]:
+    """A larger norm, and mix-up training, where there is a single norm of Abadi's rule."""
+    run, R = arm.first, _abadi(arm)
+    if R is None:
+        return []
+    large = _FACTOR * R
+    said, further = _rate(arm, _FACTOR)
+    settings = [f"clip.R={large:g}", *further]
     two = [f'{{rule="Abadi",R={norm:g}}}' for norm in (R, large)]
     mixed = f'clip={{schedule="MixUp",switch_at=0.5,small={two[0]},large={two[1]}}}'
     return [
         Advice(
             f"The model is over-confident. A larger clipping norm often mends that, at the same noise and epsilon: try "
-            f"R = {large:g}{slower}.",
+            f"R = {large:g}{said}.",
             _command(run, f"R{large:g}", settings) or f"clip=cw.Abadi({large:g})",
         ),
         Advice(

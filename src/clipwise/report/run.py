@@ -327,6 +327,7 @@ _ADDRESS = re.compile(r"((?!file:)\b[a-z][a-z0-9+.-]+://[^\s'\"]+)")
 _QUOTED = re.compile(r"(['\"])([^'\"]*)\1")
 _ROOTED = re.compile(r"(?:file://|[A-Za-z]:|~\w*|\.{1,2})?[/\\]")
 _WORD = re.compile(r"[^\s'\"(),;\[\]<>|]+")
+_FRACTION = re.compile(r"(?:[\d.,]+|std)/[\d.,nR]+|add/remove")
 
 
 def without_paths(value: Any) -> Any:
@@ -336,6 +337,8 @@ def without_paths(value: Any) -> Any:
     {'source': 'heart.csv', 'model': "HuggingFace(folder='bert')"}
     >>> without_paths(["~/code/mine.py:load", "https://example.org/mnist.gz", "2 / R", "512/60,000", "is in /tmp/x/y"])
     ['mine.py:load', 'https://example.org/mnist.gz', '2 / R', '512/60,000', 'is in y']
+    >>> without_paths("noise on a grid of about std/1024, a delta over 1/n, in runs/1024")
+    'noise on a grid of about std/1024, a delta over 1/n, in 1024'
     """
     if isinstance(value, str):
         return "".join(part if _ADDRESS.fullmatch(part) else _bare(part) for part in _ADDRESS.split(value))
@@ -354,7 +357,7 @@ def _bare(text: str) -> str:
 
 
 def _last(text: str) -> str:
-    """The last part of a path; a fraction, and a bar between spaces, is none."""
-    if not re.search(r"[/\\]\S", text) or re.fullmatch(r"[\d.,]+/[\d.,R]+", text) or re.search(r"\s/\s", text):
+    """The last part of a path; a fraction, of what the library names too, and a bar between spaces, is none."""
+    if not re.search(r"[/\\]\S", text) or _FRACTION.fullmatch(text) or re.search(r"\s/\s", text):
         return text
     return re.split(r"[/\\]", text.rstrip("/\\"))[-1]

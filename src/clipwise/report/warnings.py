@@ -98,6 +98,10 @@ HELD_OUT = (
 
 NOT_PRIVATE = "no epsilon holds for it. If its training data are private, nothing of it may be published."
 NOT_KNOWN = "These predictions were only judged: on what they were trained, and whether privately, is not known here."
+WORSE_THAN_MEAN = (
+    "R² is below 0: the mean of the targets would be a better prediction for all of them, so this model is of no use. "
+    "Give the public range of the target (data.target_bounds) if it has none, train longer, or spend more."
+)
 OTHER_DATA = (
     "The models were not judged on the same held-out data: the difference of two numbers may be one of the data."
 )
@@ -172,6 +176,8 @@ def _of_arm(arm: ArmResults) -> list[str]:
         found.append(f"{without_noise(arm.first)}: {NOT_PRIVATE}")
     elif any(run.seed is not None for run in arm.runs):
         found.append(SEEDED)
+    if "r2" in arm.estimates and arm.estimates["r2"].mean < 0:
+        found.append(WORSE_THAN_MEAN)
     for run in arm.runs:
         found += [*ended_early(run), *run.warnings]
         for guarantee in run.guarantees.values():

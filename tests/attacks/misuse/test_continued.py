@@ -215,7 +215,7 @@ def test_a_folder_that_is_not_as_it_was_left_is_not_continued(
 def test_other_classes_are_not_continued(earlier: Path, tmp_path: Path) -> None:
     whole = config().data.load()
     named = replace(whole, classes=tuple(f"digit {name}" for name in whole.classes))
-    with pytest.raises(DataError, match="other classes or columns"):
+    with pytest.raises(DataError, match="other classes, columns or target bounds"):
         later(earlier, tmp_path / "later", data=named, changed_data=True)
 
 
@@ -253,3 +253,53 @@ def test_a_run_is_not_continued_in_its_own_folder(earlier: Path) -> None:
     with pytest.raises(DataError, match="not continued in its own folder"):
         later(earlier, earlier, force=True)
     assert Run.load(earlier).ledger is not None
+
+
+@pytest.mark.parametrize("share", [1.0, 1.005, 0.9])
+def test_a_target_that_is_spent_already_is_refused_and_uses_up_no_continuation(
+    share: float, earlier: Path, tmp_path: Path
+) -> None:
+    """The same configuration once more: 3 of 3 was spent, and 320 steps were made with a noise multiplier of 134."""
+    spent = Run.load(earlier).guarantees["exact"]
+    with pytest.raises(InvalidConfig, match=rf"is the total, and {spent.printed} of it is spent by .*privacy\.epsilon"):
+        later(earlier, tmp_path / "later", f"privacy={{epsilon={share * spent.epsilon}}}")
+    assert not RunFolder(earlier).continued.exists() and not (tmp_path / "later").exists()
+    later(earlier, tmp_path / "later", f"privacy={{epsilon={1.1 * spent.epsilon}}}")
+
+
+def test_the_message_of_a_spent_target_proposes_one_that_works(earlier: Path, tmp_path: Path) -> None:
+    spent = Run.load(earlier).guarantees["exact"].epsilon
+    with pytest.raises(InvalidConfig) as refused:
+        later(earlier, tmp_path / "later", f"privacy={{epsilon={spent}}}")
+    proposed = str(refused.value).rpartition("--set privacy.epsilon=")[2].rstrip(".")
+    assert later(earlier, tmp_path / "later", f"privacy={{epsilon={proposed}}}").guarantees["exact"].epsilon > spent
+
+
+def test_a_map_that_is_not_continued_is_named(tmp_path: Path) -> None:
+    """The temperature of the earlier run was dropped without a word."""
+    methods = "recalibration={methods=['temperature']}"
+    for name in ("a", "b"):
+        first(tmp_path / name, methods)
+    told: list[str] = []
+    run = later(tmp_path / "a", tmp_path / "later", tell=told.append)
+    for said in (told[1], run.warnings[-1]):
+        assert "was recalibrated (temperature). That map is not continued" in said
+    told.clear()
+    run = later(tmp_path / "b", tmp_path / "again", methods, tell=told.append)
+    assert len(told) == 1 and not any("not continued" in warning for warning in run.warnings)
+
+
+def test_a_map_that_is_not_continued_is_named_after_a_crash(tmp_path: Path) -> None:
+    first(tmp_path / "earlier", "recalibration={methods=['temperature']}")
+    killed(tmp_path / "earlier", tmp_path / "later")
+    run = later(tmp_path / "earlier", tmp_path / "later", "checkpoint_every=1", resume=True)
+    assert any("That map is not continued" in warning for warning in run.warnings)
+
+
+def test_the_same_name_is_not_answered_by_force(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first natural try advised --force, which removes the run that is to be continued."""
+    monkeypatch.chdir(tmp_path)
+    train(config(text=UNSEEDED), page=False)
+    with pytest.raises(DataError, match=r"not continued in its own folder.*--set name=tiny-more") as refused:
+        train(config("continue_from='runs/tiny'", text=UNSEEDED), page=False)
+    assert "--force" not in str(refused.value)

@@ -16,6 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 
 import clipwise as cw
+from clipwise.private import Checked
 
 from .programs import Listed
 from .test_mixing import modes
@@ -309,3 +310,27 @@ def test_a_batch_whose_loop_was_left_is_not_taken_without_a_check(how: str) -> N
         losses = losses_of(model, batch)
     private.step(losses)
     assert private.checked.steps == (0,)
+
+
+@pytest.mark.parametrize("seed", [None, 0])
+def test_records_that_are_read_a_whole_batch_at_once_are_exchanged_too(seed: int | None) -> None:
+    """A loss over the longest record of its batch passed: such a data set's records were not read one by one."""
+    x = points().tensors[0].clone()
+    x[::2, 3:] = 0.0
+    data = cw.data.TensorRecords(x, torch.zeros(len(x)))
+
+    def train_with(width: Callable[[Tensor], float]) -> cw.Private:
+        model = mlp()
+        plan = cw.Plan(cw.FullBatch(len(x)), 2, cw.Abadi(1.0), 1.0)
+
+        def loss_fn(model: nn.Module, batch: Any) -> Tensor:
+            return model(batch[0]).square().sum(1) / width(batch[0])
+
+        private = cw.Private(plan, model, torch.optim.SGD(model.parameters(), lr=0.1), seed=seed, loss_fn=loss_fn)
+        for batch in private.loader(data, collate_fn=data.collate):
+            private.step(private.losses(batch))
+        return private
+
+    with pytest.raises(cw.NotSeparable, match="shorter records in place of all samples"):
+        train_with(lambda x: int((x != 0).any(0).sum()))
+    assert train_with(lambda x: x.shape[1]).checked == Checked((0, 1), ())

@@ -308,7 +308,7 @@ class Config:
     evaluation: Evaluation
     recalibration: Recalibration
     text: str
-    """The configuration in force, as TOML."""
+    """The configuration in force, as TOML, with the run's name: what a folder keeps is enough to resume its run."""
 
     @classmethod
     def load(cls, path: str | Path, overrides: Sequence[str] = ()) -> Config:
@@ -347,7 +347,7 @@ class Config:
             privacy=privacy,
             evaluation=Evaluation.read(root.table("evaluation")),
             recalibration=Recalibration.read(root.table("recalibration"), privacy),
-            text=source.effective(),
+            text=source.effective(name=name),
         )
         model.close()
         root.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,23 @@ from torch.utils.data import TensorDataset
 
 from clipwise import data
 from clipwise.accounting import Event, Ledger, PrivateStatistics, as_earlier
-from clipwise.data import DataSet, PrivateSchema, Schema, TensorRecords, entry, read_table
+from clipwise.data import DataSet, PrivateSchema, Schema, TargetBounds, TensorRecords, entry, proposed, read_table
 from clipwise.errors import DataError, InvalidConfig, LedgerError, MissingExtra
 from clipwise.files import in_turn
 from clipwise.training.config.functions import guarded, imported, split_target
+from clipwise.training.config.starting import (
+    NARROW,
+    PAID_HEAD,
+    PROPOSAL,
+    READ_OFF_HEAD,
+    TOO_SPREAD,
+    Start,
+    bounds_of,
+    left_out_of,
+    plain,
+    range_of,
+    short,
+)
 from clipwise.training.config.toml import TomlTable, inline
 
 __all__ = ["DataChoice", "Inputs", "proposal", "read_data"]
@@ -32,39 +45,13 @@ UNSCALED = (
     "little and is badly calibrated. Describe the columns ({source}: clipwise data schema), or give data.mean and "
     "data.std; std = 1 says that they are meant to be so."
 )
+UNBOUNDED = (
+    "The target's numbers are large and not scaled, as the held-out records show: clipping leaves a model that never "
+    "gets there. Give the range that it can have, data.target_bounds = [low, high]."
+)
+_LARGEST_TARGET = 10.0
 READ_OFF = "Bounds and categories of [data.columns] were read off the records, which epsilon does not cover."
-_READ_OFF_HEAD = """\
-# A starting point, read off the records of {name}: epsilon does not cover [data.columns]. Replace bounds and categories
-# by what is publicly known, then remove `columns_public = false`; until then the report says so."""
-_PAID_HEAD = """\
-# A starting point for {name}. Bounds and categories were found with noise; what they cost is on the columns_ledger and
-# part of the epsilon below."""
-_PROPOSAL = """\
-{head}
-epochs = 20
-batch_size = {batch_size}
-
-[data]
-{data}
-
-[data.columns]
-{columns}
-
-[model]
-source = "mlp"
-hidden = [32]
-
-[clip]
-rule = "Abadi"
-R = 10.0
-
-[optimizer]
-name = "Adam"
-learning_rate = 0.005
-
-[privacy]
-epsilon = 3.0
-"""
+READ_OFF_TARGET = " So were data.target_bounds."
 _FEWEST_QUANTITIES = 20
 """A target with as many different numbers is proposed as a quantity."""
 
@@ -122,6 +109,8 @@ class DataChoice:
     """The ledger of what `[data.columns]` cost: a run's epsilon includes it."""
     is_scaled: bool = False
     """Whether the configuration says how inputs are scaled, or with std = 1 that they are."""
+    target_bounds: TargetBounds | None = None
+    """Of a regression: the public range of its target, which is learnt from -1 to 1."""
 
     @property
     def origin(self) -> str:
@@ -148,8 +137,11 @@ class DataChoice:
     def load(self) -> DataSet:
         """The data set, made ready."""
         found = self._find().standardised() if self.standardise else self._find()
-        notes = [found.note, "" if self.columns_public else READ_OFF, self._unscaled(found)]
-        found = replace(found, note=" ".join(filter(None, notes)))
+        if self.target_bounds is not None and found.task != "regression":
+            raise InvalidConfig(f"data.target_bounds are for a regression, and {found.name} has classes: omit them.")
+        read_off = "" if self.columns_public else READ_OFF + ("" if self.target_bounds is None else READ_OFF_TARGET)
+        notes = [found.note, read_off, self._unscaled(found), self._unbounded(found)]
+        found = replace(found, note=" ".join(filter(None, notes)), target_bounds=self.target_bounds)
         return replace(found, train=self.inputs.of(found.train), test=self.inputs.of(found.test))
 
     def _unscaled(self, found: DataSet) -> str:
@@ -164,6 +156,13 @@ class DataChoice:
         if not len(varied) or (bool((mean.abs() + spread).max() <= 10) and bool(varied.max() <= 100 * varied.min())):
             return ""
         return UNSCALED.format(source=self.source)
+
+    def _unbounded(self, found: DataSet) -> str:
+        """What to say of a target far from the order of 1, judged by the held-out records as well."""
+        if self.target_bounds is not None or found.task != "regression":
+            return ""
+        spread, mean = torch.std_mean(found.test.tensors[-1].double(), correction=0)
+        return "" if float(mean.abs() + spread) <= _LARGEST_TARGET else UNBOUNDED
 
     def charged(self) -> tuple[Event, ...]:
         """What was released of the records before the run, to be accounted for with it."""
@@ -258,6 +257,7 @@ def read_data(table: TomlTable) -> DataChoice:
     standardise = table.flag("standardise", False)
     if standardise and inputs != Inputs():
         table.fail("standardise", "goes with neither mean and std nor pool.")
+    target_bounds = _target_bounds(table)
     options: dict[str, Any] = {}
     columns_public, columns_ledger = True, None
     if split_target(source) is not None:
@@ -274,7 +274,19 @@ def read_data(table: TomlTable) -> DataChoice:
         options = _built_in(table, source)
     table.close()
     is_scaled = standardise or "mean" in table or "std" in table
-    return DataChoice(source, options, inputs, standardise, columns_public, columns_ledger, is_scaled)
+    return DataChoice(source, options, inputs, standardise, columns_public, columns_ledger, is_scaled, target_bounds)
+
+
+def _target_bounds(table: TomlTable) -> TargetBounds | None:
+    if table.raw("target_bounds") is None:
+        return None
+    bounds = table.numbers("target_bounds", ())
+    if len(bounds) != 2:
+        table.fail("target_bounds", f"expected two numbers, [low, high], got {len(bounds)}.")
+    try:
+        return TargetBounds(*bounds)
+    except DataError as error:
+        table.fail("target_bounds", str(error))
 
 
 def proposal(
@@ -285,11 +297,12 @@ def proposal(
     task: str | None = None,
     spend: PrivateSchema | None = None,
     ledger: str | None = None,
+    tell: Callable[[str], None] = lambda line: None,
 ) -> str:
     r"""A configuration to start from for a table in a file, as TOML.
 
     Epsilon does not cover what it reads, unless `spend` says how it looks; what that costs is then charged to the
-    `ledger`, a file that is continued if it is there.
+    `ledger`, a file that is continued if it is there. `tell` hears what was left out.
 
     >>> import tempfile
     >>> file = Path(tempfile.mkdtemp(), "pets.csv")
@@ -307,19 +320,34 @@ def proposal(
     chosen: dict[str, Any] = {"source": path, "target": target, "task": task or _task(table[target])}
     if delimiter != ",":
         chosen["delimiter"] = delimiter
+    quantity = target if chosen["task"] == "regression" else None
     if spend is None or ledger is None:
-        schema, head = Schema.propose(table, target), _READ_OFF_HEAD
+        schema, left_out = proposed(table, target)
+        bounds, head = range_of(table[target]) if quantity else None, READ_OFF_HEAD
         chosen["columns_public"] = False
     else:
         with in_turn(os.path.realpath(ledger), LedgerError):  # others may charge it at the same time
             charged = Ledger.load(ledger) if Path(ledger).exists() else Ledger()
-            schema, head = spend.propose(table, target, charged, ledger), _PAID_HEAD
+            found = spend.propose(table, None if quantity else target, charged, ledger)
+        bounds, head = next((bounds_of(each) for each in found.columns if each.name == quantity), None), PAID_HEAD
+        schema = Schema(tuple(column for column in found.columns if column.name != quantity))
+        known = {target, *(column.name for column in schema.columns)}
+        left_out = {name: TOO_SPREAD for name in table if name not in known}
         chosen["columns_ledger"] = ledger
-    return _PROPOSAL.format(
-        head=head.format(name=ascii(Path(path).name)),
-        batch_size=max(1, min(512, len(table[target]) // 20)),
+    start = Start.of(len(table[target]), chosen["task"])
+    notes = [*left_out_of(left_out, start.records if spend else None)]
+    if bounds is not None:
+        chosen["target_bounds"] = [plain(end) for end in bounds]
+        notes += [NARROW] if spend else []
+    elif quantity:
+        notes.append(f"the bounds of the target were not found: give [data] target_bounds = [low, high] for {target!a}")
+    for note in notes:
+        tell(note)
+    return PROPOSAL.format(
+        head="\n".join([head.format(name=ascii(Path(path).name)), *(f"# {note}" for note in notes)]),
+        start=start,
         data=inline(chosen),
-        columns=inline({name: _short(column) for name, column in schema.to_dict().items()}),
+        columns=inline({name: short(column) for name, column in schema.to_dict().items()}),
     )
 
 
@@ -330,11 +358,6 @@ def _task(column: Any) -> str:
     except ValueError:
         return "classification"
     return "classification" if len(values) < _FEWEST_QUANTITIES else "regression"
-
-
-def _short(column: Mapping[str, Any]) -> dict[str, Any]:
-    """Whole numbers without the point."""
-    return {k: int(v) if isinstance(v, float) and v.is_integer() and abs(v) < 2**53 else v for k, v in column.items()}
 
 
 def _of_a_file(table: TomlTable) -> dict[str, Any]:

@@ -75,6 +75,12 @@ STYLES = ("Flat", "Groupwise", "Layerwise")
 SCHEDULES = ("MixUp",)
 
 
+_OF_A_SCHEDULE = (
+    "a schedule has its norms in small and large, such as small.R. For one norm in all steps give the whole table: "
+    "--set 'clip={rule=\"Abadi\",R=1}'."
+)
+
+
 def read_clip(table: TomlTable) -> Clip:
     """The clipping of a table.
 
@@ -85,6 +91,9 @@ def read_clip(table: TomlTable) -> Clip:
     try:
         if table.text("schedule", None, SCHEDULES) is None:
             return _adaptive(table) if table.raw("rule") == ADAPTIVE and "style" not in table else _style(table)
+        for name in ("R", "rule", "style"):
+            if name in table:
+                table.fail(name, _OF_A_SCHEDULE)
         at = table.raw("switch_at")
         if at is None:
             table.fail(None, "'switch_at' is missing; it is a fraction of the steps, or a step number.")

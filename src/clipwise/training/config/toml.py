@@ -105,9 +105,16 @@ class TomlText:
         line = _line_of(self.text, tuple(path))
         return self.name if line is None else f"{self.name}, line {line}"
 
-    def effective(self) -> str:
-        """The text, or with overrides the values as they are in force."""
-        return self.text if not self.overrides else write(self.values)
+    def effective(self, **needed: Any) -> str:
+        r"""The text, or with overrides the values as they are in force; before it what is `needed` and not in it.
+
+        >>> TomlText.parse("steps = 5  # few").effective(name="a", steps=7)
+        'name = "a"\nsteps = 5  # few'
+        """
+        absent = {key: value for key, value in needed.items() if key not in self.values}
+        if self.overrides:
+            return write({**absent, **self.values})
+        return f"{inline(absent)}\n{self.text}" if absent else self.text
 
     def root(self) -> TomlTable:
         """The whole configuration as a table to be read."""

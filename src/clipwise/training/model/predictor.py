@@ -148,7 +148,8 @@ class Predictor:
         """The name of the likeliest class for each row, in an array; for a regression the predicted numbers."""
         inputs = self._inputs(rows, where)
         if self.task == "regression":
-            return self._like(rows, self._outputs(inputs).squeeze(1))
+            outputs, bounds = self._outputs(inputs).squeeze(1), self.saved.target_bounds
+            return self._like(rows, outputs if bounds is None else bounds.restored(outputs))
         return np.array(self.classes)[self._probabilities(inputs).argmax(dim=1).numpy()]
 
     def _inputs(self, rows: Rows, where: str) -> tuple[Tensor, ...]:
@@ -176,7 +177,7 @@ class Predictor:
         return self.saved.recalibration[1].predict(logits)
 
     def _outputs(self, inputs: tuple[Tensor, ...]) -> Tensor:
-        """Logits, or predictions in one column."""
+        """Logits, or predictions in one column, as the network returns them."""
         parts = [torch.empty(0, self.saved.outputs)]
         with torch.no_grad():
             for k in range(0, len(inputs[0]), BATCH):

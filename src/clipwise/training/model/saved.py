@@ -8,6 +8,7 @@ shapes, kinds                 shape and type of each tensor that an input consis
 inputs                        what is done to an input first: means and deviations that were subtracted and divided by
 architecture                  a built-in network with its sizes, a configuration of transformers, or module:function
 recalibration                 the method in force and its fitted numbers, or null
+target_bounds                 only of a regression that has them: the network's -1 and 1 in the target's own unit
 note                          what anyone who uses the model has to know
 weights, ledger               SHA-256 of model.safetensors and of ledger.json as they were written with it
 checksum                      of all that
@@ -32,7 +33,7 @@ from clipwise._json import RESTORE, Fields, checksum, parse_json, read_json
 from clipwise._validate import is_count, is_finite
 from clipwise.accounting import Ledger
 from clipwise.calibration import RecalibrationMap, Task, map_of
-from clipwise.data import DataSet, Schema
+from clipwise.data import DataSet, Schema, TargetBounds
 from clipwise.errors import DataError
 from clipwise.files import content_sha256, open_ordinary
 from clipwise.report import RunFolder, plain, write_text
@@ -51,6 +52,8 @@ _FIELDS = (
     *("format", "version", "clipwise", "name", "task", "classes", "features", "schema", "shapes", "kinds"),
     *("inputs", "architecture", "recalibration", "note", "weights", "ledger", "checksum"),
 )
+_OPTIONAL = {"target_bounds"}
+"""Fields of models that need them: others are read by a version that does not know of these."""
 _SHA256 = 64
 
 
@@ -76,6 +79,8 @@ class SavedModel:
     """What is done to the first tensor, one after the other."""
     recalibration: tuple[str, RecalibrationMap] | None = None
     """The method in force, and its map."""
+    target_bounds: TargetBounds | None = None
+    """What -1 and 1 of the network mean; None: its outputs are in the target's own unit."""
     note: str = ""
     weights: str = ""
     """SHA-256 of the file with the weights."""
@@ -107,6 +112,7 @@ class SavedModel:
             features=data.features,
             schema=data.schema,
             inputs=tuple(each for each in done if each != Inputs()),
+            target_bounds=data.target_bounds,
             note=data.note,
         )
 
@@ -133,6 +139,8 @@ class SavedModel:
         if self.recalibration is not None:
             method, fitted = self.recalibration
             body["recalibration"] = {"method": method, "map": fitted.to_dict()}
+        if self.target_bounds is not None:
+            body["target_bounds"] = {"low": self.target_bounds.low, "high": self.target_bounds.high}
         body = cast(dict[str, Any], plain(body))
         return {**body, "checksum": checksum(body)}
 
@@ -190,6 +198,7 @@ class SavedModel:
             schema=None if fields.is_null("schema") else _schema(fields),
             inputs=tuple(_inputs(each, where) for each in fields.many("inputs", lambda _: True, "objects")),
             recalibration=None if fields.is_null("recalibration") else _recalibration(fields.object("recalibration")),
+            target_bounds=_target_bounds(fields),
             note=fields.text("note"),
             weights=fields.text("weights"),
             ledger=None if fields.is_null("ledger") else fields.text("ledger"),
@@ -202,7 +211,7 @@ def _opened(record: Mapping[str, Any], where: str) -> Fields:
         raise DataError(f"{where} does not describe a model of clipwise. {RESTORE}")
     if record.get("version") != VERSION:
         raise DataError(f"{where} has version {record.get('version')!r}, this clipwise reads {VERSION}.")
-    fields = Fields(record, where, _FIELDS)
+    fields = Fields(record, where, {*_FIELDS, *(_OPTIONAL & record.keys())})
     if record["checksum"] != checksum(record):
         raise DataError(f"{where} does not fit its checksum. {RESTORE}")
     return fields
@@ -230,6 +239,18 @@ def _inputs(record: Any, where: str) -> Inputs:
     if not mean or not std or min(std) <= 0:
         fields.fail("std", "numbers over 0, beside as many means")
     return Inputs(fields.count("pool", 1), mean, std)
+
+
+def _target_bounds(fields: Fields) -> TargetBounds | None:
+    if "target_bounds" not in fields.value:
+        return None
+    found = fields.object("target_bounds").closed(("low", "high"))
+    if fields.text("task") != "regression":
+        fields.fail("target_bounds", "left out where there are classes")
+    try:
+        return TargetBounds(found.number("low"), found.number("high"))
+    except DataError as error:
+        fields.fail("target_bounds", str(error))
 
 
 def _recalibration(fields: Fields) -> tuple[str, RecalibrationMap]:

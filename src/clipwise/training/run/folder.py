@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+import shlex
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,10 @@ __all__ = ["Earlier", "Folder", "warned_before"]
 _NOT_THERE = (
     "The run that this one continues was not found any more when this one was resumed: what its page warned of, such "
     "as a seed or classes read off the records, is not repeated here."
+)
+_NOT_RECALIBRATED = (
+    "The run that this one continues ({path}) was recalibrated ({method}). That map is not continued, since it was "
+    "fitted to other weights: name recalibration.methods to fit another one."
 )
 _PLACES = {"output", "witness", "witness_every"}
 
@@ -58,7 +63,10 @@ class Folder(RunFolder):
                 "with --output."
             )
         if self.finished and not force:
-            raise DataError(f"{self.path} holds a finished run. Use --force to replace it, or --output for another.")
+            raise DataError(
+                f"{self.path} holds a finished run. Give this one another name with --set name=..., or another folder "
+                "with --output; --force removes the finished one."
+            )
         if found and not force:
             raise DataError(
                 f"{self.path} holds an interrupted run. Use --resume to continue it, or --force to start again "
@@ -75,11 +83,12 @@ class Folder(RunFolder):
             )
         old = TomlText.read(self.config)
         new = TomlText.parse(text)
-        changed = sorted(_differing(old.values, new.values, ()))
+        changed = sorted(_differing({"name": new.values.get("name"), **old.values}, new.values, ()))
         if changed:
+            command = shlex.join(["clipwise", "train", str(self.config), "--resume"])
             raise InvalidConfig(
-                f"{self.path} was begun with another configuration ({', '.join(changed)} differ). Resume it with "
-                f"{self.config}, or start another run with --output."
+                f"{self.path} was begun with another configuration ({', '.join(changed)} differ). Resume it by "
+                f"`{command}`, or start another run with --output."
             )
 
     @contextlib.contextmanager
@@ -125,7 +134,7 @@ def _differing(old: Mapping[str, Any], new: Mapping[str, Any], path: tuple[str, 
     return names
 
 
-def warned_before(path: Path, folder: Folder) -> tuple[str, ...]:
+def warned_before(path: Path, folder: Folder, methods: Collection[str]) -> tuple[str, ...]:
     """What the run at `path` warns of, when the one in `folder` that continues it is resumed.
 
     Another run may be in its place by now: that it was continued by this one, it says itself.
@@ -133,7 +142,7 @@ def warned_before(path: Path, folder: Folder) -> tuple[str, ...]:
     mark = RunFolder(path).continued
     if not mark.is_file() or mark.read_text(encoding="utf-8").strip() != str(folder.path.absolute()):
         return (_NOT_THERE,)
-    return Earlier.of(path).warnings
+    return Earlier.of(path).warnings_for(methods)
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,10 +185,19 @@ class Earlier:
         saved = SavedModel.read(folder, trust_code=True)  # no network is built from it: that is the configuration's
         return cls(folder, run, saved, tuple(map(as_earlier, run.ledger.events)))
 
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """What its page warns of: it holds for everything that begins with its weights."""
-        return (*self.run.warnings, *(() if self.run.seed is None else (f"The run that this one continues: {SEEDED}",)))
+    def warnings_for(self, methods: Collection[str]) -> tuple[str, ...]:
+        """What its page warns of, which holds for everything that begins with its weights, and what is left behind.
+
+        `methods` are those by which the new run recalibrates.
+        """
+        seeded = () if self.run.seed is None else (f"The run that this one continues: {SEEDED}",)
+        return (*self.run.warnings, *seeded, *self.left_behind(methods))
+
+    def left_behind(self, methods: Collection[str]) -> tuple[str, ...]:
+        """What to say of the map that its model applies, where the new run recalibrates by none of `methods`."""
+        if self.saved.recalibration is None or methods:
+            return ()
+        return (_NOT_RECALIBRATED.format(path=self.folder.path, method=self.saved.recalibration[0]),)
 
     def on(self, digest: str, *, changed_data: bool) -> tuple[Event, ...]:
         """Its events, for a run on records with this digest: others than its own have to be asked for."""
@@ -199,11 +217,11 @@ class Earlier:
         """
         begun = Begun.continuing(self.folder)
         begun.check(data, choice)
-        mine = (self.saved.classes, self.saved.features, self.saved.schema)
-        if mine != (data.classes, data.features, data.schema):
+        mine = (self.saved.classes, self.saved.features, self.saved.schema, self.saved.target_bounds)
+        if mine != (data.classes, data.features, data.schema, data.target_bounds):
             raise DataError(
-                f"the run in {self.folder.path} was trained on other classes or columns than {data.name} has: its "
-                "weights would mean something else."
+                f"the run in {self.folder.path} was trained on other classes, columns or target bounds than "
+                f"{data.name} has: its weights would mean something else."
             )
         read_weights(model, self.folder.model)
         return begun

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -10,12 +11,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
-from clipwise.accounting import Event, Ledger, default_delta
+from clipwise.accounting import Event, Ledger, account, default_delta
 from clipwise.calibration import CalibrationResult, PrivateTemperatureScaling
 from clipwise.data import DataSet, TensorRecords
 from clipwise.entropy import arm_seed
 from clipwise.errors import InvalidConfig
-from clipwise.plan import Plan
+from clipwise.plan import Plan, accept_delta
 from clipwise.private import Checked, Looked
 from clipwise.training.config import Config, OptimizerChoice, freeze, guarded
 from clipwise.training.run.begun import Begun, begin
@@ -23,6 +24,8 @@ from clipwise.training.run.begun import Begun, begin
 __all__ = ["Job", "Trained", "prepare", "private_scaling"]
 
 SPLIT_SEED = 20
+_LEAST_LEFT = 0.01
+"""Of a target epsilon, for the steps; about seven times the noise of a run that has all of it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +74,7 @@ class Job:
         return self.config.checkpoint_every or self.evaluate_every
 
     def outputs(self, model: nn.Module, inputs: Sequence[Tensor]) -> Tensor:
-        """Logits (B, K), or predictions (B,)."""
+        """Logits (B, K), or predictions (B,), as the network returns them."""
         outputs: Tensor = guarded("the model's forward pass", lambda: self.config.model.forward(model, inputs))
         expected = (len(inputs[0]), self.data.outputs)
         if self.data.task == "regression" and outputs.dim() == 1:
@@ -84,15 +87,16 @@ class Job:
         return outputs if self.data.task == "classification" else outputs.squeeze(1)
 
     def losses(self, model: nn.Module, batch: Sequence[Tensor]) -> Tensor:
-        """One loss per sample: cross-entropy, or the squared error."""
+        """One loss per sample: cross-entropy, or the squared error, of targets from -1 to 1 where they have bounds."""
         *inputs, targets = batch
         outputs = self.outputs(model, inputs)
         if self.data.task == "classification":
             return F.cross_entropy(outputs, targets, reduction="none")
-        return (outputs - targets).square()
+        bounds = self.data.target_bounds
+        return (outputs - (targets if bounds is None else bounds.scaled(targets))).square()
 
     def predict(self, records: TensorDataset) -> Tensor:
-        """Outputs of the network for many records, without dropout."""
+        """Logits for many records, without dropout, or predictions in the target's own unit."""
         *inputs, _ = records.tensors
         size, was_training = self.config.evaluation.batch_size, self.model.training
         self.model.eval()
@@ -104,7 +108,8 @@ class Job:
                 ]
         finally:
             self.model.train(was_training)
-        return torch.cat(parts)
+        outputs, bounds = torch.cat(parts), self.data.target_bounds
+        return outputs if bounds is None else bounds.restored(outputs)
 
 
 @dataclass(frozen=True)
@@ -150,8 +155,10 @@ def prepare(
         delta = default_delta(units) if config.privacy.delta is None else config.privacy.delta
     charged = config.data.charged() if charged is None else charged
     charged = charged if config.privacy.is_private else ()
-    plan = _plan(config, units, delta, charged)
+    if not resumed:
+        _check_left(config, delta, charged)
     _check_delta(config, units, delta)
+    plan = _plan(config, units, delta, charged)
     optimizer = config.algorithm.moves(plan, model)
     for step in (0, plan.steps - 1):  # a rule that cannot be followed is reported now, not when its step comes
         optimizer.learning_rate.at(plan.style(step), list(parameters))
@@ -198,11 +205,31 @@ def _plan(config: Config, sample_size: int, delta: float | None, charged: tuple[
     sampling = config.batches.scheme(sample_size)
     steps, noise = config.batches.count(sampling), config.privacy.noise_multiplier
     plan = config.algorithm.plan(Plan(sampling, steps, config.clip, noise))
-    if config.privacy.epsilon is None or delta is None:
-        return plan
-    scaling = private_scaling(config)
-    fixed = (*charged, *(() if scaling is None else (scaling.event,)))
-    return plan.calibrate(config.privacy.epsilon, delta, fixed=fixed)
+    if config.privacy.epsilon is not None and delta is not None:
+        scaling = private_scaling(config)
+        fixed = (*charged, *(() if scaling is None else (scaling.event,)))
+        with warnings.catch_warnings():
+            if config.privacy.allow_large_delta:
+                warnings.filterwarnings("ignore", "delta = .* is over 1/n")
+            plan = plan.calibrate(config.privacy.epsilon, delta, fixed=fixed)
+    accept_delta(plan)  # one over 1/n was asked for, and the report warns of it
+    return plan
+
+
+def _check_left(config: Config, delta: float | None, charged: tuple[Event, ...]) -> None:
+    """Refuse a target epsilon that is spent already, or all but spent: the steps would be nothing but noise."""
+    target = config.privacy.epsilon
+    if target is None or delta is None or not charged:
+        return
+    spent = account(charged, delta)
+    if spent.epsilon <= (1 - _LEAST_LEFT) * target:
+        return
+    by = "the columns" if config.continue_from is None else str(config.continue_from)
+    raise InvalidConfig(
+        f"privacy.epsilon = {target:g} is the total, and {spent.printed} of it is spent by {by} (delta {delta:g}): "
+        "what is left is next to nothing, and the steps would be nothing but noise. Give a larger total, such as "
+        f"--set privacy.epsilon={spent.epsilon * 4 / 3:.2g}."
+    )
 
 
 def _check_delta(config: Config, units: int, delta: float | None) -> None:

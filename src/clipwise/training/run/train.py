@@ -54,24 +54,31 @@ def train(
     it, before anything is released.
     """
     folder = Folder(Path(config.output if output is None else output))
+    if config.continue_from is not None and _is_same(config.continue_from, folder.path):
+        raise DataError(
+            f"a run is not continued in its own folder, {folder.path}: give the new one another name with "
+            f"--set name={config.name}-more, or another folder with --output."
+        )
     folder.check(config.text, resume=resume, force=force)
     need("train", "a run's folder")
     started = datetime.now(UTC).isoformat(timespec="seconds")
     data = config.data.load() if data is None else data
-    if config.continue_from is not None and _is_same(config.continue_from, folder.path):
-        raise DataError(f"a run is not continued in its own folder, {folder.path}: name another one with --output.")
     earlier = None if resume or config.continue_from is None else Earlier.read(config.continue_from)
     before = () if earlier is None else earlier.on(data.fingerprint, changed_data=changed_data)
     charged = _charged_at_first(config, folder) if resume else (*config.data.charged(), *before)
     job = prepare(config, data, charged, resumed=resume)
     if config.continue_from is not None:
-        warned = warned_before(config.continue_from, folder) if earlier is None else earlier.warnings
+        methods = config.recalibration.methods
+        warned = (
+            warned_before(config.continue_from, folder, methods) if earlier is None else earlier.warnings_for(methods)
+        )
         job = replace(job, warnings=tuple(dict.fromkeys((*job.warnings, *warned))))
     if resume:
         job = replace(job, begun=Begun.resumed(folder, config))
     elif earlier is not None:
         job = replace(job, begun=earlier.fill(job.model, data, config.data))
-        tell(_announced(job, earlier))
+        for line in (_announced(job, earlier), *earlier.left_behind(config.recalibration.methods)):
+            tell(line)
     elif job.begun is not None:
         tell(f"{job.begun.note} ({job.begun.about['tensors']})")
     saved = SavedModel.of(job.data, config.model, config.data.inputs)
