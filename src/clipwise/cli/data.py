@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -140,7 +141,15 @@ def _schema(args: argparse.Namespace) -> int:
         raise DataError(f"{args.output} exists and is kept; name another file with --output.")
     spend = None if args.epsilon is None else PrivateSchema.within(args.epsilon, args.delta)
     ledger = None if spend is None else args.ledger or f"{args.output.removesuffix('.toml')}.ledger.json"
-    text = proposal(args.names[0], args.target, delimiter=args.delimiter, task=args.task, spend=spend, ledger=ledger)
+    text = proposal(
+        args.names[0],
+        args.target,
+        delimiter=args.delimiter,
+        task=args.task,
+        spend=spend,
+        ledger=ledger,
+        tell=lambda line: print(f"clipwise: {line}", file=sys.stderr),
+    )
     if args.output is None:
         print(text, end="")
         return 0

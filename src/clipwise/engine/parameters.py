@@ -91,9 +91,7 @@ def check_vector(losses: Tensor) -> None:
         remedy = "Use losses.squeeze(1)."
     else:
         remedy = "A sample has several terms: sum or average them per sample, as losses.flatten(1).mean(1) does."
-    raise InvalidLosses(
-        f"losses must have shape (B,), one loss per sample, got {tuple(losses.shape)}. {remedy}"
-    )
+    raise InvalidLosses(f"losses must have shape (B,), one loss per sample, got {tuple(losses.shape)}. {remedy}")
 
 
 def validate(losses: Tensor, parameters: Parameters) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 
 from clipwise import data
 from clipwise.accounting import Event, Ledger, PrivateStatistics, as_earlier
-from clipwise.data import DataSet, PrivateSchema, Schema, TensorRecords, entry, read_table
+from clipwise.data import DataSet, PrivateSchema, Schema, TensorRecords, entry, no_column, read_table
 from clipwise.errors import DataError, InvalidConfig, LedgerError, MissingExtra
 from clipwise.files import in_turn
 from clipwise.training.config.functions import guarded, imported, split_target
@@ -31,6 +31,10 @@ UNSCALED = (
     "Features are not scaled and of very different or large size, as the held-out records show; such a model learns "
     "little and is badly calibrated. Describe the columns ({source}: clipwise data schema), or give data.mean and "
     "data.std; std = 1 says that they are meant to be so."
+)
+MANY_CLASSES = (
+    "There are {classes:,} classes for {held_out:,} held-out records, too many to learn. If the target is a quantity, "
+    'say data.task = "regression".'
 )
 READ_OFF = "Bounds and categories of [data.columns] were read off the records, which epsilon does not cover."
 _READ_OFF_HEAD = """\
@@ -67,6 +71,8 @@ epsilon = 3.0
 """
 _FEWEST_QUANTITIES = 20
 """A target with as many different numbers is proposed as a quantity."""
+_FEWEST_OF_A_CLASS = 5
+"""Records of a class, on average, below which classes are doubted."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +154,7 @@ class DataChoice:
     def load(self) -> DataSet:
         """The data set, made ready."""
         found = self._find().standardised() if self.standardise else self._find()
-        notes = [found.note, "" if self.columns_public else READ_OFF, self._unscaled(found)]
+        notes = [found.note, "" if self.columns_public else READ_OFF, self._unscaled(found), _many_classes(found)]
         found = replace(found, note=" ".join(filter(None, notes)))
         return replace(found, train=self.inputs.of(found.train), test=self.inputs.of(found.test))
 
@@ -285,11 +291,12 @@ def proposal(
     task: str | None = None,
     spend: PrivateSchema | None = None,
     ledger: str | None = None,
+    tell: Callable[[str], None] = lambda line: None,
 ) -> str:
     r"""A configuration to start from for a table in a file, as TOML.
 
     Epsilon does not cover what it reads, unless `spend` says how it looks; what that costs is then charged to the
-    `ledger`, a file that is continued if it is there.
+    `ledger`, a file that is continued if it is there. `tell` hears what was guessed.
 
     >>> import tempfile
     >>> file = Path(tempfile.mkdtemp(), "pets.csv")
@@ -303,8 +310,10 @@ def proposal(
         raise DataError("say --task classification or regression: otherwise it would be read off the records.")
     table = read_table(Path(path), delimiter)
     if target not in table:
-        raise DataError(f"{path} has no column {target!r} to predict: name it with --target.")
-    chosen: dict[str, Any] = {"source": path, "target": target, "task": task or _task(table[target])}
+        raise no_column(path, [target], table, "to predict", "Name it with --target.")
+    if spend is None:
+        task = _told_task(table[target], task, tell)
+    chosen: dict[str, Any] = {"source": path, "target": target, "task": task}
     if delimiter != ",":
         chosen["delimiter"] = delimiter
     if spend is None or ledger is None:
@@ -323,13 +332,26 @@ def proposal(
     )
 
 
-def _task(column: Any) -> str:
-    """Classes, unless the values are many different numbers."""
+def _told_task(column: Any, task: str | None, tell: Callable[[str], None]) -> str:
+    """The task that was named, or classes unless the target has many different numbers; what is doubtful is told."""
     try:
-        values = {float(value) for value in column}
+        count, what = len({float(value) for value in column}), "numbers"
     except ValueError:
-        return "classification"
-    return "classification" if len(values) < _FEWEST_QUANTITIES else "regression"
+        count, what = len(set(column)), "texts"
+    if task is None:
+        task = "classification" if what == "texts" or count < _FEWEST_QUANTITIES else "regression"
+        tell(f"task = {task} (the target has {count:,} different {what}); --task changes it")
+    if task == "classification" and count >= _FEWEST_QUANTITIES and count > len(column) // _FEWEST_OF_A_CLASS:
+        tell(f"warning: {count:,} classes for {len(column):,} records; is --target right, or is it a regression?")
+    return task
+
+
+def _many_classes(found: DataSet) -> str:
+    """What to say of a target that is hardly one of classes, judged by the held-out records as above."""
+    classes, held_out = len(found.classes), len(found.test)
+    if classes < _FEWEST_QUANTITIES or classes <= held_out // _FEWEST_OF_A_CLASS:
+        return ""
+    return MANY_CLASSES.format(classes=classes, held_out=held_out)
 
 
 def _short(column: Mapping[str, Any]) -> dict[str, Any]:
