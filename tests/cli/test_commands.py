@@ -354,7 +354,10 @@ def test_columns_with_other_names_than_the_labels_are_listed_and_every_hint_stan
     assert main(["evaluate", path]) == 2
     message = capsys.readouterr().err
     assert "none of the 2 classes, which are the columns p_low, p_high.\n" in message and "--prefix p_" in message
-    assert message.count("--classes") == message.count("--normalise") == 1 and "do not add up to 1 within rounding.\n" in message
+    assert (
+        message.count("--classes") == message.count("--normalise") == 1
+        and "do not add up to 1 within rounding.\n" in message
+    )
     assert main(["evaluate", path, "--label", "lable"]) == 2
     message = capsys.readouterr().err
     assert "It has p_low, p_high, label. Did you mean 'label'? Name it with --label." in message

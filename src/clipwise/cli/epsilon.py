@@ -15,7 +15,7 @@ from clipwise.cli.terminal import Later, number, table
 from clipwise.errors import AccountingError, ClipwiseError
 
 if TYPE_CHECKING:
-    from clipwise.accounting import Event, Guarantee, Relation
+    from clipwise.accounting import Event, Guarantee, Ledger, Relation
     from clipwise.cli.published import Published
     from clipwise.sampling import Sampling
 
@@ -40,6 +40,7 @@ _EPILOG = """\
 examples:
   clipwise epsilon --noise-multiplier 1.1 --sample-size 60000 --batch-size 256 --steps 14040 --delta 1e-5
   clipwise epsilon --ledger run/ledger.json --delta 1e-5 --json
+  clipwise epsilon --ledger run --delta 1e-5      a run's folder, also one that was interrupted
   clipwise epsilon --paper snli
 
 Steps are optimizer steps, counted and not computed from epochs. With --sampling poisson, --batch-size is the expected
@@ -57,7 +58,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EPILOG
     parser.add_argument("--noise-multiplier", type=float, metavar="SIGMA", help="noise deviation over sensitivity")
     add_run_arguments(parser)
-    parser.add_argument("--ledger", metavar="FILE", help="account for a saved ledger instead of the options above")
+    parser.add_argument(
+        "--ledger",
+        metavar="PATH",
+        help="account for a saved ledger instead of the options above, or for the folder of a run, finished or not",
+    )
     parser.add_argument(
         "--paper",
         choices=Later(_papers),
@@ -192,7 +197,7 @@ def _flag(name: str) -> str:
 
 
 def _events(args: argparse.Namespace) -> tuple[Event, ...]:
-    from clipwise.accounting import GaussianSteps, Ledger
+    from clipwise.accounting import GaussianSteps
     from clipwise.cli.published import PUBLISHED
 
     if args.paper is not None:
@@ -202,11 +207,29 @@ def _events(args: argparse.Namespace) -> tuple[Event, ...]:
     if args.ledger is not None:
         refuse_given(args, _RUN_OPTIONS, "a ledger has its own settings; leave the option out")
         fill_in(args, {"delta": float})
-        return Ledger.load(args.ledger).events
+        return _ledger(Path(args.ledger)).events
     fill_in(args, {"noise_multiplier": float, **needs(args)})
     if not args.noise_multiplier > 0.0:
         raise AccountingError(f"--noise-multiplier must be > 0, got {args.noise_multiplier:g}.")
     return (GaussianSteps(scheme_of(args, args.batch_size), args.noise_multiplier, args.steps),)
+
+
+def _ledger(path: Path) -> Ledger:
+    """A ledger that was saved, of a run's folder too; of a run that is not finished what it has spent so far."""
+    from clipwise.accounting import Ledger
+    from clipwise.report import RunFolder
+
+    folder = RunFolder(path if path.is_dir() else path.parent)
+    if not folder.interrupted or path not in (folder.path, folder.ledger):
+        return Ledger.load(folder.ledger if path.is_dir() else path)
+    found = folder.spent()
+    since = "up to its last checkpoint; it has a seed, and makes later steps again" if found.seeded else "so far"
+    print(
+        f"clipwise: {folder.path} holds a run that is not finished: {found.steps:,} steps are spent of "
+        f"{found.planned:,} planned ({since}).",
+        file=sys.stderr,
+    )
+    return found.ledger
 
 
 def _panel(args: argparse.Namespace, events: tuple[Event, ...], published: Published | None) -> dict[str, Guarantee]:

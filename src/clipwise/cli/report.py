@@ -48,13 +48,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def load(given: Sequence[str]) -> list[Run]:
     """The runs that were named, in that order; those below a named folder not private first, then by R."""
-    from clipwise.report import Run, runs_below
+    from clipwise.report import Run, RunFolder, runs_below
 
     found: dict[Path, Run] = {}
     for name in given:
         path = Path(name)
         folders = [each.resolve() for each in runs_below(path)]
         if not folders:
+            RunFolder(path).refuse_interrupted("result")
             raise DataError(f"{path} is neither a finished run nor a folder of such: no run's result.json is in it.")
         loaded = {folder: Run.load(folder) for folder in folders}
         found.update(sorted(loaded.items(), key=lambda item: _order(item[1])))
