@@ -781,5 +781,5 @@ def test_the_refusal_of_a_batch_norm_names_the_remedy() -> None:
         cw.Plan(cw.FullBatch(5), 1, cw.Abadi(1.0), 1.0), model, torch.optim.SGD(model.parameters(), lr=0.1)
     )
     (batch,) = next(iter(private.loader(torch.utils.data.TensorDataset(x))))
-    with pytest.raises(cw.NotSeparable, match=r"cw\.without_batchnorm\(model\) makes such a copy"):
+    with pytest.raises(cw.NotSeparable, match=r"model, replaced = cw\.without_batchnorm\(model\) gives a copy"):
         private.step(model(batch).square().sum(1))

@@ -18,7 +18,7 @@ from clipwise.accounting.events import (
     as_earlier,
     check_projected_sampling,
 )
-from clipwise.accounting.guarantee import Guarantee, default_delta, neighbours, round_up
+from clipwise.accounting.guarantee import Guarantee, default_delta, needed_delta, neighbours, round_up
 from clipwise.accounting.ledger import Ledger
 from clipwise.accounting.relation import Relation
 from clipwise.accounting.solve import free_cap, max_batch_size, max_steps, noise_multiplier, noise_scale
@@ -50,6 +50,7 @@ __all__ = [
     "free_cap",
     "max_batch_size",
     "max_steps",
+    "needed_delta",
     "neighbours",
     "noise_multiplier",
     "noise_scale",

@@ -21,6 +21,13 @@ from clipwise.errors import AccountingError
 __all__ = ["PrivacyCurve", "privacy_curve", "tight_mu"]
 
 
+_NEIGHBOURS = {
+    "add_remove": "with one record more or less",
+    "replace_one": "with one record replaced",
+    "zero_out": "with one record blanked",
+}
+
+
 @dataclass(frozen=True)
 class PrivacyCurve:
     """delta(epsilon) by the exact accountant, with what follows from it.
@@ -38,6 +45,11 @@ class PrivacyCurve:
     relation: str
     sampling: str
     kind: Kind = "numerically exact"
+
+    @property
+    def about(self) -> str:
+        """How batches are drawn and what neighbouring data are, in words."""
+        return f"{self.sampling}; {_NEIGHBOURS[self.relation]}"
 
     def trade_off(self, false_positive: Floats) -> Floats:
         """The smallest false negative rate of any membership test at these false positive rates.

@@ -97,7 +97,7 @@ def read_predictions(
             f"column {label!r}",
             f"the label is none of the {len(chosen)} classes{_named(chosen)}",
             rows=other,
-            remedy=f"Columns are named as the labels name the classes; --prefix p_ is for names as p_cat. {_CHOOSE}",
+            remedy=("Columns are named as the labels name the classes; --prefix p_ is for names as p_cat.", _CHOOSE),
             found=true[other[0] - 1],
         )
     sums = columns.sum(axis=1)
@@ -109,7 +109,7 @@ def read_predictions(
             "",
             f"the probabilities do not add up to 1{'' if normalise else ' within rounding'}",
             rows=off.tolist(),
-            remedy=_CHOOSE if normalise else f"{_CHOOSE} --normalise divides each row by its sum.",
+            remedy=(_CHOOSE, "" if normalise else "--normalise divides each row by its sum."),
             found=f"the sum {sums[off[0] - 1]:.6g}",
         )
     problems.check()
@@ -126,7 +126,7 @@ def _rounding(columns: NDArray[np.float64]) -> float:
     """How far from 1 the sum of a row may be because its numbers have few decimals, and two at least."""
     finite = columns[np.isfinite(columns)]
     decimals = next((d for d in range(2, 7) if bool(np.all(np.abs(finite - finite.round(d)) < 1e-9))), 7)
-    return max(_ROUNDING, min(columns.shape[1] * 0.5 * 10.0**-decimals, _MOST_ROUNDING) + 1e-9)
+    return float(max(_ROUNDING, min(columns.shape[1] * 0.5 * 10.0**-decimals, _MOST_ROUNDING) + 1e-9))
 
 
 def _unquoted(classes: tuple[str, ...], true: Sequence[str]) -> tuple[str, ...]:

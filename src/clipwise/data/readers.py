@@ -276,12 +276,22 @@ class Problems:
         self._found: list[str] = []
 
     def add(
-        self, file: str, where: str, what: str, *, rows: Sequence[int] = (), remedy: str = "", found: object = None
+        self,
+        file: str,
+        where: str,
+        what: str,
+        *,
+        rows: Sequence[int] = (),
+        remedy: str | tuple[str, ...] = (),
+        found: object = None,
     ) -> None:
-        """One kind of problem: in which file and column, in which rows, what to do, and a value that stands there."""
+        """One kind of problem: in which file and column, in which rows, what to do, and a value that stands there.
+
+        A sentence that says what to do for several problems stands once.
+        """
         self._lines.setdefault(file, []).append(f"{', '.join(filter(None, (where, _rows(rows))))}: {what}")
-        if self._remedy or remedy:
-            self._remedies[self._remedy or remedy] = None
+        said = self._remedy or remedy
+        self._remedies |= dict.fromkeys(filter(None, (said,) if isinstance(said, str) else said))
         if found is not None:
             self._found.append(f"{str(found)[:LONG]!r}{where and ' in '}{where}")
 

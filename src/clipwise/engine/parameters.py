@@ -89,6 +89,11 @@ def check_vector(losses: Tensor) -> None:
         )
     elif losses.dim() == 2 and losses.shape[1] == 1:
         remedy = "Use losses.squeeze(1)."
+    elif losses.dim() == 2 and losses.shape[0] == losses.shape[1]:
+        remedy = (
+            "If outputs have shape (B, 1) and targets (B,), all pairs of them were compared: use outputs.squeeze(1). "
+            "Else a sample has several terms: sum or average them per sample."
+        )
     else:
         remedy = "A sample has several terms: sum or average them per sample, as losses.flatten(1).mean(1) does."
     raise InvalidLosses(f"losses must have shape (B,), one loss per sample, got {tuple(losses.shape)}. {remedy}")

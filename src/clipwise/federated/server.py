@@ -236,7 +236,9 @@ class Server:
         known = [digest for digest in found if digest is not None]
         self._position.digests.look_at(joined(known) if len(known) == len(found) else None)
 
-    def epsilon(self, delta: float, accountant: str = "exact", *, relation: Relation | None = None) -> float:
+    def epsilon(
+        self, delta: float | None = None, accountant: str = "exact", *, relation: Relation | None = None
+    ) -> float:
         """The epsilon spent so far at this `delta`, for everything of one user."""
         return self._release.ledger.epsilon(delta, accountant, relation=relation)
 

@@ -229,7 +229,7 @@ def spent_in(path: str | os.PathLike[str]) -> Spent:
         mark = record.get("witness")
         ahead = mark.get("every") if isinstance(mark, Mapping) else 0  # a witness is charged so many steps ahead
         begun = min(begun + ahead, plan.steps) if is_count(ahead, least=0) else plan.steps
-        marks = {"own_batches": True} if state.get("own_batches") else {}
+        marks: dict[str, Any] = {"own_batches": True} if state.get("own_batches") else {}
         for event in plan.events_of(done, begun) if begun > done else ():
             ledger.record(replace(event, reason="interrupted", **marks))
     return Spent(ledger, max(done, begun), plan.steps, state["seed"] is not None)

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
 from clipwise._show import html_table
-from clipwise.accounting import Ledger, Relation
+from clipwise.accounting import Ledger, Relation, needed_delta
 from clipwise.clipping import Style
 from clipwise.engine import Constants
 from clipwise.errors import (
@@ -184,7 +184,9 @@ class Private:
         """Whether the data of a seeded run stayed the same, as far as they were looked at."""
         return self._position.digests.looked
 
-    def epsilon(self, delta: float, accountant: str = "exact", *, relation: Relation | None = None) -> float:
+    def epsilon(
+        self, delta: float | None = None, accountant: str = "exact", *, relation: Relation | None = None
+    ) -> float:
         """The epsilon spent so far at this `delta`; refused after an update that clipwise did not make."""
         self._release.check_accounted()
         if self._position.passed_by and not self._position.done:
@@ -192,7 +194,7 @@ class Private:
                 "batches of the loader were used, but the losses of none were given to private.step: whatever was "
                 "computed from them is not on the ledger, so epsilon 0 would say nothing of it."
             )
-        return self._release.ledger.epsilon(delta, accountant, relation=relation)
+        return self._release.ledger.epsilon(needed_delta(delta, self._plan.sampling), accountant, relation=relation)
 
     def __repr__(self) -> str:
         return f"Private({type(self._model).__name__}, {self.steps_done} of {self._plan.steps} steps made)"

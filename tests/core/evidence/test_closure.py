@@ -132,7 +132,7 @@ def test_rounding_is_not_taken_for_mixing() -> None:
 
 @pytest.mark.parametrize("seed", [8, 63, 141])
 def test_a_loss_near_zero_is_rounded_as_the_numbers_that_it_is_the_difference_of(seed: int) -> None:
-    """One target in 64 is met by chance: its squared error is 1e-8 and less, and the rounding of outputs is all of it."""
+    """One target in 64 is met by chance: its squared error is 1e-8 or less, and rounding of outputs is all of it."""
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(2, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 1))
     x = torch.randn(64, 2)
