@@ -15,10 +15,11 @@ from pathlib import Path
 import pytest
 
 from clipwise import report
+from clipwise.accounting import Ledger, PrivateCalibration
 from clipwise.cli.main import main
 from clipwise.errors import DataError
 from clipwise.report import Run, WrittenPlan
-from tests.report.samples import HOSTILE, comparison, judged, made_run, regression_run
+from tests.report.samples import HOSTILE, comparison, judged, ledger, made_run, regression_run
 
 UNCOVERED = "Not covered by epsilon: do not publish"
 
@@ -193,6 +194,31 @@ def test_the_card_is_short_and_tells_nothing_private() -> None:
         assert f"- **{asked}:** " in card
     assert "Not private" in report.card(made_run(clip_norm=None))
     assert "**Unknown.**" in report.card(Run.judged("theirs", made_run().test))
+
+
+def test_a_card_counts_steps_and_says_what_interrupted_ones_are() -> None:
+    steps = [
+        replace(event, steps=count, reason=reason)
+        for event in ledger().events
+        for count, reason in ((960, "training"), (198, "interrupted"), (2_042, "training"))
+    ]
+    card = report.card(made_run(ledger=Ledger([*steps, PrivateCalibration(20.0)])))
+    assert "the ledger has 3,002 steps for training; 198 steps interrupted; 1 release for calibration." in card
+    assert "Interrupted steps were begun before a stop or a crash" in card
+    assert "Interrupted steps" not in report.card(made_run())
+
+
+def test_the_card_of_predictions_that_were_only_judged_says_nothing_of_training() -> None:
+    card = report.card(Run.judged("theirs", judged(0, 1.0)))
+    assert "## Training" not in card and "trained on, not the" not in card and "exact numbers of these records" in card
+
+
+@pytest.mark.usefixtures("figures_in_words")
+def test_captions_speak_of_seeds_where_there_are_several(tmp_path: Path) -> None:
+    one = report.write(made_run(), tmp_path / "one").read_text(encoding="utf-8")
+    three = report.write([made_run(seed=seed) for seed in range(3)], tmp_path / "three").read_text(encoding="utf-8")
+    assert "over the seeds, with one standard deviation" in three and "standard deviation" not in one
+    assert "No sample was left out." in one and "relation zero" not in one and "with one record blanked" in one
 
 
 def test_a_card_of_several_seeds_says_so() -> None:

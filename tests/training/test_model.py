@@ -263,7 +263,9 @@ def test_rows_that_do_not_fit_are_refused(person: tuple[Path, Path]) -> None:
     model = cw.load(person[1])
     for rows, message in (
         ({"id": ["1"]}, "there is no column 'age', 'sex'"),
+        ({"ages": ["1"], "sex": ["Male"]}, r"It has ages, sex\. Did you mean 'ages'\? .* need a new training"),
         ({"age": ["old", ""], "sex": ["Male", ""]}, "2 problems"),
+        ({"age": ["old"], "sex": ["Male"]}, r"change the rows\. .* \(`missing = true`\) need a new training"),
         (np.zeros((2, 4)), r"an input has shape \(4,\), the model takes \(3,\)"),
         (np.full((1, 3), np.nan), "not finite"),
         (3.0, "a single number"),

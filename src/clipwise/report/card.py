@@ -120,7 +120,8 @@ def _spent(events: Sequence[Event], steps: str) -> str:
         key = steps if event.trains else "releases", event.reason
         counts[key] = counts.get(key, 0) + event.count
     listed = [
-        f"{count:,} {what.removesuffix('s') if count == 1 else what} for {_text(reason)}"
+        f"{count:,} {what.removesuffix('s') if count == 1 else what} "
+        f"{'interrupted' if reason == INTERRUPTED else f'for {_text(reason)}'}"
         for (what, reason), count in counts.items()
     ]
     said = f"the ledger has {'; '.join(listed)}"
