@@ -99,12 +99,15 @@ class Guarantee:
         return f"{round_up(self.epsilon):.3f}"
 
     def statement(self) -> str:
-        """The answer in plain language, with everything it assumes."""
+        """The answer in plain language, with everything it assumes; `print(guarantee)` also has the warnings."""
         interval = "" if self.lower is None else f" The true value is at least {self._least}."
         return (
             f"({self.printed}, {self.delta:g})-differential privacy by the {self.accountant} accountant: "
             f"{_READINGS[self.kind]}; under {self._neighbours}; assumes {self.sampling}.{interval}"
         )
+
+    def __str__(self) -> str:
+        return "\n".join([self.statement(), *(f"warning: {each}" for each in self.warnings)])
 
     @property
     def _neighbours(self) -> str:

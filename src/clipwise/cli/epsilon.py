@@ -267,22 +267,19 @@ def reading(panel: dict[str, Guarantee], published: Published | None = None) -> 
 
 
 def _print(panel: dict[str, Guarantee], lines: list[str]) -> None:
-    rows = [
-        [
-            name,
-            g.kind,
-            g.printed,
-            "" if g.lower is None else f"{math.floor(g.lower * 1000) / 1000:.3f}",
-            f"{g.seconds:.3f}",
-        ]
-        for name, g in panel.items()
-    ]
-    print(table(["accountant", "kind", "epsilon", "at least", "seconds"], rows, left=2))
+    interval = any(g.lower is not None for g in panel.values())
+    rows = [[name, g.kind, g.printed, *([_least(g)] * interval), f"{g.seconds:.3f}"] for name, g in panel.items()]
+    print(table(["accountant", "kind", "epsilon", *(["at least"] * interval), "seconds"], rows, left=2))
     print()
     for line in lines:
         print(line)
     for warning in dict.fromkeys(w for g in panel.values() for w in g.warnings):
         print(f"warning: {warning}")
+
+
+def _least(guarantee: Guarantee) -> str:
+    """The lower end of an interval, rounded down."""
+    return "" if guarantee.lower is None else f"{math.floor(guarantee.lower * 1000) / 1000:.3f}"
 
 
 def _check_plot(path: str) -> None:
