@@ -109,7 +109,7 @@ def test_bounds_may_be_given_by_the_names_of_the_columns() -> None:
     assert [each.tolist() for each in model.bounds_] == [[-4.0, -6.0], [3.0, 5.0]]
     for bounds, data, message in (
         (named, X, r"set_output\(transform=\"pandas\"\)"),
-        ({"a": (0, 1), "c": (0, 1)}, table, "there are none for 'b'; there is no column 'c'"),
+        ({"a": (0, 1), "c": (0, 1)}, table, r"not given for \['b'\], not a column \['c'\]"),
         ({"a": (0, 1), "b": 3.0}, table, r"bounds of 'b' must be \(low, high\), got 3.0"),
     ):
         with pytest.raises(InvalidPlan, match=message):

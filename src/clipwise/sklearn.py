@@ -407,14 +407,11 @@ def _by_name(given: Mapping[str, Any], names: Sequence[str] | None) -> tuple[lis
             "bounds by name need a data frame, whose columns have names; a transformer before gives one after "
             'set_output(transform="pandas").'
         )
-    missing, unknown = [name for name in names if name not in given], sorted(map(str, set(given) - set(names)))
+    missing, unknown = sorted(set(names) - set(given)), sorted(map(str, set(given) - set(names)))
     if missing or unknown:
-        said = [
-            f"{what} {', '.join(map(repr, some[:20]))}"
-            for what, some in (("there are none for", missing), ("there is no column", unknown))
-            if some
-        ]
-        raise InvalidPlan(f"bounds by name must be those of every column: {'; '.join(said)}.")
+        raise InvalidPlan(
+            f"bounds by name must be those of every column: not given for {missing[:20]}, not a column {unknown[:20]}."
+        )
     wrong = next((name for name in names if not (isinstance(given[name], Sequence) and len(given[name]) == 2)), None)
     if wrong is not None:
         raise InvalidPlan(f"bounds of {wrong!r} must be (low, high), got {given[wrong]!r:.200}.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -89,6 +90,8 @@ def run(args: argparse.Namespace) -> int:
         _print(made, page)
         if found.off > _NOTED:
             print(f"note: rows added up to 1 within {found.off:.2g} and were divided by their sum", file=sys.stderr)
+        if math.isinf(result.nll):
+            print("note: NLL is infinite, since a true class got probability 0; give more decimals", file=sys.stderr)
     return 0
 
 
