@@ -443,16 +443,18 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(name in shown for name in cli.COMMANDS)
 
 
-WRITES_A_TABLE = {"predict"}
-"""Its standard output is a CSV file, for programs as it is."""
+WRITES_A_FILE = {("predict",), ("data", "schema")}
+"""Their standard output is a CSV or TOML file, for programs as it is."""
+ACTIONS = [("data", action) for action in ("list", "get", "verify", "schema")]
+CALLED = [*((name,) for name in cli.COMMANDS if name not in dict(ACTIONS)), *ACTIONS]
 
 
-@pytest.mark.parametrize("name", cli.COMMANDS)
-def test_every_command_follows_the_convention(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    command = cli._load(name)
-    assert name == command.NAME and command.HELP
-    assert cli.main([name, "--help"]) == 0
-    assert ("--json" in capsys.readouterr().out) is (name not in WRITES_A_TABLE)
+@pytest.mark.parametrize("called", CALLED, ids=" ".join)
+def test_every_command_follows_the_convention(called: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    command = cli._load(called[0])
+    assert called[0] == command.NAME and command.HELP
+    assert cli.main([*called, "--help"]) == 0
+    assert ("--json" in capsys.readouterr().out) is (called not in WRITES_A_FILE)
 
 
 @pytest.mark.parametrize("argv", [[], ["no-such-command"], ["--no-such-option"], ["demo", "--no-such-option"]])
