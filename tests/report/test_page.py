@@ -18,7 +18,7 @@ from clipwise import report
 from clipwise.accounting import Ledger, PrivateCalibration
 from clipwise.cli.main import main
 from clipwise.errors import DataError
-from clipwise.report import Run, WrittenPlan
+from clipwise.report import Run, WrittenPlan, joint_of
 from tests.report.samples import HOSTILE, comparison, judged, ledger, made_run, regression_run
 
 UNCOVERED = "Not covered by epsilon: do not publish"
@@ -360,3 +360,16 @@ def test_what_is_no_run_is_one_line_and_2(tmp_path: Path, capsys: pytest.Capture
     assert main(["report", str(tmp_path)]) == 2
     assert "not JSON as clipwise writes it" in capsys.readouterr().err
     assert main(["report"]) == 2
+
+
+@pytest.mark.usefixtures("figures_in_words")
+def test_the_command_prints_what_its_runs_cost_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for k, name in enumerate(("small", "large")):
+        made_run(name, 1.0 + k, seed=k, curves=()).save(tmp_path / name)
+    assert main(["report", str(tmp_path / "small")]) == 0
+    assert "costs epsilon" not in capsys.readouterr().out
+    assert main(["report", str(tmp_path / "small"), str(tmp_path / "large"), "--output", str(tmp_path / "both")]) == 0
+    said = capsys.readouterr().out
+    joint = joint_of(Run.load(tmp_path / name) for name in ("small", "large"))
+    assert joint is not None and joint.guarantee is not None
+    assert f"publishing something of all of them costs epsilon = {joint.guarantee.printed}" in said
