@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import runpy
 import subprocess
 import sys
 import tomllib
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import clipwise as cw
 import papers.__main__
@@ -29,7 +31,7 @@ from benchmarks import (
     reliability,
     report,
 )
-from clipwise.cli.main import COMMANDS
+from clipwise.cli.main import COMMANDS, main
 from docs import options
 from docs.tutorials import __main__ as tutorials
 from papers.epsilons import __main__ as epsilons
@@ -60,9 +62,7 @@ def test_a_table_goes_from_records_to_predictions_in_three_commands(tmp_path: Pa
     block = re.search(r"```sh\n\. .venv/bin/activate\n(.*?)```\n+```text\n(.*?)```", README, flags=re.DOTALL)
     assert block
     commands, promised = block.groups()
-    rows = [f"{20 + k % 50},{k % 7},{'yes' if k % 50 > 25 else 'no'}" for k in range(300)]
-    (tmp_path / "people.csv").write_text("\n".join(["age,visits,member", *rows]), encoding="utf-8")
-    (tmp_path / "new.csv").write_text("age,visits\n21,3\n69,2\n", encoding="utf-8")
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
     lines = [line.partition("#")[0].split() for line in commands.splitlines()]
     assert [line[:1] for line in lines] == [["clipwise"]] * 3
     for line in lines:
@@ -71,7 +71,8 @@ def test_a_table_goes_from_records_to_predictions_in_three_commands(tmp_path: Pa
         assert done.returncode == 0, done.stderr
     header, *predicted = (tmp_path / "predictions.csv").read_text("utf-8").splitlines()
     assert header == promised.splitlines()[0]
-    assert [sum(map(float, row.split(","))) for row in predicted] == pytest.approx([1, 1], abs=1e-6)
+    assert len(predicted) == len(promised.splitlines()) - 1 == 5
+    assert [sum(map(float, row.split(","))) for row in predicted] == pytest.approx([1] * 5, abs=1e-6)
 
 
 def test_the_readme_names_every_extra() -> None:
@@ -193,10 +194,56 @@ def test_epsilons_of_the_errata(row: list[str]) -> None:
 
 @pytest.mark.parametrize("accountant", ["exact", "rdp", "gdp", "edgeworth"])
 def test_epsilons_of_the_readme(accountant: str) -> None:
-    printed = re.search(rf"^  {accountant} .*?~?([\d.]+)$", README, flags=re.MULTILINE)
+    printed = re.search(rf"^  {accountant} .*?~?([\d.]+)  +[\d.]+$", README, flags=re.MULTILINE)
     assert printed
     computed = cw.epsilon(0.4, cw.Poisson(550_152, 32), 51_576, 1.8e-6, accountant=accountant)
     assert float(printed[1]) == pytest.approx(computed, abs=0.001)
+
+
+def test_the_readme_has_what_epsilon_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    """Word for word, except for the seconds, and for the row of an extra where it is not installed."""
+    block = re.search(r"^(clipwise epsilon .*)\n```\n.*?```text\n(.*?)```", README, flags=re.DOTALL | re.MULTILINE)
+    assert block
+    assert main(block[1].split()[1:]) == 0
+    both = [re.sub(r"(?m)^(  \w.*) \d+\.\d+$", r"\1", text).split("\n") for text in (block[2], capsys.readouterr().out)]
+    promised, printed = (" ".join(" ".join(lines).split()) for lines in both)
+    if not any(line.startswith("  pld") for line in both[1]):
+        promised = promised.replace(" pld upper bound 5.136", "")
+    assert re.sub("-{3,}", "-", promised) == re.sub("-{3,}", "-", printed)
+
+
+def test_the_sample_is_what_its_program_makes() -> None:
+    made: dict[str, str] = runpy.run_path(str(ROOT / "examples" / "people.py"))["FILES"]
+    assert made == {name: (ROOT / "examples" / name).read_text(encoding="utf-8") for name in made}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_the_loop_of_a_hugging_face_model_runs(tmp_path: Path) -> None:
+    transformers, tokenizers = (pytest.importorskip(name) for name in ("transformers", "tokenizers"))
+    section = (ROOT / "docs" / "loop.md").read_text(encoding="utf-8").split("## Hugging Face models")[1]
+    words = {word: k for k, word in enumerate(("[PAD]", "[UNK]", *"abcdefgh"))}
+    plain = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
+    plain.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=plain, pad_token="[PAD]", unk_token="[UNK]")
+    sizes = {"vocab_size": len(words), "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    torch.manual_seed(0)
+    model = transformers.BertForSequenceClassification(transformers.BertConfig(**sizes, intermediate_size=8)).train()
+    names: dict[str, Any] = {
+        "F": torch.nn.functional,
+        "cw": cw,
+        "model": model,
+        "optimizer": torch.optim.SGD(model.parameters(), 0.1),
+        "plan": cw.Plan(cw.Poisson(64, 16), 3, cw.Abadi(1.0), 1.0),
+        "dataset": [{**tokenizer("a " * (1 + k % 5) + "b"), "labels": k % 2} for k in range(64)],
+        "tokenizer": tokenizer,
+        "DataCollatorWithPadding": transformers.DataCollatorWithPadding,
+    }
+    exec(re.search(r"```python\n(.*?)```", section, flags=re.DOTALL)[1], names)  # type: ignore[index]
+    private = names["private"]
+    assert private.steps_done == 3 and "no sample moved" in str(private.checked)
+    batch = names["DataCollatorWithPadding"](tokenizer)(names["dataset"][:4])
+    with pytest.raises(cw.InvalidLosses, match="Hugging Face"):  # what everybody writes first
+        cw.check(model(**batch).loss, dict(model.named_parameters()))
 
 
 def kept(path: str) -> Any:

@@ -86,7 +86,7 @@ def test_a_fitted_estimator_survives_clone_and_pickle() -> None:
 def test_public_classes_may_be_absent_from_the_records() -> None:
     model = classifier(classes=["yes", "no", "maybe"]).fit(X, Y)
     assert model.classes_.tolist() == ["maybe", "no", "yes"] and model.predict_proba(X).shape == (60, 3)
-    with pytest.raises(DataError, match="30 of 60 labels"):
+    with pytest.raises(DataError, match=r"30 of 60 labels .* classes=\[\.\.\.\], as it stands in y: labels are str"):
         classifier(classes=["no", "maybe"]).fit(X, Y)
 
 
@@ -95,8 +95,25 @@ def test_values_beyond_the_bounds_count_as_the_bounds() -> None:
     assert (model.predict_proba([[1e300, 0.0]]) == model.predict_proba([[6.0, 0.0]])).all()
     with pytest.raises(InvalidPlan, match="sequences of 2 numbers"):
         classifier(bounds=([0, 0, 0], [1, 1, 1])).fit(X, Y)
+    with pytest.raises(InvalidPlan, match=r"in the order of X, got a sequence of the shape \(3,\)\. After a transf"):
+        classifier(bounds=([0, 0, 0], [1, 1, 1])).fit(X, Y)
     with pytest.raises(InvalidPlan, match="no low over its high"):
         classifier(bounds=(1, 0)).fit(X, Y)
+
+
+def test_bounds_may_be_given_by_the_names_of_the_columns() -> None:
+    frames = pytest.importorskip("pandas")
+    table = frames.DataFrame({"b": X[:, 1], "a": X[:, 0]})
+    named = {"a": (-6.0, 5.0), "b": (-4.0, 3.0)}
+    model = clone(classifier(bounds=named)).fit(table, Y)
+    assert [each.tolist() for each in model.bounds_] == [[-4.0, -6.0], [3.0, 5.0]]
+    for bounds, data, message in (
+        (named, X, r"set_output\(transform=\"pandas\"\)"),
+        ({"a": (0, 1), "c": (0, 1)}, table, r"not given for \['b'\], not a column \['c'\]"),
+        ({"a": (0, 1), "b": 3.0}, table, r"bounds of 'b' must be \(low, high\), got 3.0"),
+    ):
+        with pytest.raises(InvalidPlan, match=message):
+            classifier(bounds=bounds).fit(data, Y)
 
 
 def test_a_regression_predicts_within_its_bounds() -> None:

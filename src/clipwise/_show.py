@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from html import escape
 
-__all__ = ["html_table", "number", "percent"]
+__all__ = ["html_table", "mebibytes", "number", "percent"]
 
 
 def number(value: float) -> str:
@@ -29,6 +29,15 @@ def percent(share: float, digits: int = 1) -> str:
     '94.0 %'
     """
     return f"{100 * share:.{digits}f} %"
+
+
+def mebibytes(size: int) -> str:
+    """A number of bytes for reading.
+
+    >>> mebibytes(3084), mebibytes(44_040_192)
+    ('under 0.1 MiB', '42.0 MiB')
+    """
+    return f"{size / 2**20:,.1f} MiB" if size >= 2**20 / 10 else "under 0.1 MiB"
 
 
 def html_table(title: str, rows: Iterable[Sequence[str]], header: Sequence[str] = (), notes: Iterable[str] = ()) -> str:

@@ -13,7 +13,17 @@ from weakref import WeakValueDictionary
 from clipwise._encoding import decode, encode, keys
 from clipwise._show import html_table
 from clipwise._validate import MOST_NOISE, is_count, is_noise
-from clipwise.accounting import Event, Relation, Steps, account, check_correlation, default_delta, noise_scale, round_up
+from clipwise.accounting import (
+    Event,
+    Relation,
+    Steps,
+    account,
+    check_correlation,
+    default_delta,
+    needed_delta,
+    noise_scale,
+    round_up,
+)
 from clipwise.clipping import Clip, Flat, Groupwise, Layerwise, MixUp, Rule, Style, as_clip, is_private, own_noise
 from clipwise.correlation import CORRELATIONS, Correlation, Independent
 from clipwise.errors import AccountingError, ClipwiseError, InvalidPlan
@@ -164,7 +174,7 @@ class Plan:
     def calibrate(
         self,
         epsilon: float,
-        delta: float,
+        delta: float | None = None,
         *,
         accountant: str = "exact",
         relation: Relation | None = None,
@@ -172,14 +182,16 @@ class Plan:
     ) -> Plan:
         """The same plan with the smallest noise that keeps the whole run within (epsilon, delta).
 
-        A schedule of noise keeps its shape: all of it is multiplied by one number. `fixed` are events that the run is
-        charged besides, such as that of a private temperature. A `delta` over 1/n is warned about.
+        `delta` has to be given, below 1/n; a larger one is warned about. A schedule of noise keeps its shape: all of it
+        is multiplied by one number. `fixed` are events that the run is charged besides, such as that of a private
+        temperature.
 
         >>> from clipwise import Abadi, FullBatch
         >>> plan = Plan(sampling=FullBatch(1_279), steps=2_000, clip=Abadi(1.0))
         >>> 20 < plan.calibrate(epsilon=4.4, delta=1 / 1_407).noise_multiplier < 40
         True
         """
+        delta = needed_delta(delta, self.sampling)
         if not self.is_private:
             raise InvalidPlan(f"there is no noise that makes {self.clip!r} with {self.noise_multiplier!r} private.")
         noise = self.noise_multiplier if isinstance(self.noise_multiplier, Steps) else Steps({0: 1.0})
@@ -189,9 +201,11 @@ class Plan:
         warn_of_delta(made, delta)
         return made
 
-    def epsilon(self, delta: float, accountant: str = "exact", *, relation: Relation | None = None) -> float:
+    def epsilon(
+        self, delta: float | None = None, accountant: str = "exact", *, relation: Relation | None = None
+    ) -> float:
         """The epsilon that the whole run will have spent at this `delta`."""
-        return account(self.events, delta, accountant, relation=relation).epsilon
+        return account(self.events, needed_delta(delta, self.sampling), accountant, relation=relation).epsilon
 
     @property
     def events(self) -> tuple[Repeated, ...]:

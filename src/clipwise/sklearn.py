@@ -12,7 +12,7 @@ import os
 import random
 import secrets
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from itertools import pairwise
 from typing import Any, TypeAlias
@@ -46,8 +46,9 @@ except ImportError as error:
 __all__ = ["Defaults", "NotCoveredWarning", "PrivateClassifier", "PrivateRegressor", "defaults"]
 
 Floats: TypeAlias = NDArray[np.float64]
-Bounds: TypeAlias = tuple[Any, Any]
-"""The least and the largest value: two numbers for all columns, or two sequences with one for each."""
+Bounds: TypeAlias = tuple[Any, Any] | Mapping[str, tuple[float, float]]
+"""The least and the largest value: two numbers for all columns, two sequences with one for each, or (low, high) by name
+of the column."""
 
 _ELSEWHERE = (
     "Not covered: what else was computed from the records, such as a transformer of a pipeline that was fitted to "
@@ -138,7 +139,10 @@ class _PrivateEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
 
         Attributes are set at once, `fitted` too: no interruption leaves weights with the guarantee of an earlier fit.
         """
-        bounds, found = _bounds("bounds", self.bounds, X_NF, "each feature")
+        given = self.bounds
+        if isinstance(given, Mapping):
+            given = _by_name(given, getattr(self, "feature_names_in_", None))
+        bounds, found = _bounds("bounds", given, X_NF, "each feature")
         delta, fit_id, ledger = self._delta(len(X_NF)), secrets.token_hex(8), None
         read_off = [*read_off, *found]
         self._refuse_or_warn(read_off)
@@ -248,8 +252,9 @@ class PrivateClassifier(ClassifierMixin, _PrivateEstimator):  # type: ignore[mis
     """A classifier whose weights are (epsilon, delta)-differentially private.
 
     `classes` are all labels that there can be, and `bounds=(low, high)` the range of the features, two numbers or two
-    sequences: columns are scaled from it to [-1, 1], and values beyond are clipped. Both must be public. Without them
-    they are read off the records, with a `NotCoveredWarning` that `guarantee_` repeats; `strict=True` refuses.
+    sequences in the order of the columns; of a data frame also `bounds={"age": (18, 100), ...}`. Columns are scaled
+    from it to [-1, 1], and values beyond are clipped. Both must be public. Without them they are read off the records,
+    with a `NotCoveredWarning` that `guarantee_` repeats; `strict=True` refuses.
     `recalibrate=True` spends a part of the same epsilon on a private temperature. None elsewhere means `defaults`.
 
     `ledger` is a file that all fits with it charge, in whatever process: begin it once with `cw.Ledger().save(path)`.
@@ -366,7 +371,11 @@ def _places(y_N: NDArray[Any], classes: NDArray[Any]) -> Tensor:
     place = {label: number for number, label in enumerate(classes.tolist())}
     found = torch.tensor([place.get(label, -1) for label in y_N.tolist()])
     if (found < 0).any():
-        raise DataError(f"{int((found < 0).sum())} of {len(found)} labels are not among the classes.")
+        kinds = [" and ".join(sorted({type(each).__name__ for each in some})) for some in (y_N.tolist(), place)]
+        raise DataError(
+            f"{int((found < 0).sum())} of {len(found)} labels are not among the classes. Give every label that there "
+            f"can be as classes=[...], as it stands in y: labels are {kinds[0]}, the classes {kinds[1]}."
+        )
     return found
 
 
@@ -374,15 +383,39 @@ def _bounds(name: str, given: Bounds | None, X_NF: Floats, of: str) -> tuple[tup
     """The bounds of every column, and what to say of them if they are read off the data."""
     if given is None:
         return (X_NF.min(axis=0), X_NF.max(axis=0)), [f"the bounds of {of}"]
+    needed = f"{name} must be (low, high), two numbers or two sequences of {X_NF.shape[1]} numbers in the order of X"
     try:
-        low, high = (np.broadcast_to(np.asarray(each, np.float64), X_NF.shape[1:]).copy() for each in given)
+        low, high = (np.asarray(each, np.float64) for each in given)
     except (TypeError, ValueError) as problem:
+        raise InvalidPlan(f"{needed}, got {given!r:.200}.") from problem
+    wrong = [each.shape for each in (low, high) if each.shape not in ((), X_NF.shape[1:])]
+    if wrong:
         raise InvalidPlan(
-            f"{name} must be (low, high), two numbers or two sequences of {X_NF.shape[1]} numbers: {problem}."
-        ) from problem
+            f"{needed}, got a sequence of the shape {wrong[0]}. After a transformer the columns are those that it "
+            "gives, in its order (get_feature_names_out()); of a data frame they may be named: {'age': (18, 100), ...}."
+        )
+    low, high = (np.broadcast_to(each, X_NF.shape[1:]).copy() for each in (low, high))
     if not (np.isfinite(low).all() and np.isfinite(high).all() and (low <= high).all()):
         raise InvalidPlan(f"{name} must be finite, and no low over its high.")
     return (low, high), []
+
+
+def _by_name(given: Mapping[str, Any], names: Sequence[str] | None) -> tuple[list[Any], list[Any]]:
+    """Bounds by the name of the column as two sequences, in the order of the columns."""
+    if names is None:
+        raise InvalidPlan(
+            "bounds by name need a data frame, whose columns have names; a transformer before gives one after "
+            'set_output(transform="pandas").'
+        )
+    missing, unknown = sorted(set(names) - set(given)), sorted(map(str, set(given) - set(names)))
+    if missing or unknown:
+        raise InvalidPlan(
+            f"bounds by name must be those of every column: not given for {missing[:20]}, not a column {unknown[:20]}."
+        )
+    wrong = next((name for name in names if not (isinstance(given[name], Sequence) and len(given[name]) == 2)), None)
+    if wrong is not None:
+        raise InvalidPlan(f"bounds of {wrong!r} must be (low, high), got {given[wrong]!r:.200}.")
+    return [given[name][0] for name in names], [given[name][1] for name in names]
 
 
 def _to_unit(X_NF: Floats, low: Floats, high: Floats) -> Floats:

@@ -319,6 +319,7 @@ def test_the_numbers_are_those_of_evaluate_and_a_page_goes_beside_the_file(
         ("p,label\n0.9,1\n0.2,0\n", {}, ("0", "1")),
         ("'=no,yes,label\n0.1,0.9,yes\n0.8,0.2,=no\n", {}, ("=no", "yes")),
         ("id,no,yes,label\n7,0.1,0.9,yes\n8,0.8,0.2,no\n", {"classes": ["no", "yes"]}, ("no", "yes")),
+        ("id,p_no,p_yes,label\n7,0.1,0.9,yes\n8,0.8,0.2,no\n", {"prefix": "p_"}, ("no", "yes")),
     ],
 )
 def test_one_column_or_some_of_many_are_enough(
@@ -327,6 +328,44 @@ def test_one_column_or_some_of_many_are_enough(
     found = read_predictions(written(tmp_path, text), **options)  # type: ignore[arg-type]
     assert found.classes == classes and found.probabilities[:, 1].tolist() == pytest.approx([0.9, 0.2])
     assert found.labels[0] == classes[1]
+
+
+def test_rounded_probabilities_are_taken_and_others_when_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rounded = written(tmp_path, "a,b,c,label\n0.33,0.33,0.33,a\n0.18,0.18,0.65,c\n")
+    found = read_predictions(rounded)
+    assert found.probabilities.sum(axis=1) == pytest.approx(1) and found.off == pytest.approx(0.01)
+    assert main(["evaluate", str(rounded), "--resamples", "0"]) == 0
+    said = capsys.readouterr().err
+    assert "note: rows added up to 1 within 0.01" in said and "infinite" not in said
+    sure = written(tmp_path, "a,b,label\n0,1,a\n0,1,b\n", "sure.csv")
+    assert main(["evaluate", str(sure), "--resamples", "0"]) == 0
+    assert "NLL is infinite, since a true class got probability 0" in capsys.readouterr().err
+    for row in ("0.33,0.33,0.3,a", "0.33,0.333,0.33,a", "0.3,0.3,0.3,a"):  # more than the decimals explain
+        with pytest.raises(DataError, match=r"do not add up to 1 within rounding\..* --normalise divides each row"):
+            read_predictions(written(tmp_path, f"a,b,c,label\n{row}\n"))
+    scores = written(tmp_path, "a,b,c,label\n0.3,0.2,0.5,a\n0.3,0.1,0.1,a\n")
+    assert read_predictions(scores, normalise=True).probabilities[1].tolist() == pytest.approx([0.6, 0.2, 0.2])
+    with pytest.raises(DataError, match="row 1: the probabilities do not add up to 1"):
+        read_predictions(written(tmp_path, "a,b,label\n0,0,a\n"), normalise=True)
+
+
+def test_columns_with_other_names_than_the_labels_are_listed_and_every_hint_stands_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(written(tmp_path, "p_low,p_high,label\n0.9,0.1,low\n0.9,0.3,high\n"))
+    assert main(["evaluate", path]) == 2
+    message = capsys.readouterr().err
+    assert "none of the 2 classes, which are the columns p_low, p_high.\n" in message and "--prefix p_" in message
+    assert (
+        message.count("--classes") == message.count("--normalise") == 1
+        and "do not add up to 1 within rounding.\n" in message
+    )
+    assert main(["evaluate", path, "--label", "lable"]) == 2
+    message = capsys.readouterr().err
+    assert "It has p_low, p_high, label. Did you mean 'label'? Name it with --label." in message
+    assert "--show-values" not in message  # there is nothing more to show
 
 
 def test_labels_may_be_in_another_file(tmp_path: Path) -> None:
@@ -404,16 +443,18 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(name in shown for name in cli.COMMANDS)
 
 
-WRITES_A_TABLE = {"predict"}
-"""Its standard output is a CSV file, for programs as it is."""
+WRITES_A_FILE = {("predict",), ("data", "schema")}
+"""Their standard output is a CSV or TOML file, for programs as it is."""
+ACTIONS = [("data", action) for action in ("list", "get", "verify", "schema")]
+CALLED = [*((name,) for name in cli.COMMANDS if name not in dict(ACTIONS)), *ACTIONS]
 
 
-@pytest.mark.parametrize("name", cli.COMMANDS)
-def test_every_command_follows_the_convention(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    command = cli._load(name)
-    assert name == command.NAME and command.HELP
-    assert cli.main([name, "--help"]) == 0
-    assert ("--json" in capsys.readouterr().out) is (name not in WRITES_A_TABLE)
+@pytest.mark.parametrize("called", CALLED, ids=" ".join)
+def test_every_command_follows_the_convention(called: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    command = cli._load(called[0])
+    assert called[0] == command.NAME and command.HELP
+    assert cli.main([*called, "--help"]) == 0
+    assert ("--json" in capsys.readouterr().out) is (called not in WRITES_A_FILE)
 
 
 @pytest.mark.parametrize("argv", [[], ["no-such-command"], ["--no-such-option"], ["demo", "--no-such-option"]])

@@ -247,6 +247,21 @@ def test_a_plan_says_what_is_planned_and_what_it_costs() -> None:
     assert few.rows(failing)[-1] == ("epsilon spent", "unknown: too far out")
 
 
+def test_an_epsilon_without_a_delta_is_refused_with_one_to_give() -> None:
+    planned = cw.Plan(cw.Poisson(1_400, 128), 3, cw.Abadi(1.0))
+    model = torch.nn.Linear(2, 1)
+    private = cw.Private(replace(planned, noise_multiplier=1.0), model, torch.optim.SGD(model.parameters(), 0.1))
+    for ask in (
+        lambda: planned.calibrate(epsilon=3.0),
+        private.epsilon,
+        replace(planned, noise_multiplier=1.0).epsilon,
+    ):
+        with pytest.raises(cw.AccountingError, match=r"below 1/n for n records: delta=1e-4, with n = 1400"):
+            ask()
+    with pytest.raises(cw.AccountingError, match="epsilon needs a delta"):
+        cw.Ledger().guarantee()
+
+
 def test_a_mapping_of_a_damaged_plan_names_no_key_twice() -> None:
     record = plan(clip=cw.Groupwise({"a*": cw.Abadi(1.0), "*": cw.Abadi(2.0)})).to_dict()
     items = record["clip"]["rules"]["items"]

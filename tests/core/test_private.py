@@ -320,6 +320,24 @@ def test_the_ledger_is_charged_before_the_noise_is_drawn() -> None:
     assert charged == [1, 2, 3]
 
 
+@pytest.mark.parametrize(
+    ("wrong", "remedy"),
+    [
+        (lambda losses: losses.mean(), r"got \(\).*reduction='none'.*Hugging Face.*`logits`"),
+        (lambda losses: losses[:, None], r"got \(10, 1\).*losses\.squeeze\(1\)"),
+        (lambda losses: losses[:, None].repeat(1, 3), r"got \(10, 3\).*flatten\(1\)\.mean\(1\)"),
+        (lambda losses: [losses], "got list.*reduction='none'"),
+    ],
+)
+def test_losses_of_another_shape_are_refused_with_what_to_write(wrong: Any, remedy: str) -> None:
+    model = mlp()
+    private = cw.Private(plan(), model, sgd(model), own_batches=True)
+    losses = losses_of(model, X[:10], Y[:10])
+    for give in (private.step, lambda given: cw.check(given, model.parameters())):
+        with pytest.raises(cw.InvalidLosses, match=remedy):
+            give(wrong(losses))
+
+
 def test_the_same_losses_cannot_count_twice() -> None:
     model = mlp()
     private = cw.Private(plan(), model, sgd(model), own_batches=True)
@@ -750,5 +768,5 @@ def test_the_refusal_of_a_batch_norm_names_the_remedy() -> None:
         cw.Plan(cw.FullBatch(5), 1, cw.Abadi(1.0), 1.0), model, torch.optim.SGD(model.parameters(), lr=0.1)
     )
     (batch,) = next(iter(private.loader(torch.utils.data.TensorDataset(x))))
-    with pytest.raises(cw.NotSeparable, match=r"cw\.without_batchnorm\(model\) makes such a copy"):
+    with pytest.raises(cw.NotSeparable, match=r"model, replaced = cw\.without_batchnorm\(model\) gives a copy"):
         private.step(model(batch).square().sum(1))

@@ -25,6 +25,7 @@ from clipwise.data import private_statistics as statistics
 from clipwise.errors import DataError, InvalidPlan, LedgerError
 from clipwise.noise import GaussianNoise
 from clipwise.training import Config, prepare, proposal, train
+from clipwise.training.config import DataChoice
 from clipwise.training.config.starting import Start, left_out_of
 
 PEOPLE = "id,age,job,income\n7,30,cook,low\n8,?,clerk,high\n9,99,,low\n10,20,cook,high\n"
@@ -423,3 +424,55 @@ def test_unscaled_features_are_noticed_by_the_held_out_records_alone(tmp_path: P
     assert "not scaled" in note(1, 5_000) and "clipwise data schema" in note(1, 5_000)
     assert "not scaled" not in note(5_000, 1), "nothing is said that training records decide"
     assert "not scaled" not in note(1, 5_000, "std = 1") and "not scaled" not in note(1, 5_000, "standardise = true")
+
+
+def described(folder: Path, text: str, *options: str) -> list[str]:
+    (folder / "t.csv").write_text(text)
+    return ["data", "schema", str(folder / "t.csv"), *options]
+
+
+def test_a_wrong_target_is_answered_with_the_columns_and_the_one_that_was_meant(tmp_path: Path, capsys: Any) -> None:
+    assert main(described(tmp_path, "age,tier\n30,a\n40,b\n", "--target", "teir")) == 2
+    said = capsys.readouterr().err
+    assert "no column 'teir' to predict. It has age, tier. Did you mean 'tier'? Name it with --target." in said
+    assert main(described(tmp_path, "30,17\n40,18\n", "--target", "tier")) == 2
+    said = capsys.readouterr().err
+    assert "Its first line has numbers, no names." in said and "17" not in said, "a record, which is not quoted"
+
+
+@pytest.mark.parametrize(
+    ("targets", "options", "said"),
+    [
+        (["0", "1", "2"] * 20, (), "task = classification (the target has 3 different numbers); --task changes it"),
+        ([f"{k}.5" for k in range(60)], (), "task = regression (the target has 60 different numbers)"),
+        (["a", "b"] * 30, (), "task = classification (the target has 2 different texts)"),
+        ([f"{k}.5" for k in range(60)], ("--task", "classification"), "warning: 60 classes for 60 records"),
+    ],
+)
+def test_a_task_that_was_guessed_or_is_doubtful_is_said(
+    targets: list[str], options: tuple[str, ...], said: str, tmp_path: Path, capsys: Any
+) -> None:
+    text = "x,y\n" + "".join(f"{k},{target}\n" for k, target in enumerate(targets))
+    assert main(described(tmp_path, text, *options)) == 0
+    found = capsys.readouterr()
+    assert said in found.err and found.out.startswith("#"), "standard output is the configuration alone"
+    assert ("task =" in found.err) == (not options)
+
+
+def test_a_quantity_that_is_trained_on_as_classes_is_noticed(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("x,y\n" + "".join(f"{k % 2},{k % 70}.5\n" for k in range(140)))
+    few = from_file(tmp_path / "t.csv", task="classification")
+    choice = DataChoice(str(tmp_path / "t.csv"), {"task": "classification"})
+    assert len(few.classes) == 70 and "70 classes for 28 held-out records" in choice.load().note
+    assert 'data.task = "regression"' in choice.load().note
+    (tmp_path / "t.csv").write_text("x,y\n" + "".join(f"{k % 2},{k % 10}\n" for k in range(140)))
+    assert "classes for" not in choice.load().note
+
+
+def test_every_action_has_its_own_help(capsys: Any) -> None:
+    assert main(["data", "--help"]) == 0
+    assert "--target" not in capsys.readouterr().out
+    assert main(["data", "schema", "--help"]) == 0
+    said = capsys.readouterr().out
+    assert "--target" in said and "schema:" not in said and "NAME" not in said
+    assert main(["data", "list", "--target", "y"]) == 2

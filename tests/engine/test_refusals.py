@@ -686,3 +686,9 @@ def test_check_model_sees_what_is_written_into_a_buffer() -> None:
     model, batch = Remembers(), torch.randn(5, 6)
     with untouched(model), pytest.raises(NotSeparable, match="computed from the batch into 'kept'"):
         check_model(model, loss_fn, batch)
+
+
+def test_a_batch_norm_is_named_first() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    with pytest.raises(NotSeparable, match=r"^samples mix in a BatchNorm .* \(model, replaced = cw\.without_batchn"):
+        check(model(torch.randn(8, 3)).squeeze(1), dict(model.named_parameters()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,9 +23,9 @@ from clipwise._json import checksum, parse_json
 from clipwise.accounting import FederatedRounds, GaussianSteps, Ledger, PrivateCalibration, ProjectedSteps
 from clipwise.calibration import Temperature, Vector
 from clipwise.data import Category, DataSet, Number, Schema, from_file, read_predictions
-from clipwise.errors import DataError
+from clipwise.errors import ClipwiseError, DataError
 from clipwise.federated import Server
-from clipwise.private import digests_file
+from clipwise.private import digests_file, spent_in
 from clipwise.report import Run, RunFolder, arms_of, reading_of, warnings_of
 from clipwise.training import Config, load, prepare, read_weights
 from clipwise.training.config import Inputs
@@ -365,6 +366,12 @@ def _continued(path: Path) -> None:
     next(iter(private.loader(_DATA)), None)
 
 
+def _spent(path: Path) -> None:
+    """What a run has spent, or a refusal: the same file is then resumed, which may refuse for another reason."""
+    with suppress(ClipwiseError):
+        spent_in(path)
+
+
 def _checkpoint(folder: Path) -> Reader:
     path, corpus = folder / "checkpoint", []
     mapped = cw.Layerwise({"": cw.Abadi(1.0)})
@@ -375,6 +382,7 @@ def _checkpoint(folder: Path) -> Reader:
     def read(content: bytes) -> None:
         digests_file(path).unlink(missing_ok=True)
         path.write_bytes(content)
+        _spent(path)
         _continued(path)
 
     return Reader(tuple(corpus), _CHECKPOINT, read)
@@ -412,6 +420,7 @@ def _federated(folder: Path) -> Reader:
     def read(content: bytes) -> None:
         digests_file(path).unlink(missing_ok=True)
         path.write_bytes(content)
+        _spent(path)
         model = _model()
         server = Server(_federated_plan(), model, seed=1 if b'["seed", 1]' in content else None)
         server.resume(path, model, torch.optim.SGD(model.parameters(), lr=0.1))

@@ -90,6 +90,13 @@ def test_empty_bins_are_left_empty() -> None:
     assert heights(plots.reliability_diagram(certain).axes[0], 0).size == sum(n > 0 for n in certain.bins.count)
 
 
+def test_a_share_of_nothing_is_drawn_from_zero_upwards() -> None:
+    drawn = plots.training_curves({"a": {"fraction_clipped": Curve((0.0, 1.0), (0.0, 0.0))}})
+    assert drawn.axes[0].get_ylim() == (0, 0.1)
+    drawn = plots.training_curves({"a": {"fraction_clipped": Curve((0.0, 1.0), (0.2, 1.0))}})
+    assert drawn.axes[0].get_ylim()[0] == 0 and 1.0 < drawn.axes[0].get_ylim()[1] <= 1.05
+
+
 def test_training_curves_have_a_panel_per_metric_and_a_line_per_arm() -> None:
     arms = arms_of(comparison(seeds=2))
     curves = {arm.name: {name: arm.curve("test", name) for name in ("accuracy", "ece")} for arm in arms}

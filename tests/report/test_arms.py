@@ -22,8 +22,9 @@ from clipwise import report
 from clipwise.accounting import GaussianSteps, Ledger, PrivateCalibration
 from clipwise.calibration import Difference, Estimate, difference
 from clipwise.errors import DataError
-from clipwise.report import Advice, Choices, Run, advice_of, arms_of
+from clipwise.report import Advice, Choices, Run, advice_of, arms_of, table_rows
 from clipwise.report.arms import BIN_CHOICES, pooled, rebinned
+from clipwise.report.content import content
 from clipwise.report.figures import public_drawings
 from clipwise.report.reading import NORMALISED, _move, read
 from clipwise.report.warnings import joint_of, warnings_of
@@ -430,6 +431,7 @@ def test_the_advised_settings_are_settings(sharpness: float) -> None:
         (["clipwise", "train", "x.toml", "--resume", "--force", "--json", "--quiet"], "clipwise train x.toml --quiet"),
         (["clipwise", "train", "--changed-data", "x.toml", "--show-values"], "clipwise train x.toml"),
         ("clipwise train 'my run.toml' --set a=1", "clipwise train 'my run.toml' --set a=1"),
+        ("clipwise train x.toml --set name=mine --set=a.b=1", "clipwise train x.toml --set a.b=1"),
         *((command, None) for command in ("python train.py", ["clipwise"], "clipwise train 'x.toml", 5, None, [])),
     ],
     ids=str,
@@ -444,6 +446,31 @@ def test_advice_repeats_the_command_of_the_run_under_another_name(command: objec
         assert larger.how == f"{kept} --set name=mine-R20 --set clip.R=20 --set optimizer.learning_rate=0.05"
         assert mixed.how.startswith(f"{kept} --set name=mine-mix-up --set 'clip={{schedule=")
         assert recalibrated.how.startswith(f"{kept} --set name=mine-recalibrated --set 'recalibration=")
+
+
+def test_advice_on_advice_replaces_what_was_advised_before() -> None:
+    command = "clipwise train x.toml --set name=mine-R2 --set clip.R=2 --set optimizer.learning_rate=0.5 --set seed=1"
+    run = made_run("mine-R2", 2.0, 2.6, learning_rate=0.5, provenance={"command": command})
+    larger, mixed, recalibrated = (shlex.split(each.how) for each in advice_of(arms_of([run])))
+    kept = ["clipwise", "train", "x.toml"]
+    assert [word for word in larger if word != "--set"] == [
+        *kept, "seed=1", "name=mine-R20", "clip.R=20", "optimizer.learning_rate=0.05",
+    ]  # fmt: skip
+    names = [word.split("=")[0] for word in mixed if "=" in word]
+    assert names == ["optimizer.learning_rate", "seed", "name", "clip"] and "name=mine-mix-up" in mixed
+    assert "name=mine-R2-recalibrated" in recalibrated and "clip.R=2" in recalibrated
+
+
+def test_a_recalibrated_run_is_compared_as_it_is_saved_too() -> None:
+    before, after = judged(0, 2.6), judged(0, 1.0)
+    run = made_run("mine", 1.0, 2.6, recalibrated={"temperature": after}, provenance={"recalibration": "temperature"})
+    arms = arms_of([run, made_run("other", 10.0, 1.2)])
+    rows = [(name, estimates["ece"].mean) for name, estimates in table_rows(arms[0])]
+    assert rows == [("mine, as trained", before.ece), ("mine, saved (temperature)", after.ece)]
+    assert [row["name"] for row in content(arms, None)["headline"]["rows"]] == [*(name for name, _ in rows), "other"]
+    assert f"recalibrated (temperature): ECE {100 * after.ece:.1f} %" in read(arms).lines[0][1]
+    kept = made_run("mine", 1.0, 2.6, recalibrated={"temperature": after}, provenance={"recalibration": None})
+    assert [name for name, _ in table_rows(arms_of([kept])[0])] == ["mine"]
 
 
 def test_advice_on_norms_needs_one_norm_of_abadis_rule() -> None:

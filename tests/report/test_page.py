@@ -16,11 +16,12 @@ import pytest
 
 import clipwise as cw
 from clipwise import report
+from clipwise.accounting import Ledger, PrivateCalibration
 from clipwise.cli.main import main
 from clipwise.errors import DataError
-from clipwise.report import Run, WrittenPlan, arms_of
+from clipwise.report import Run, WrittenPlan, arms_of, joint_of
 from clipwise.report.figures import _correlations
-from tests.report.samples import HOSTILE, comparison, judged, made_run, regression_run
+from tests.report.samples import HOSTILE, comparison, judged, ledger, made_run, regression_run
 
 UNCOVERED = "Not covered by epsilon: do not publish"
 
@@ -197,6 +198,31 @@ def test_the_card_is_short_and_tells_nothing_private() -> None:
     assert "**Unknown.**" in report.card(Run.judged("theirs", made_run().test))
 
 
+def test_a_card_counts_steps_and_says_what_interrupted_ones_are() -> None:
+    steps = [
+        replace(event, steps=count, reason=reason)
+        for event in ledger().events
+        for count, reason in ((960, "training"), (198, "interrupted"), (2_042, "training"))
+    ]
+    card = report.card(made_run(ledger=Ledger([*steps, PrivateCalibration(20.0)])))
+    assert "the ledger has 3,002 steps for training; 198 steps interrupted; 1 release for calibration." in card
+    assert "Interrupted steps were begun before a stop or a crash" in card
+    assert "Interrupted steps" not in report.card(made_run())
+
+
+def test_the_card_of_predictions_that_were_only_judged_says_nothing_of_training() -> None:
+    card = report.card(Run.judged("theirs", judged(0, 1.0)))
+    assert "## Training" not in card and "trained on, not the" not in card and "exact numbers of these records" in card
+
+
+@pytest.mark.usefixtures("figures_in_words")
+def test_captions_speak_of_seeds_where_there_are_several(tmp_path: Path) -> None:
+    one = report.write(made_run(), tmp_path / "one").read_text(encoding="utf-8")
+    three = report.write([made_run(seed=seed) for seed in range(3)], tmp_path / "three").read_text(encoding="utf-8")
+    assert "over the seeds, with one standard deviation" in three and "standard deviation" not in one
+    assert "No sample was left out." in one and "relation zero" not in one and "with one record blanked" in one
+
+
 def test_a_card_of_several_seeds_says_so() -> None:
     card = report.card([made_run(seed=seed) for seed in range(3)])
     assert "each of 3 runs alone" in card and "| metric | mean |" in card
@@ -353,3 +379,16 @@ def test_noise_that_is_correlated_is_drawn_and_a_plan_that_would_take_hours_is_n
     many = cw.Plan(cw.CyclicPoisson(60_000, 2, 1_024), 90_000, cw.Abadi(1.0), 1.0, correlation=cw.Banded(1_024))
     ending = replace(wide, correlation=cw.Banded(8, 0.0, (1.0, 0.5)))  # of a file: rates for two steps only
     assert correlated(long) == correlated(many) == correlated(ending) == []
+
+
+@pytest.mark.usefixtures("figures_in_words")
+def test_the_command_prints_what_its_runs_cost_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for k, name in enumerate(("small", "large")):
+        made_run(name, 1.0 + k, seed=k, curves=()).save(tmp_path / name)
+    assert main(["report", str(tmp_path / "small")]) == 0
+    assert "costs epsilon" not in capsys.readouterr().out
+    assert main(["report", str(tmp_path / "small"), str(tmp_path / "large"), "--output", str(tmp_path / "both")]) == 0
+    said = capsys.readouterr().out
+    joint = joint_of(Run.load(tmp_path / name) for name in ("small", "large"))
+    assert joint is not None and joint.guarantee is not None
+    assert f"publishing something of all of them costs epsilon = {joint.guarantee.printed}" in said

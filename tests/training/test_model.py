@@ -376,15 +376,30 @@ def test_rows_that_do_not_fit_are_refused(person: tuple[Path, Path]) -> None:
     model = cw.load(person[1])
     for rows, message in (
         ({"id": ["1"]}, "there is no column 'age', 'sex'"),
+        ({"ages": ["1"], "sex": ["Male"]}, r"It has ages, sex\. Did you mean 'ages'\? .* need a new training"),
         ({"age": ["old", ""], "sex": ["Male", ""]}, "2 problems"),
+        ({"age": ["old"], "sex": ["Male"]}, r"change the rows\. .* \(`missing = true`\) need a new training"),
         (np.zeros((2, 4)), r"an input has shape \(4,\), the model takes \(3,\)"),
         (np.full((1, 3), np.nan), "not finite"),
         (3.0, "a single number"),
         ([["a", "b", "c"]], "numbers are needed"),
+        (
+            np.array([[30, "Male"]], dtype=object),
+            r"array of object .* with the columns age, sex: they are then encoded",
+        ),
+        (np.array([["30", "Male"]]), "with the columns age, sex"),
     ):
         with pytest.raises(DataError, match=message):
             model.predict_proba(rows)  # type: ignore[arg-type]
     assert model.predict_proba(np.zeros((0, 3))).shape == (0, 4)
+
+
+def test_a_model_says_what_it_is_and_which_columns_it_needs(person: tuple[Path, Path]) -> None:
+    model = cw.load(person[1])
+    assert model.columns == ("age", "sex") and model.features == ("age", "sex=Female", "sex=Male")
+    assert repr(model).startswith("Predictor(run, trained on people: 4 classes, (3,) inputs")
+    plain = cw.accounting.Guarantee(1.0, 1e-5, "upper bound", "rdp", "zero_out", "Poisson", warnings=("Seeded.",))
+    assert str(plain) == f"{plain.statement()}\nwarning: Seeded." and "seconds" not in str(plain)
 
 
 def test_a_data_frame_is_a_table(person: tuple[Path, Path]) -> None:

@@ -15,9 +15,10 @@ import torch
 from safetensors.torch import load_file
 
 import clipwise as cw
+from clipwise.cli.main import main
 from clipwise.data import DataSet
 from clipwise.errors import CheckpointError, DataError, InvalidConfig
-from clipwise.report import arms_of, warnings_of
+from clipwise.report import RunFolder, arms_of, warnings_of
 from clipwise.training import Progress, train
 from tests.conftest import HANG
 
@@ -176,6 +177,50 @@ def test_a_witness_keeps_an_older_copy_of_the_folder_from_being_resumed(base: st
     assert sum(event.count for event in run.ledger.events if event.reason == "charged ahead") == 2
     with pytest.raises(CheckpointError, match=r"witness .* cannot be read"):  # the run is over
         train(config(text=text), output=tmp_path / "copy", resume=True)
+
+
+@pytest.mark.parametrize("base", [TINY, FEDERATED], ids=["dp-sgd", "dp-fedavg"])
+def test_what_an_interrupted_run_has_spent_can_be_seen(
+    base: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Guarantees: the ledger has every step that a run without a seed has begun, also after the checkpoint."""
+    folder, delta = tmp_path / "run", 1e-4
+    interrupted(folder, base.replace("seed = 3\n", ""))  # after step 5; the checkpoint is of step 4
+    assert sum(event.count for event in RunFolder(folder).spent().ledger.events) == RunFolder(folder).spent().steps == 5
+    epsilons = []
+    for path in (folder, folder / "ledger.json"):
+        assert main(["epsilon", "--ledger", str(path), "--delta", str(delta), "--accountant", "exact", "--json"]) == 0
+        said = capsys.readouterr()
+        assert "5 steps are spent of 12 planned (so far)" in said.err
+        epsilons.append(json.loads(said.out)["accountants"]["exact"]["epsilon"])
+    resumed, _ = train(config(text=base.replace("seed = 3\n", "")), output=folder, resume=True, page=False)
+    assert resumed.ledger is not None and epsilons[0] == epsilons[1] < resumed.ledger.epsilon(delta)
+    assert main(["epsilon", "--ledger", str(folder), "--delta", str(delta), "--accountant", "exact", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["accountants"]["exact"]["epsilon"] == resumed.ledger.epsilon(delta)
+
+
+def test_a_witness_that_is_charged_ahead_counts_in_what_is_spent(tmp_path: Path) -> None:
+    text = f'witness = "{tmp_path / "witness"}"\nwitness_every = 3\n' + TINY.replace("seed = 3\n", "")
+    interrupted(tmp_path / "run", text)
+    spent = RunFolder(tmp_path / "run").spent().ledger
+    run, _ = train(config(text=text), output=tmp_path / "run", resume=True, page=False)
+    assert run.ledger is not None
+    resumed_with = sum(event.count for event in run.ledger.events if event.reason in ("interrupted", "charged ahead"))
+    assert spent.steps >= 4 + resumed_with, "less must not be shown than the resumed run counts"
+
+
+def test_an_interrupted_run_says_how_it_is_finished(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "run"
+    interrupted(folder)
+    for command in (["predict", str(folder), "new.csv"], ["report", str(folder)]):
+        assert main(command) == 2
+        said = capsys.readouterr().err
+        assert (
+            f"clipwise train {folder}/config.toml --output {folder} --resume" in said and "Train it again" not in said
+        )
+        assert "Of its 12 steps 4 are spent" in said and f"clipwise epsilon --ledger {folder}" in said
+    assert main(["epsilon", "--ledger", str(folder), "--delta", "1e-4", "--accountant", "exact"]) == 0
+    assert "it has a seed, and makes later steps again" in capsys.readouterr().err
 
 
 def test_force_begins_anew(tmp_path: Path) -> None:

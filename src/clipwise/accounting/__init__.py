@@ -20,7 +20,7 @@ from clipwise.accounting.events import (
     as_earlier,
     check_projected_sampling,
 )
-from clipwise.accounting.guarantee import Guarantee, default_delta, neighbours, round_up
+from clipwise.accounting.guarantee import Guarantee, default_delta, needed_delta, neighbours, round_up
 from clipwise.accounting.ledger import Ledger
 from clipwise.accounting.relation import Relation
 from clipwise.accounting.schedule import Steps
@@ -56,6 +56,7 @@ __all__ = [
     "free_cap",
     "max_batch_size",
     "max_steps",
+    "needed_delta",
     "neighbours",
     "noise_multiplier",
     "noise_scale",

@@ -21,6 +21,10 @@ from clipwise.errors import AccountingError
 __all__ = ["PrivacyCurve", "privacy_curve", "tight_mu"]
 
 
+_NEIGHBOURS = {"add_remove": "more or less", "replace_one": "replaced", "zero_out": "blanked"}
+_UNITS = {"example": "record", "client": "user"}
+
+
 @dataclass(frozen=True)
 class PrivacyCurve:
     """delta(epsilon) by the exact accountant, with what follows from it.
@@ -38,6 +42,12 @@ class PrivacyCurve:
     relation: str
     sampling: str
     kind: Kind = "numerically exact"
+    unit: str = "example"
+
+    @property
+    def about(self) -> str:
+        """How batches are drawn and what neighbouring data are, in words."""
+        return f"{self.sampling}; with one {_UNITS.get(self.unit, self.unit)} {_NEIGHBOURS[self.relation]}"
 
     def trade_off(self, false_positive: Floats) -> Floats:
         """The smallest false negative rate of any membership test at these false positive rates.
@@ -93,7 +103,9 @@ def privacy_curve(
     mu = max((gaussian_mu(e, d) for e, d in zip(epsilon, delta, strict=True) if 0.0 < d < 1.0), default=0.0)
     approximate = max(clt_mu(c) for c in problem.upper)
     kind: Kind = "numerically exact" if problem.tight else "upper bound"
-    return PrivacyCurve(epsilon, delta, mu, approximate, min_delta, problem.relation, problem.sampling, kind)
+    return PrivacyCurve(
+        epsilon, delta, mu, approximate, min_delta, problem.relation, problem.sampling, kind, problem.unit
+    )
 
 
 def tight_mu(events: Iterable[Event], *, relation: Relation | None = None, min_delta: float = 1e-10) -> float:

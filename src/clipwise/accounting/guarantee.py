@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from clipwise._show import html_table
+from clipwise.errors import AccountingError
+from clipwise.sampling import Sampling, public_size
 
-__all__ = ["Guarantee", "Kind", "Relation", "default_delta", "neighbours", "round_up"]
+__all__ = ["Guarantee", "Kind", "Relation", "default_delta", "needed_delta", "neighbours", "round_up"]
 
 Kind = Literal["numerically exact", "upper bound", "approximation"]
 Relation = Literal["add_remove", "replace_one", "zero_out"]
@@ -38,6 +40,23 @@ def default_delta(records: int) -> float:
     (1e-05, 0.0001, 0.0001)
     """
     return float(f"1e-{len(str(records))}")
+
+
+def needed_delta(delta: float | None, sampling: Sampling | None) -> float:
+    """The delta, which has to be said; the error for None proposes one.
+
+    >>> from clipwise.sampling import Poisson
+    >>> needed_delta(None, Poisson(1_400, 128))
+    Traceback (most recent call last):
+    clipwise.errors.AccountingError: epsilon needs a delta, below 1/n for n records: delta=1e-4, with n = 1400.
+    """
+    if delta is not None:
+        return delta
+    if sampling is None:
+        raise AccountingError("epsilon needs a delta, below 1/n for n records: delta=1e-5, say, with n = 50,000.")
+    records = math.floor(public_size(sampling))
+    proposed = f"1e-{len(str(records))}"
+    raise AccountingError(f"epsilon needs a delta, below 1/n for n records: delta={proposed}, with n = {records}.")
 
 
 @dataclass(frozen=True)
@@ -80,7 +99,7 @@ class Guarantee:
         return f"{round_up(self.epsilon):.3f}"
 
     def statement(self) -> str:
-        """The answer in plain language, with everything it assumes."""
+        """The answer in plain language, with everything it assumes; `print(guarantee)` also has the warnings."""
         interval = "" if self.lower is None else f" The true value is at least {self._least}."
         if not math.isfinite(self.epsilon):
             return (
@@ -91,6 +110,9 @@ class Guarantee:
             f"({self.printed}, {self.delta:g})-differential privacy by the {self.accountant} accountant: "
             f"{_READINGS[self.kind]}; under {self._neighbours}; assumes {self.sampling}.{interval}"
         )
+
+    def __str__(self) -> str:
+        return "\n".join([self.statement(), *(f"warning: {each}" for each in self.warnings)])
 
     @property
     def _neighbours(self) -> str:

@@ -13,7 +13,7 @@ from clipwise._json import checksum, parse_json
 from clipwise._validate import is_count
 from clipwise.accounting.accounts import account, account_delta
 from clipwise.accounting.events import MOST, Event, decode, encode, is_event
-from clipwise.accounting.guarantee import Guarantee, round_up
+from clipwise.accounting.guarantee import Guarantee, needed_delta, round_up
 from clipwise.accounting.relation import Relation, relation_of
 from clipwise.errors import BudgetSpent, LedgerError
 from clipwise.files import in_turn, read_bytes, replacing
@@ -106,7 +106,9 @@ class Ledger:
         """
         return relation_of(self._mechanisms)[0]
 
-    def epsilon(self, delta: float, accountant: str = "exact", *, relation: Relation | None = None) -> float:
+    def epsilon(
+        self, delta: float | None = None, accountant: str = "exact", *, relation: Relation | None = None
+    ) -> float:
         """The epsilon spent so far at this `delta` (the upper end where only an interval is known)."""
         return self.guarantee(delta, accountant, relation=relation).epsilon
 
@@ -115,10 +117,11 @@ class Ledger:
         return account_delta(self.events, epsilon, accountant, relation=relation).delta
 
     def guarantee(
-        self, delta: float, accountant: str = "exact", *, relation: Relation | None = None, group: int = 1
+        self, delta: float | None = None, accountant: str = "exact", *, relation: Relation | None = None, group: int = 1
     ) -> Guarantee:
         """The whole answer: epsilon with its kind, relation, sampling scheme and warnings."""
-        return account(self.events, delta, accountant, relation=relation, group=group)
+        sampling = next((event.sampling for event in self.events if event.sampling is not None), None)
+        return account(self.events, needed_delta(delta, sampling), accountant, relation=relation, group=group)
 
     def to_json(self) -> str:
         """The ledger as one JSON object with a version and a checksum.

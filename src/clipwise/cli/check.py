@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from clipwise.cli.terminal import mebibytes, table
+from clipwise._show import mebibytes
+from clipwise.cli.terminal import table
 from clipwise.errors import ClipwiseError, DataError, NotSeparable
 
 if TYPE_CHECKING:

@@ -23,27 +23,46 @@ HELP = (
 )
 
 
+_ACTIONS = {
+    "list": "what there is, where, its licence and size",
+    "get": "fetch data sets or weights",
+    "verify": "check the SHA-256 of every file (1 when one is missing or damaged)",
+    "schema": "propose a configuration for a table of your own, with its columns described",
+}
+_EPILOG = """\
+example:
+  clipwise data schema people.csv --target member --output people.toml
+
+Bounds and categories are read off the records, which epsilon does not cover: replace them by what is publicly known.
+With --epsilon, --delta and --task they are found with noise, and what that costs is charged to a ledger.
+
+exit code: 0 success, 2 bad usage or input
+"""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
-    parser.add_argument(
-        "action",
-        choices=("list", "get", "verify", "schema"),
-        help="list: what there is, where, its licence and size; get: fetch; verify: check the SHA-256 of every file; "
-        "schema: propose a configuration for a table, with its columns described",
+    """Declare the actions, each with its options."""
+    actions = parser.add_subparsers(metavar="ACTION", required=True, dest="action")
+    made = {name: actions.add_parser(name, help=text, description=text) for name, text in _ACTIONS.items()}
+    for name in ("list", "get", "verify"):
+        every = " (default: all of them)" if name != "get" else ""
+        made[name].add_argument("names", nargs="*", metavar="NAME", help=f"of data sets or weights{every}")
+        made[name].add_argument("--json", action="store_true", help="print the result as JSON")
+    schema = made["schema"]
+    schema.formatter_class = argparse.RawDescriptionHelpFormatter
+    schema.epilog = _EPILOG
+    schema.add_argument("file", metavar="FILE", help="a CSV, NPZ or Parquet file")
+    schema.add_argument("--target", default="y", metavar="COLUMN", help="the column to predict (default: y)")
+    schema.add_argument("--delimiter", default=",", metavar="C", help="between the columns of a CSV file")
+    schema.add_argument(
+        "--task",
+        choices=("classification", "regression"),
+        help="what the target is (default: classes if it is text or has few different numbers)",
     )
-    parser.add_argument(
-        "names", nargs="*", metavar="NAME", help="of data sets or weights (list, verify: all of them); schema: a file"
-    )
-    parser.add_argument("--target", default="y", help="schema: the column to predict (default y)")
-    parser.add_argument("--delimiter", default=",", help="schema: between the columns of a CSV file (default a comma)")
-    parser.add_argument("--task", choices=("classification", "regression"), help="schema: what the target is")
-    parser.add_argument("--epsilon", type=float, help="schema: spend this on finding bounds and categories with noise")
-    parser.add_argument("--delta", type=float, help="schema: with --epsilon")
-    parser.add_argument("--ledger", metavar="FILE", help="schema: the ledger of --epsilon (default: beside the output)")
-    parser.add_argument(
-        "--output", metavar="FILE", help="schema: write the configuration there; an existing one is kept"
-    )
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    schema.add_argument("--epsilon", type=float, help="spend this on finding bounds and categories with noise")
+    schema.add_argument("--delta", type=float, help="with --epsilon")
+    schema.add_argument("--ledger", metavar="FILE", help="the ledger of --epsilon (default: beside the output)")
+    schema.add_argument("--output", metavar="FILE", help="write the configuration there; an existing one is kept")
 
 
 def _describe(entry: Entry) -> dict[str, Any]:
@@ -131,8 +150,6 @@ def _schema(args: argparse.Namespace) -> int:
     from clipwise.data import PrivateSchema
     from clipwise.training import proposal
 
-    if len(args.names) != 1:
-        raise DataError(f"schema takes one file, got {len(args.names)} names.")
     if (args.epsilon is None) != (args.delta is None):
         raise DataError("give --epsilon and --delta together.")
     if args.epsilon is not None and args.output is None:
@@ -142,7 +159,7 @@ def _schema(args: argparse.Namespace) -> int:
     spend = None if args.epsilon is None else PrivateSchema.within(args.epsilon, args.delta)
     ledger = None if spend is None else args.ledger or f"{args.output.removesuffix('.toml')}.ledger.json"
     text = proposal(
-        args.names[0],
+        args.file,
         args.target,
         delimiter=args.delimiter,
         task=args.task,

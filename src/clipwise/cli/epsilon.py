@@ -15,7 +15,7 @@ from clipwise.cli.terminal import Later, number, table
 from clipwise.errors import AccountingError, ClipwiseError
 
 if TYPE_CHECKING:
-    from clipwise.accounting import Event, Guarantee, Relation
+    from clipwise.accounting import Event, Guarantee, Ledger, Relation
     from clipwise.cli.published import Published
     from clipwise.sampling import Sampling
 
@@ -41,6 +41,7 @@ examples:
   clipwise epsilon --noise-multiplier 1.1 --sample-size 60000 --batch-size 256 --steps 14040 --delta 1e-5
   clipwise epsilon --noise-multiplier 0:1.3,7000:1.0 --sample-size 60000 --batch-size 256 --steps 14040 --delta 1e-5
   clipwise epsilon --ledger run/ledger.json --delta 1e-5 --json
+  clipwise epsilon --ledger run --delta 1e-5      a run's folder, also one that was interrupted
   clipwise epsilon --paper snli
 
 Steps are optimizer steps, counted and not computed from epochs. With --sampling poisson, --batch-size is the expected
@@ -63,7 +64,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="noise deviation over sensitivity; a schedule as STEP:SIGMA,STEP:SIGMA",
     )
     add_run_arguments(parser)
-    parser.add_argument("--ledger", metavar="FILE", help="account for a saved ledger instead of the options above")
+    parser.add_argument(
+        "--ledger",
+        metavar="PATH",
+        help="account for a saved ledger instead of the options above, or for the folder of a run, finished or not",
+    )
     parser.add_argument(
         "--paper",
         choices=Later(_papers),
@@ -228,7 +233,6 @@ def _flag(name: str) -> str:
 
 
 def _events(args: argparse.Namespace) -> tuple[Event, ...]:
-    from clipwise.accounting import Ledger
     from clipwise.cli.published import PUBLISHED
 
     if args.paper is not None:
@@ -238,9 +242,27 @@ def _events(args: argparse.Namespace) -> tuple[Event, ...]:
     if args.ledger is not None:
         refuse_given(args, _RUN_OPTIONS, "a ledger has its own settings; leave the option out")
         fill_in(args, {"delta": float})
-        return Ledger.load(args.ledger).events
+        return _ledger(Path(args.ledger)).events
     fill_in(args, {"noise_multiplier": noise, **needs(args)})
     return events_of(args.noise_multiplier, scheme_of(args, args.batch_size), args.steps)
+
+
+def _ledger(path: Path) -> Ledger:
+    """A ledger that was saved, of a run's folder too; of a run that is not finished what it has spent so far."""
+    from clipwise.accounting import Ledger
+    from clipwise.report import RunFolder
+
+    folder = RunFolder(path if path.is_dir() else path.parent)
+    if not folder.interrupted or path not in (folder.path, folder.ledger):
+        return Ledger.load(folder.ledger if path.is_dir() else path)
+    found = folder.spent()
+    since = "up to its last checkpoint; it has a seed, and makes later steps again" if found.seeded else "so far"
+    print(
+        f"clipwise: {folder.path} holds a run that is not finished: {found.steps:,} steps are spent of "
+        f"{found.planned:,} planned ({since}).",
+        file=sys.stderr,
+    )
+    return found.ledger
 
 
 def _panel(args: argparse.Namespace, events: tuple[Event, ...], published: Published | None) -> dict[str, Guarantee]:
@@ -278,22 +300,19 @@ def reading(panel: dict[str, Guarantee], published: Published | None = None) -> 
 
 
 def _print(panel: dict[str, Guarantee], lines: list[str]) -> None:
-    rows = [
-        [
-            name,
-            g.kind,
-            g.printed,
-            "" if g.lower is None else f"{math.floor(g.lower * 1000) / 1000:.3f}",
-            f"{g.seconds:.3f}",
-        ]
-        for name, g in panel.items()
-    ]
-    print(table(["accountant", "kind", "epsilon", "at least", "seconds"], rows, left=2))
+    interval = any(g.lower is not None for g in panel.values())
+    rows = [[name, g.kind, g.printed, *([_least(g)] * interval), f"{g.seconds:.3f}"] for name, g in panel.items()]
+    print(table(["accountant", "kind", "epsilon", *(["at least"] * interval), "seconds"], rows, left=2))
     print()
     for line in lines:
         print(line)
     for warning in dict.fromkeys(w for g in panel.values() for w in g.warnings):
         print(f"warning: {warning}")
+
+
+def _least(guarantee: Guarantee) -> str:
+    """The lower end of an interval, rounded down."""
+    return "" if guarantee.lower is None else f"{math.floor(guarantee.lower * 1000) / 1000:.3f}"
 
 
 def _check_plot(path: str) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +24,7 @@ examples:
   clipwise evaluate predictions.csv --label income
   clipwise evaluate predictions.csv --labels test.csv --label income     the labels are in another file, row by row
   clipwise evaluate scores.csv --label y --classes cat dog bird          other columns are not used
+  clipwise evaluate scores.csv --label y --prefix p_                     columns p_cat, p_dog and p_bird
   clipwise evaluate scores.csv --label y --positive yes                  a single column with the probability of yes
 
 The file (CSV, Parquet or NPZ) has a column for each class, named as the labels name it; `clipwise predict` writes such
@@ -29,6 +32,9 @@ files. The page, its figures and result.json go into a folder. `clipwise report`
 
 exit code: 0 success, 2 bad usage or input
 """
+
+_NOTED = 1e-3
+"""A sum of probabilities that is farther from 1 is mentioned."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,6 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--label", default="label", metavar="COLUMN", help="the true class (default: %(default)s)")
     parser.add_argument("--labels", metavar="FILE", help="the file that has the labels, if it is another one")
     parser.add_argument("--classes", nargs="+", metavar="COLUMN", help="the columns to use (default: all others)")
+    parser.add_argument("--prefix", default="", metavar="TEXT", help="before the class in the columns' names, as p_")
+    parser.add_argument("--normalise", action="store_true", help="divide each row by its sum, whatever that is")
     parser.add_argument("--positive", metavar="CLASS", help="the class that a single column of probabilities is about")
     parser.add_argument("--delimiter", default=",", metavar="C", help="between the columns of a CSV file")
     parser.add_argument("--bins", type=count, default=15, help="of the calibration errors (default: %(default)s)")
@@ -64,6 +72,8 @@ def run(args: argparse.Namespace) -> int:
         args.label,
         classes=args.classes,
         positive=args.positive,
+        prefix=args.prefix,
+        normalise=args.normalise,
         labels_file=args.labels,
         delimiter=args.delimiter,
     )
@@ -78,6 +88,10 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(plain(body), indent=1, allow_nan=False))
     else:
         _print(made, page)
+        if found.off > _NOTED:
+            print(f"note: rows added up to 1 within {found.off:.2g} and were divided by their sum", file=sys.stderr)
+        if math.isinf(result.nll):
+            print("note: NLL is infinite, since a true class got probability 0; give more decimals", file=sys.stderr)
     return 0
 
 

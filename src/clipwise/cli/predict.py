@@ -88,9 +88,11 @@ def run(args: argparse.Namespace) -> int:
 
 def _predicted(model: Predictor, table: Table, keep: Sequence[str], where: str) -> list[list[str]]:
     """The rows of the output for some of the input."""
+    from clipwise.data import no_column
+
     absent = [name for name in keep if name not in table]
     if absent:
-        raise DataError(f"{where} has no column {', '.join(map(repr, absent))} to keep.")
+        raise no_column(where, absent, table, "to keep")
     values = model.predict(table, where) if model.task == "regression" else model.predict_proba(table, where)
     numbers = values.reshape(len(values), -1).astype(str).tolist()
     kept: list[Any] = [table[name] for name in keep]

@@ -48,13 +48,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def load(given: Sequence[str]) -> list[Run]:
     """The runs that were named, in that order; those below a named folder not private first, then by R."""
-    from clipwise.report import Run, runs_below
+    from clipwise.report import Run, RunFolder, runs_below
 
     found: dict[Path, Run] = {}
     for name in given:
         path = Path(name)
         folders = [each.resolve() for each in runs_below(path)]
         if not folders:
+            RunFolder(path).refuse_interrupted("result")
             raise DataError(f"{path} is neither a finished run nor a folder of such: no run's result.json is in it.")
         loaded = {folder: Run.load(folder) for folder in folders}
         found.update(sorted(loaded.items(), key=lambda item: _order(item[1])))
@@ -80,19 +81,20 @@ def _place(args: argparse.Namespace) -> Path:
 
 def _rows(arms: Sequence[ArmResults]) -> tuple[list[str], list[list[str]]]:
     from clipwise.calibration import metric_named
-    from clipwise.report import headline, value_text
+    from clipwise.report import headline, table_rows, value_text
 
     shown = headline(arms[0])
     rows = [
-        [arm.name, str(len(arm.runs)), arm.epsilon_text, *(value_text(name, arm.estimates[name]) for name in shown)]
+        [label, str(len(arm.runs)), arm.epsilon_text, *(value_text(name, estimates[name]) for name in shown)]
         for arm in arms
+        for label, estimates in table_rows(arm)
     ]
     return ["model", "runs", "epsilon", *(metric_named(name).heading for name in shown)], rows
 
 
 def run(args: argparse.Namespace) -> int:
     """Read the runs, write the page, say where it is."""
-    from clipwise.report import arms_of, plain, reading_of, write
+    from clipwise.report import arms_of, cost_of, joint_of, plain, reading_of, write
 
     loaded = load(args.runs)
     page = write(loaded, _place(args), publishable=args.publishable)
@@ -106,5 +108,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     print(table(*_rows(arms)))
     verdict = reading_of(arms).verdict
-    print(f"\n{verdict}\n\n{page}" if verdict else f"\n{page}")
+    joint = joint_of(shown)
+    said = [verdict, "" if joint is None else f"note: {cost_of(joint)}", str(page)]
+    print("\n" + "\n\n".join(filter(None, said)))
     return 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-__all__ = ["Later", "add_show_values", "count", "mebibytes", "number", "table"]
+__all__ = ["Later", "add_show_values", "count", "number", "table"]
 
 
 def count(text: str) -> int:
@@ -70,12 +70,3 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1
         return (indent + "  ".join(padded)).rstrip()
 
     return "\n".join([line(header), line(["-" * width for width in widths]), *(line(row) for row in rows)])
-
-
-def mebibytes(size: int) -> str:
-    """A number of bytes for reading.
-
-    >>> mebibytes(3084), mebibytes(44_040_192)
-    ('under 0.1 MiB', '42.0 MiB')
-    """
-    return f"{size / 2**20:,.1f} MiB" if size >= 2**20 / 10 else "under 0.1 MiB"

@@ -26,7 +26,8 @@ examples:
   clipwise train examples/digits.toml
   clipwise train examples/digits.toml --set clip.R=5 --set seed=1 --output runs/digits-R5
   clipwise train examples/digits.toml --resume      after a crash or Ctrl-C: continue from the checkpoint
-  clipwise train more.toml --continue-from runs/digits     more steps; epsilon counts both runs
+  clipwise train examples/digits.toml --continue-from runs/digits --set name=more --set privacy.epsilon=4
+                                                    more steps; privacy.epsilon is the total of both runs
 
 The folder gets config.toml, metrics.jsonl, ledger.json, result.json, figures/, model.safetensors, model.json,
 report.html and card.md; clipwise predict uses the model. Paths in a configuration count from the current folder.
@@ -60,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--continue-from",
         metavar="RUN",
-        help="begin with the weights and the ledger of this finished run: epsilon is that of both together",
+        help="begin with the weights and the ledger of this finished run: privacy.epsilon is the total of both",
     )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     add_show_values(parser)

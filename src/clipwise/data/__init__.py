@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from clipwise.data.own import from_file, inputs_of
     from clipwise.data.predictions import Predictions, read_predictions
     from clipwise.data.private_statistics import PrivateMoments, PrivateSchema
-    from clipwise.data.readers import Table, read_parts, read_table
+    from clipwise.data.readers import Table, no_column, read_parts, read_table
     from clipwise.data.schema import Category, Kind, Number, Schema, proposed
     from clipwise.data.store import find, folders, obtain, problems
     from clipwise.data.text import Pairs, TextDataSet, trim
@@ -47,6 +47,7 @@ __all__ = [
     "load",
     "load_text",
     "load_weights",
+    "no_column",
     "obtain",
     "problems",
     "proposed",
@@ -63,7 +64,7 @@ _HOME = {
     "own": ("from_file", "inputs_of"),
     "predictions": ("Predictions", "read_predictions"),
     "private_statistics": ("PrivateMoments", "PrivateSchema"),
-    "readers": ("Table", "read_parts", "read_table"),
+    "readers": ("Table", "no_column", "read_parts", "read_table"),
     "schema": ("Category", "Kind", "Number", "Schema", "proposed"),
     "store": ("find", "folders", "obtain", "problems"),
     "text": ("Pairs", "TextDataSet", "trim"),

@@ -18,7 +18,7 @@ from torch.utils.data import TensorDataset
 
 from clipwise._validate import is_count
 from clipwise.data.dataset import DataSet, Task, split
-from clipwise.data.readers import FEW, LONG, Column, Problems, Table, all_numbers, numbers, read_table, texts
+from clipwise.data.readers import LONG, Column, Problems, Table, all_numbers, no_column, numbers, read_table, texts
 from clipwise.data.schema import Schema
 from clipwise.errors import DataError
 
@@ -27,6 +27,11 @@ __all__ = ["from_file", "inputs_of"]
 _REMEDY = (
     "Leave the column out with features=[...], or put numbers in; or describe the table with a schema, which takes "
     "text and empty cells (`clipwise data schema` proposes one)."
+)
+
+_TRAINED = (
+    "The model takes the columns as they were described when it was trained: change the rows. Other columns, other "
+    "categories and empty cells (`missing = true`) need a new training."
 )
 
 
@@ -113,14 +118,15 @@ def inputs_of(file: str, table: Table, features: Sequence[str], schema: Schema |
             [2.]])
     """
     if schema is not None:
-        return schema.encode(table, file)
+        return schema.encode(table, file, _TRAINED)
     chosen = tuple(features) or (("x",) if "x" in table else tuple(table))
     if not features and len(chosen) != 1:
         raise DataError(
             f"{file} should have one array `x`: the data that the model was trained on had no named columns."
         )
-    problems = Problems()
-    problems.add_absent(file, [name for name in chosen if name not in table], "The model was trained with it.")
+    problems = Problems(_TRAINED)
+    absent = [name for name in chosen if name not in table]
+    problems.add_absent(file, absent, table, "The model was trained with it.")
     made = _inputs(file, table, tuple(name for name in chosen if name in table), problems) if table else None
     problems.check()
     assert made is not None
@@ -189,10 +195,7 @@ def _check_columns(
     for file, table in tables:
         for name in (target, *(() if absent_allowed else features or ())):
             if name not in table:
-                shown = ", ".join(list(table)[:FEW]) + (", ..." if len(table) > FEW else "")
-                if any(all_numbers([each]) for each in table):  # a record, which does not belong in a message
-                    raise DataError(f"{file} has no column {name!r}: its first line has numbers, no names.", shown)
-                raise DataError(f"{file} has no column {name!r}; it has {shown}.")
+                raise no_column(file, [name], table)
     if features is not None and target in features:
         raise DataError(f"the target {target!r} cannot be a feature too.")
     first, *others = (set(features or table) for _, table in tables)

@@ -10,12 +10,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from clipwise.data.readers import FEW, Problems, Table, is_missing, numbers, read_table, texts
+from clipwise.data.readers import FEW, Problems, Table, all_numbers, is_missing, no_column, numbers, read_table, texts
 from clipwise.errors import DataError
 
 __all__ = ["Predictions", "read_predictions"]
 
 _ROUNDING = 1e-3  # files have few digits: a row of ten classes with four of them is off by up to 5e-4
+_MOST_ROUNDING = 0.05  # of hundreds of classes with two digits each a sum says nothing any more
+_CHOOSE = "--classes chooses the columns of probabilities."
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,6 +27,8 @@ class Predictions:
     probabilities: NDArray[np.float64]
     labels: tuple[str, ...]
     classes: tuple[str, ...]
+    off: float = 0.0
+    """How far from 1 the probabilities of a sample added up, at most, before they were divided by their sum."""
 
 
 def read_predictions(
@@ -34,6 +38,8 @@ def read_predictions(
     classes: Sequence[str] | None = None,
     positive: str | None = None,
     labels_file: str | os.PathLike[str] | None = None,
+    prefix: str = "",
+    normalise: bool = False,
     delimiter: str = ",",
 ) -> Predictions:
     r"""Probabilities and labels from a CSV, Parquet or NPZ file.
@@ -43,7 +49,10 @@ def read_predictions(
     - `positive`: the class that a single column of probabilities is about; needed unless the column is named after a
       class, or the labels are 0 and 1.
 
-    Rows may be off from the sum 1 by rounding, and are divided by it.
+    - `prefix`: what the names of the columns have before the name of the class; columns without it are not used.
+    - `normalise`: divide each row by its sum, whatever that is.
+
+    Rows may be off from the sum 1 by rounding to two decimals or more, and are divided by their sum.
 
     Raises: DataError, with all that is wrong with the cells in one message.
 
@@ -58,10 +67,15 @@ def read_predictions(
     true = _labels(named, table if labels_file is None else read_table(Path(labels_file), delimiter), label)
     if labels_file is None:
         table = {name: column for name, column in table.items() if name != label}
+    if prefix:
+        table = {name.removeprefix(prefix): column for name, column in table.items() if name.startswith(prefix)}
     chosen = tuple(table) if classes is None else tuple(classes)
     absent = [name for name in chosen if name not in table]
-    if absent or not chosen:
-        raise DataError(f"{file} has no column {', '.join(map(repr, absent[:FEW])) or 'of probabilities'}.")
+    if absent:
+        raise no_column(file, absent, table, "of probabilities")
+    if not chosen:
+        begins = f" whose name begins with {prefix!r}" if prefix else ""
+        raise DataError(f"{file} has no column of probabilities{begins}.")
     problems = Problems()
     columns = np.stack([_column(problems, file, name, table) for name in chosen], axis=1)
     if len(columns) != len(true):
@@ -81,24 +95,38 @@ def read_predictions(
         problems.add(
             named,
             f"column {label!r}",
-            f"the label is none of the {len(chosen)} classes",
+            f"the label is none of the {len(chosen)} classes{_named(chosen)}",
             rows=other,
-            remedy="Columns of probabilities are named as the labels name the classes; --classes chooses them.",
+            remedy=("Columns are named as the labels name the classes; --prefix p_ is for names as p_cat.", _CHOOSE),
             found=true[other[0] - 1],
         )
     sums = columns.sum(axis=1)
-    off = np.flatnonzero(np.isfinite(sums) & (np.abs(sums - 1) > _ROUNDING)) + 1
+    allowed = np.inf if normalise else _rounding(columns)
+    off = np.flatnonzero(np.isfinite(sums) & ((np.abs(sums - 1) > allowed) | (sums == 0))) + 1
     if len(off):
         problems.add(
             file,
             "",
-            "the probabilities do not add up to 1",
+            f"the probabilities do not add up to 1{'' if normalise else ' within rounding'}",
             rows=off.tolist(),
-            remedy="--classes chooses the columns of probabilities.",
-            found=sums[off[0] - 1],
+            remedy=(_CHOOSE, "" if normalise else "--normalise divides each row by its sum."),
+            found=f"the sum {sums[off[0] - 1]:.6g}",
         )
     problems.check()
-    return Predictions(columns / sums[:, None], true, chosen)
+    return Predictions(columns / sums[:, None], true, chosen, float(np.abs(sums - 1).max()))
+
+
+def _named(classes: Sequence[str]) -> str:
+    """The classes, unless the first line of the file may be a record."""
+    shown = ", ".join(classes[:FEW]) + (", ..." if len(classes) > FEW else "")
+    return "" if any(all_numbers([each]) for each in classes) else f", which are the columns {shown}"
+
+
+def _rounding(columns: NDArray[np.float64]) -> float:
+    """How far from 1 the sum of a row may be because its numbers have few decimals, and two at least."""
+    finite = columns[np.isfinite(columns)]
+    decimals = next((d for d in range(2, 7) if bool(np.all(np.abs(finite - finite.round(d)) < 1e-9))), 7)
+    return float(max(_ROUNDING, min(columns.shape[1] * 0.5 * 10.0**-decimals, _MOST_ROUNDING) + 1e-9))
 
 
 def _unquoted(classes: tuple[str, ...], true: Sequence[str]) -> tuple[str, ...]:
@@ -109,8 +137,7 @@ def _unquoted(classes: tuple[str, ...], true: Sequence[str]) -> tuple[str, ...]:
 
 def _labels(file: str, table: Table, label: str) -> tuple[str, ...]:
     if label not in table:
-        shown = ", ".join(list(table)[:FEW])
-        raise DataError(f"{file} has no column {label!r} of labels; name it with --label.", shown)
+        raise no_column(file, [label], table, "of labels", "Name it with --label.")
     try:
         return tuple(texts(table[label]))
     except ValueError as error:
@@ -131,8 +158,9 @@ def _column(problems: Problems, file: str, name: str, table: Table) -> NDArray[n
     for what, wrong in kinds:
         rows = np.flatnonzero(wrong) + 1
         if len(rows):
-            remedy = "--classes chooses the columns of probabilities."
-            problems.add(file, where, f"the value {what}", rows=rows.tolist(), remedy=remedy, found=column[rows[0] - 1])
+            problems.add(
+                *(file, where, f"the value {what}"), rows=rows.tolist(), remedy=_CHOOSE, found=column[rows[0] - 1]
+            )
     return np.where(outside, np.nan, found.values)
 
 

@@ -7,6 +7,7 @@ Everything that is wrong with a file is gathered into one error.
 from __future__ import annotations
 
 import csv
+import difflib
 import os
 import sys
 import zipfile
@@ -32,6 +33,7 @@ __all__ = [
     "all_numbers",
     "check_cells",
     "is_missing",
+    "no_column",
     "numbers",
     "read_parts",
     "read_table",
@@ -123,7 +125,9 @@ def _check_header(header: list[str], path: Path, delimiter: str) -> None:
     other = next((mark for mark in (";", "\t", ",", "|") if mark in header[0]), None) if len(header) == 1 else None
     if other and other != delimiter:
         raise DataError(
-            f"{path} has a single column; should it be read with delimiter={other!r}?", repr(header[0][:LONG])
+            f"{path} has a single column; should it be read with another delimiter? Give --delimiter "
+            f"{'$' * (other == chr(9))}{other!r}, data.delimiter in a configuration, or delimiter={other!r} in Python.",
+            repr(header[0][:LONG]),
         )
 
 
@@ -226,8 +230,37 @@ _MISSING = frozenset(("", "?", "na", "n/a", "nan", "null", "none"))
 _ROWS = 4
 
 
+def no_column(file: str, names: Sequence[str], table: Table, what: str = "", remedy: str = "") -> DataError:
+    """The error for columns that a file has not: what it has, and which of it was meant.
+
+    >>> raise no_column("pets.csv", ["wieght"], {"weight": ["3"], "kind": ["cat"]}, "to predict")
+    Traceback (most recent call last):
+    clipwise.errors.DataError: pets.csv has no column 'wieght' to predict. It has weight, kind. Did you mean 'weight'?
+    """
+    has, found = _has_instead(names, table)
+    return DataError(
+        " ".join(filter(None, (f"{file} has no column", f"{_listed(names)}{what and ' '}{what}.", has, remedy))), found
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(repr(name[:LONG]) for name in names[:FEW]) + (", ..." if len(names) > FEW else "")
+
+
+def _has_instead(names: Sequence[str], table: Table) -> tuple[str, str]:
+    """What a file has instead of these columns, and its first line, if that is a record and no message's business."""
+    shown = ", ".join(name[:LONG] for name in list(table)[:FEW]) + (", ..." if len(table) > FEW else "")
+    if any(all_numbers([each]) for each in table):
+        return "Its first line has numbers, no names.", shown
+    near = [difflib.get_close_matches(name, list(table), 1) for name in names[:FEW]]
+    meant = ", ".join(repr(found[0][:LONG]) for found in near if found)
+    return f"It has {shown}." + (f" Did you mean {meant}?" if meant else ""), ""
+
+
 class Problems:
     """What is wrong with some files. `check` raises one error that names all of it, without quoting a record.
+
+    `remedy` is said instead of what each problem asks for.
 
     >>> problems = Problems()
     >>> problems.add("pets.csv", "column 'legs'", "the value is missing", rows=[3, 8])
@@ -236,26 +269,38 @@ class Problems:
     clipwise.errors.DataError: pets.csv, column 'legs', rows 3 and 8: the value is missing.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, remedy: str = "") -> None:
+        self._remedy = remedy
         self._lines: dict[str, list[str]] = {}
         self._remedies: dict[str, None] = {}
         self._found: list[str] = []
 
     def add(
-        self, file: str, where: str, what: str, *, rows: Sequence[int] = (), remedy: str = "", found: object = None
+        self,
+        file: str,
+        where: str,
+        what: str,
+        *,
+        rows: Sequence[int] = (),
+        remedy: str | tuple[str, ...] = (),
+        found: object = None,
     ) -> None:
-        """One kind of problem: in which file and column, in which rows, what to do, and a value that stands there."""
-        self._lines.setdefault(file, []).append(f"{', '.join(filter(None, (where, _rows(rows))))}: {what}")
-        if remedy:
-            self._remedies[remedy] = None
-        if found is not None:
-            self._found.append(f"{str(found)[:LONG]!r} in {where}")
+        """One kind of problem: in which file and column, in which rows, what to do, and a value that stands there.
 
-    def add_absent(self, file: str, names: Sequence[str], remedy: str) -> None:
-        """Columns that a file should have and does not have."""
+        A sentence that says what to do for several problems stands once.
+        """
+        self._lines.setdefault(file, []).append(f"{', '.join(filter(None, (where, _rows(rows))))}: {what}")
+        said = self._remedy or remedy
+        self._remedies |= dict.fromkeys(filter(None, (said,) if isinstance(said, str) else said))
+        if found is not None:
+            self._found.append(f"{str(found)[:LONG]!r}{where and ' in '}{where}")
+
+    def add_absent(self, file: str, names: Sequence[str], table: Table, remedy: str) -> None:
+        """Columns that a file should have and does not have; none is not a problem."""
         if names:
-            shown = ", ".join(repr(name[:LONG]) for name in names[:FEW]) + (", ..." if len(names) > FEW else "")
-            self.add(file, "header", f"there is no column {shown}", remedy=remedy)
+            has, found = _has_instead(names, table)
+            self.add(file, "header", f"there is no column {_listed(names)}", remedy=remedy, found=found or None)
+            self._remedies = {has: None, **self._remedies}
 
     def check(self) -> None:
         """Raise the error, if there is a problem."""
@@ -263,13 +308,14 @@ class Problems:
         if not count:
             return
         ((file, (first, *_)), *_) = self._lines.items()
-        said = f"{file}, {first}." if count == 1 else "\n".join([*self._listed(FEW, count), ""])
-        raise DataError(" ".join([said, *self._remedies]).strip(), "; ".join(self._found[:FEW]))
+        remedies = " ".join(self._remedies)
+        said = [f"{file}, {first}. {remedies}"] if count == 1 else [*self._listed(FEW, count), f"  {remedies}"]
+        raise DataError("\n".join(said).rstrip(), "; ".join(self._found[:FEW]))
 
     def _listed(self, left: int, count: int) -> list[str]:
         lines = []
         for file, own in self._lines.items():
-            lines += [f"{file} has {len(own)} problem{'s' if len(own) > 1 else ''}:", *(f"  {x}" for x in own[:left])]
+            lines += [f"{file} has {len(own)} problem{'s' if len(own) > 1 else ''}:", *(f"  {x}." for x in own[:left])]
             left = max(0, left - len(own))
         return [*lines, f"  and {count - FEW} more."] if count > FEW else lines
 

@@ -209,9 +209,12 @@ class Schema:
         """How many numbers a record becomes."""
         return sum(len(column.features) for column in self.columns)
 
-    def encode(self, table: Table, file: str) -> Tensor:
-        """The records as float32, (n, width). All that is wrong with the table is one `DataError`; `file` names it."""
-        problems = Problems()
+    def encode(self, table: Table, file: str, remedy: str = "") -> Tensor:
+        """The records as float32, (n, width). All that is wrong with the table is one `DataError`; `file` names it.
+
+        It ends with `remedy`, or with what to change in the schema.
+        """
+        problems = Problems(remedy)
         encoded = self.gather(table, file, problems)
         problems.check()
         assert encoded is not None
@@ -220,7 +223,7 @@ class Schema:
     def gather(self, table: Table, file: str, problems: Problems) -> Tensor | None:
         """As `encode`, but what is wrong is added to `problems`; None where columns are missing or do not fit."""
         absent = [column.name for column in self.columns if column.name not in table]
-        problems.add_absent(file, absent, "The schema names it.")
+        problems.add_absent(file, absent, table, "The schema names it.")
         parts = []
         for column in self.columns:
             if column.name not in table:

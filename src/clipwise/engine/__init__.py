@@ -13,7 +13,7 @@ from clipwise.engine.node import IN_PLACE_WRITE, LEAF
 from clipwise.engine.norms import negligible_norm
 from clipwise.engine.ops import op_of
 from clipwise.engine.origin import Evidence, Origin, backing, constant_tensors, memory_of
-from clipwise.engine.parameters import Parameters
+from clipwise.engine.parameters import Parameters, check_vector
 from clipwise.engine.precision import HALF, widened
 from clipwise.engine.run import Backward
 from clipwise.engine.substitute import Substitute
@@ -42,6 +42,7 @@ __all__ = [
     "Use",
     "backing",
     "check",
+    "check_vector",
     "clipped_gradients",
     "constant_tensors",
     "dense",

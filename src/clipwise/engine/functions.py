@@ -123,7 +123,7 @@ def check(losses: Tensor, params: Params, *, constants: Constants = ()) -> Summa
 
     >>> model = torch.nn.Linear(3, 1)
     >>> print(check(model(torch.randn(4, 3)).squeeze(1), dict(model.named_parameters())))  # doctest: +ELLIPSIS
-    separable: 4 samples, 1 nodes meet parameters
+    separable: 4 samples, 1 node meets parameters
       AddmmBackward0 (linear; axis 0, the batch; instantiated, lengths): bias, weight
     ...
     """

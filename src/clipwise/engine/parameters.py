@@ -68,15 +68,40 @@ class Parameters:
         return self._grouped[1]
 
 
+def check_vector(losses: Tensor) -> None:
+    """Refuse losses that are not one number for each sample, and say how to get there.
+
+    >>> check_vector(torch.ones(4, 1))
+    Traceback (most recent call last):
+    clipwise.errors.InvalidLosses: losses must have shape (B,), one loss per sample, got (4, 1). Use losses.squeeze(1).
+    """
+    if not isinstance(losses, Tensor):
+        raise InvalidLosses(
+            f"losses must be a tensor of shape (B,), one loss per sample, got {type(losses).__name__}. "
+            "Use reduction='none'."
+        )
+    if losses.dim() == 1:
+        return
+    if losses.dim() == 0:
+        remedy = (
+            "This is a mean or a sum over the batch, from which no sample's gradient can be read. Use "
+            "reduction='none'. The `loss` of a Hugging Face model is such a mean: compute losses from its `logits`."
+        )
+    elif losses.dim() == 2 and losses.shape[1] == 1:
+        remedy = "Use losses.squeeze(1)."
+    elif losses.dim() == 2 and losses.shape[0] == losses.shape[1]:
+        remedy = (
+            "If outputs have shape (B, 1) and targets (B,), all pairs of them were compared: use outputs.squeeze(1). "
+            "Else a sample has several terms: sum or average them per sample."
+        )
+    else:
+        remedy = "A sample has several terms: sum or average them per sample, as losses.flatten(1).mean(1) does."
+    raise InvalidLosses(f"losses must have shape (B,), one loss per sample, got {tuple(losses.shape)}. {remedy}")
+
+
 def validate(losses: Tensor, parameters: Parameters) -> None:
     """Refuse losses that are not a differentiable vector."""
-    if not isinstance(losses, Tensor):
-        raise InvalidLosses(f"losses must be a tensor of shape (B,), got {type(losses).__name__}.")
-    if losses.dim() != 1:
-        raise InvalidLosses(
-            f"losses must have shape (B,), one loss per sample, got {tuple(losses.shape)}. Use reduction='none' and, "
-            "if a sample has several terms, sum or average them per sample."
-        )
+    check_vector(losses)
     if not losses.is_floating_point():
         raise InvalidLosses(f"losses must be floating point, got {losses.dtype}.")
     if not parameters.tensors:

@@ -105,11 +105,12 @@ def mixing(graph: Graph, after: str, whose: str) -> NotSeparable:
     cause = ""
     norms = (graph.nodes[k] for k, name in enumerate(graph.names) if op_of(name).rule is norm.batch_norm)
     if any(norm.mixes_samples(node) for node in norms):
-        cause = (
-            " The graph holds a BatchNorm in training mode: call .eval() on it, or use GroupNorm or LayerNorm "
-            "(cw.without_batchnorm makes such a copy of a model)."
+        return NotSeparable(
+            f"samples mix in a BatchNorm that is in training mode ({whose}): the loss of one sample depends on the "
+            "others, so it has no bounded per-sample gradient. Use GroupNorm or LayerNorm (model, replaced = "
+            "cw.without_batchnorm(model) gives such a copy), or call .eval() on the BatchNorm."
         )
-    elif graph.computes_in(torch.float16):
+    if graph.computes_in(torch.float16):
         cause = " The graph computes in float16, where small gradients are lost and nothing is certain: use bfloat16."
     return NotSeparable(
         f"samples mix after {after} ({whose}): the loss of one sample depends on other samples, so it has no bounded "

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from clipwise._show import mebibytes
 from clipwise.engine.cache import Engine
 from clipwise.engine.cost import held_bytes
 from clipwise.engine.graph import Graph
@@ -52,15 +53,20 @@ class Summary:
     bytes: Mapping[str, int]
 
     def __str__(self) -> str:
-        lines = [f"separable: {self.batch_size} samples, {len(self.nodes)} nodes meet parameters"]
+        lines = [f"separable: {self.batch_size} samples, {_meet(len(self.nodes))} parameters"]
         for node in self.nodes:
             how = "; ".join(filter(None, (node.rule, node.layout, node.norm)))
             lines.append(f"  {node.name} ({how}): {', '.join(node.parameters)}")
         if self.unreached:
             lines.append(f"  reached by no sample: {', '.join(self.unreached)}")
         lines += [f"  taken for a constant, not seen: the other operand of {name}" for name in self.unseen]
-        lines += [f"  memory beyond the forward pass, {way}: {n / 2**20:.1f} MiB" for way, n in self.bytes.items()]
+        ways = {way.replace("_", " "): n for way, n in self.bytes.items()}
+        lines += [f"  memory beyond the forward pass, {way}: {mebibytes(n)}" for way, n in ways.items()]
         return "\n".join(lines)
+
+
+def _meet(count: int) -> str:
+    return "1 node meets" if count == 1 else f"{count} nodes meet"
 
 
 def summarize(engine: Engine, losses: Tensor, parameters: Parameters, evidence: Evidence) -> Summary:

@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
-from clipwise.accounting import Ledger, Relation
+from clipwise.accounting import Ledger, Relation, needed_delta
 from clipwise.clipping import Style
 from clipwise.entropy import Entropy
 from clipwise.errors import ClipwiseError, DataError, InvalidPlan, InvalidSampling
@@ -224,11 +224,13 @@ class Server:
         known = [digest for digest in found if digest is not None]
         self._position.digests.look_at(joined(known) if len(known) == len(found) else None)
 
-    def epsilon(self, delta: float, accountant: str = "exact", *, relation: Relation | None = None) -> float:
+    def epsilon(
+        self, delta: float | None = None, accountant: str = "exact", *, relation: Relation | None = None
+    ) -> float:
         """The epsilon spent so far at this `delta`, for everything of one user. One over 1/users is warned about."""
-        spent = self._release.ledger.epsilon(delta, accountant, relation=relation)
+        delta = needed_delta(delta, self._plan.sampling)
         warn_of_delta(self._plan, delta)
-        return spent
+        return self._release.ledger.epsilon(delta, accountant, relation=relation)
 
     def open(self, users: Sequence[int]) -> Round:
         """Select among the users that are there, each by its own coin. A round that was not closed is forgotten."""

@@ -147,13 +147,13 @@ def arm_legend(drawn: Any, labels: Sequence[str]) -> None:
         text.set_text(wrapped(label))
 
 
-def wrapped(label: str) -> str:
+def wrapped(label: str, width: int = 32) -> str:
     r"""A label in lines that are not longer than a panel is wide.
 
     >>> wrapped("a small network with a large clipping norm")
     'a small network with a large\nclipping norm'
     """
-    return textwrap.fill(label, 32)
+    return textwrap.fill(label, width)
 
 
 def percent_axis(axis: Any) -> None:

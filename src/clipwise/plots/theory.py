@@ -9,7 +9,7 @@ import numpy as np
 from scipy import special
 
 from clipwise.errors import DataError
-from clipwise.plots.style import GAP, MUTED, NEUTRAL, arm_legend, figure, look, mark_arm, percent_axis, styled
+from clipwise.plots.style import GAP, MUTED, NEUTRAL, arm_legend, figure, look, mark_arm, percent_axis, styled, wrapped
 
 if TYPE_CHECKING:
     from clipwise.accounting import PrivacyCurve
@@ -20,11 +20,11 @@ __all__ = ["correlated_noise", "loss_flows", "ntk_monitor", "privacy_curves", "s
 
 
 @styled
-def privacy_curves(curve: PrivacyCurve, delta: float | None = None) -> Any:
+def privacy_curves(curve: PrivacyCurve, delta: float | None = None, *, titled: bool = True) -> Any:
     """Two panels: delta(epsilon) with `delta` marked, and the best membership attack at each false positive rate.
 
     Both show the exact curve and the tight mu-GDP one that bounds it, the left also the central limit theorem's
-    approximation. Returns a matplotlib figure, which has `savefig`.
+    approximation. With `titled`, what they are about stands above. Returns a matplotlib figure, which has `savefig`.
     """
     drawn = figure(9.0, 3.8)
     left, right = drawn.subplots(1, 2)
@@ -52,7 +52,8 @@ def privacy_curves(curve: PrivacyCurve, delta: float | None = None) -> Any:
     right.set_ylabel("largest true positive rate")
     right.set_title("Best membership attack")
     right.legend()
-    drawn.suptitle(f"{curve.sampling}, relation {curve.relation}", fontsize="small")
+    if titled:
+        drawn.suptitle(wrapped(curve.about, 100), fontsize="small")
     return drawn
 
 

@@ -94,6 +94,8 @@ def training_curves(curves: Mapping[str, Mapping[str, Curve]], metrics: Iterable
         axes.margins(x=0.02)
         if name in _SHARES or metric_named(name).share:
             percent_axis(axes.yaxis)
+            if name in _SHARES:
+                axes.set_ylim(0, min(1.05, max(0.1, axes.get_ylim()[1])))  # of zeros alone it would begin below zero
         elif name in _LOGARITHMIC:
             axes.set_yscale("log")
             log_axis(axes.yaxis)

@@ -12,7 +12,7 @@ from clipwise.private.labels import of_plan as label_of_plan
 from clipwise.private.labels import of_values as label_of_values
 from clipwise.private.position import Position
 from clipwise.private.release import Release
-from clipwise.private.saving import check_form, restored_ledger
+from clipwise.private.saving import Spent, check_form, restored_ledger, spent_in
 from clipwise.private.saving import read as read_checkpoint
 from clipwise.private.saving import save as save_checkpoint
 from clipwise.private.statistics import LayerStatistics, StepStatistics
@@ -27,6 +27,7 @@ __all__ = [
     "Position",
     "Private",
     "Release",
+    "Spent",
     "StepStatistics",
     "Witness",
     "check_form",
@@ -37,5 +38,6 @@ __all__ = [
     "read_checkpoint",
     "restored_ledger",
     "save_checkpoint",
+    "spent_in",
     "without_batchnorm",
 ]

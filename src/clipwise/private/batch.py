@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from clipwise.clipping import Style
-from clipwise.engine import Clipped
+from clipwise.engine import Clipped, check_vector
 from clipwise.errors import InvalidLosses, InvalidSampling
 from clipwise.mechanisms import AdaptiveClip
 from clipwise.private.fit import Fit
@@ -51,9 +51,7 @@ class Batch:
 
     def check(self, losses: Tensor, step: int) -> None:
         """Refuse losses that are not those of the batch that comes next in this step. Nothing is changed."""
-        if not isinstance(losses, Tensor) or losses.dim() != 1:
-            shape = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
-            raise InvalidLosses(f"losses must be a tensor of shape (B,), one per sample, got {shape}.")
+        check_vector(losses)
         if self.own:
             self._check_size(losses.shape[0])
         else:

@@ -187,5 +187,5 @@ def _check_normalisation(name: str, module: Any) -> None:
         raise NotSeparable(
             f"{name!r} ({kind}) {how}: it normalises with statistics of the whole batch, so a sample's gradient "
             "depends on the others. Use GroupNorm or LayerNorm, or a trained BatchNorm in eval mode (model.train(), "
-            "then module.eval()); cw.without_batchnorm(model) makes such a copy."
+            "then module.eval()). model, replaced = cw.without_batchnorm(model) gives a copy with GroupNorm."
         )

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,14 +22,17 @@ from torch.optim import Optimizer
 from clipwise._validate import is_count, is_finite, is_number
 from clipwise.accounting import CHANGED_DATA, Ledger
 from clipwise.errors import CheckpointError, ClipwiseError
+from clipwise.plan import Plan
 from clipwise.private import checkpoint
 from clipwise.private.digests import file_of
 from clipwise.private.release import Release
 
-__all__ = ["Saved", "Stateful", "check_form", "is_hex", "read", "restored_ledger", "save"]
+__all__ = ["Saved", "Spent", "Stateful", "check_form", "is_hex", "read", "restored_ledger", "save", "spent_in"]
 
 _INCOMPARABLE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RuntimeError)
 """What comparing with a value of any kind may raise, such as with a tensor where a number was."""
+_KINDS = ("run", "federated")
+"""The names under which the state of a run stands in a file."""
 _LARGEST = 2.0**63
 """A setting of an optimizer is smaller; torch does not read larger integers."""
 _HEX = re.compile("(?:[0-9a-f]{2})*")
@@ -188,12 +191,48 @@ def read(path: str | os.PathLike[str], kind: str) -> Saved:
     optional = all(isinstance(part, (dict, type(None))) for part in (optimizer, witness))
     if not isinstance(state, dict) or not isinstance(model, dict) or not optional:
         raise CheckpointError(f"{Path(path)} has no {kind!r}: such a run did not write it.")
+    _check_live(path, state, live)
+    return Saved(Path(path), journal, state, model, optimizer, record.get("extra"), witness)
+
+
+def _check_live(path: str | os.PathLike[str], state: Mapping[str, Any], live: bool) -> None:
     if state.get("seed") is None and not live:
         raise CheckpointError(
             f"{Path(path)} was replaced by a later checkpoint elsewhere, and what was made since is counted there. "
             "Resume from the latest one."
         )
-    return Saved(Path(path), journal, state, model, optimizer, record.get("extra"), witness)
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What a run that is not finished has released so far, of how many planned steps."""
+
+    ledger: Ledger
+    steps: int
+    planned: int
+    seeded: bool
+    """Whether steps after the last checkpoint are made again, so that the ledger does not have them."""
+
+
+def spent_in(path: str | os.PathLike[str]) -> Spent:
+    """What the run in a checkpoint has spent. The run is not continued, and may be running.
+
+    Guarantees: the ledger has every step that a run without a seed has begun, also after the checkpoint was written.
+    """
+    record, begun, live = checkpoint.read(path)
+    state = next((record[kind] for kind in _KINDS if isinstance(record.get(kind), Mapping)), None)
+    if state is None or not all(name in state and holds(state[name]) for name, holds in _OF_EVERY_RUN.items()):
+        raise CheckpointError(f"{Path(path)} does not hold the ledger of a run: it is damaged.")
+    _check_live(path, state, live)
+    plan, ledger, done = Plan.from_dict(state["plan"]), restored_ledger(state), state["steps"]
+    if state["seed"] is None:
+        mark = record.get("witness")
+        ahead = mark.get("every") if isinstance(mark, Mapping) else 0  # a witness is charged so many steps ahead
+        begun = min(begun + ahead, plan.steps) if is_count(ahead, least=0) else plan.steps
+        marks: dict[str, Any] = {"own_batches": True} if state.get("own_batches") else {}
+        for event in plan.events_of(done, begun) if begun > done else ():
+            ledger.record(replace(event, reason="interrupted", **marks))
+    return Spent(ledger, max(done, begun), plan.steps, state["seed"] is not None)
 
 
 def is_hex(value: object) -> bool:

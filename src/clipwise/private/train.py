@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
 from clipwise._show import html_table
-from clipwise.accounting import Ledger, Relation
+from clipwise.accounting import Ledger, Relation, needed_delta
 from clipwise.clipping import Style
 from clipwise.engine import Constants
 from clipwise.errors import (
@@ -193,7 +193,9 @@ class Private:
         """Whether the data of a seeded run stayed the same, as far as they were looked at."""
         return self._position.digests.looked
 
-    def epsilon(self, delta: float, accountant: str = "exact", *, relation: Relation | None = None) -> float:
+    def epsilon(
+        self, delta: float | None = None, accountant: str = "exact", *, relation: Relation | None = None
+    ) -> float:
         """The epsilon spent so far at this `delta`; refused after an update that clipwise did not make.
 
         A `delta` over 1/n is warned about.
@@ -204,9 +206,9 @@ class Private:
                 "batches of the loader were used, but the losses of none were given to private.step: whatever was "
                 "computed from them is not on the ledger, so epsilon 0 would say nothing of it."
             )
-        spent = self._release.ledger.epsilon(delta, accountant, relation=relation)
+        delta = needed_delta(delta, self._plan.sampling)
         warn_of_delta(self._plan, delta)
-        return spent
+        return self._release.ledger.epsilon(delta, accountant, relation=relation)
 
     def __repr__(self) -> str:
         return f"Private({type(self._model).__name__}, {self.steps_done} of {self._plan.steps} steps made)"

@@ -6,14 +6,14 @@ write and print.
 
 from clipwise.report.arms import ArmResults, arms_of
 from clipwise.report.card import card
-from clipwise.report.content import headline
+from clipwise.report.content import headline, table_rows
 from clipwise.report.folder import RunFolder, plain, runs_below, write_text
 from clipwise.report.plans import Choices, WrittenPlan, WrittenValue, has_rule
 from clipwise.report.reading import Advice, advice_of
 from clipwise.report.reading import read as reading_of
 from clipwise.report.render import write
 from clipwise.report.run import SEEDED, Run, guarantees_of, not_checked, provenance_of
-from clipwise.report.warnings import warnings_of
+from clipwise.report.warnings import cost_of, joint_of, warnings_of
 from clipwise.report.wording import clip_norm, describe, epsilon_text, interval_text, value_text
 
 __all__ = [
@@ -29,17 +29,20 @@ __all__ = [
     "arms_of",
     "card",
     "clip_norm",
+    "cost_of",
     "describe",
     "epsilon_text",
     "guarantees_of",
     "has_rule",
     "headline",
     "interval_text",
+    "joint_of",
     "not_checked",
     "plain",
     "provenance_of",
     "reading_of",
     "runs_below",
+    "table_rows",
     "value_text",
     "warnings_of",
     "write",

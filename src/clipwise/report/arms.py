@@ -68,6 +68,15 @@ class ArmResults:
         """Every metric on the held-out data."""
         return estimates_of([run.test for run in self.runs])
 
+    @cached_property
+    def saved(self) -> tuple[str, dict[str, Estimate]] | None:
+        """The recalibration that the saved models predict with, and every metric after it; None: as trained."""
+        methods = {run.provenance.get("recalibration") for run in self.runs}
+        (method,) = methods if len(methods) == 1 else (None,)
+        if not isinstance(method, str) or any(method not in run.recalibrated for run in self.runs):
+            return None
+        return method, estimates_of([run.recalibrated[method] for run in self.runs])
+
     @property
     def point(self) -> Point:
         """The arm's choices and metrics."""

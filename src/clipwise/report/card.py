@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import clipwise
-from clipwise.accounting import Guarantee, neighbours
+from clipwise.accounting import Event, Guarantee, neighbours
 from clipwise.calibration import metric_named
 from clipwise.correlation import Independent
 from clipwise.plan import Plan
 from clipwise.report.arms import ArmResults, arms_of
 from clipwise.report.content import headline
 from clipwise.report.run import Run
-from clipwise.report.warnings import HELD_OUT, ended_early, without_noise
+from clipwise.report.warnings import HELD_OUT, JUDGED, ended_early, without_noise
 from clipwise.report.wording import interval_text, plan_rows, value_text
 
 __all__ = ["card"]
+
+INTERRUPTED = "interrupted"
+"""The reason of steps that were charged and came to nothing."""
 
 
 def card(runs: Run | Iterable[Run]) -> str:
@@ -34,8 +37,11 @@ def card(runs: Run | Iterable[Run]) -> str:
     held_out = f"Measured on {first.test.count:,} held-out records"
     data = first.provenance.get("data")
     name = data.get("name") if isinstance(data, Mapping) else data
-    lines += [f"{held_out}{f' of {_text(str(name))}' if name else ''}. {HELD_OUT}", "", "## Training", ""]
-    lines += [f"- {_text(label)}: {_text(value)}" for label, value in plan_rows(first.plan, first.choices)]
+    measured = f"{held_out}{f' of {_text(str(name))}' if name else ''}."
+    lines += [f"{measured} {HELD_OUT if first.is_known else JUDGED}"]
+    planned = plan_rows(first.plan, first.choices)
+    if planned:
+        lines += ["", "## Training", "", *(f"- {_text(label)}: {_text(value)}" for label, value in planned)]
     warnings = dict.fromkeys(text for run in arm.runs for text in (*ended_early(run), *run.warnings))
     if warnings:
         lines += ["", "## Warnings", "", *(f"- {_text(text)}" for text in warnings)]
@@ -60,7 +66,7 @@ def _facts(run: Run, best: Guarantee) -> dict[str, str]:
     """The points that checklists for reporting ask for: Ponomareva et al. 2023 (section 5.3.3), NIST SP 800-226."""
     events = () if run.ledger is None else run.ledger.events
     users = best.unit == "client"
-    spent = "; ".join(dict.fromkeys(f"{e.count:,} for {_text(e.reason)}" for e in events))
+    spent = _spent(events, "rounds" if users else "steps")
     own = any(getattr(event, "own_batches", False) for event in events)
     versions = run.provenance.get("versions")
     tools = ", ".join(f"{k} {v}" for k, v in versions.items()) if isinstance(versions, Mapping) else ""
@@ -81,7 +87,7 @@ def _facts(run: Run, best: Guarantee) -> dict[str, str]:
         ),
         "Accounting": f"{_text(best.accountant)} ({best.kind}); assumes {_text(best.sampling)}"
         + ("; the batches were drawn by the caller, who vouches for it" if own else ""),
-        "All that touched the data": f"the ledger has {spent}. Warnings below name what is known not to be on it",
+        "All that touched the data": f"{spent}. Warnings below name what is known not to be on it",
         "Tuning": (
             "not on the ledger. If settings were chosen by other runs on these records, those runs cost privacy that "
             "this epsilon leaves out"
@@ -116,6 +122,23 @@ def _noise(run: Run) -> str:
         return "Gaussian noise"
     said = plan.correlation.describe()
     return f"Gaussian noise that is correlated over steps ({said[0].lower()}{said[1:-1]})"
+
+
+def _spent(events: Sequence[Event], steps: str) -> str:
+    """What is on the ledger, by the reasons."""
+    counts: dict[tuple[str, str], int] = {}
+    for event in events:
+        key = steps if event.trains else "releases", event.reason
+        counts[key] = counts.get(key, 0) + event.count
+    listed = [
+        f"{count:,} {what.removesuffix('s') if count == 1 else what} "
+        f"{'interrupted' if reason == INTERRUPTED else f'for {_text(reason)}'}"
+        for (what, reason), count in counts.items()
+    ]
+    said = f"the ledger has {'; '.join(listed)}"
+    if not any(reason == INTERRUPTED for _, reason in counts):
+        return said
+    return f"{said}. Interrupted {steps} were begun before a stop or a crash: they are charged, their results not used"
 
 
 def _first_weights(run: Run) -> str:

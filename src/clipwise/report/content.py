@@ -19,7 +19,7 @@ from clipwise.report.run import Run
 from clipwise.report.warnings import Joint, warnings_of
 from clipwise.report.wording import deviation_text, event_row, interval_text, plan_rows, value_text
 
-__all__ = ["arm_row", "content", "headline", "result", "uncovered"]
+__all__ = ["arm_row", "content", "headline", "result", "table_rows", "uncovered"]
 
 _READING = {
     "numerically exact": "the tight value, rounded up",
@@ -62,6 +62,18 @@ def content(arms: Sequence[ArmResults], joint: Joint | None) -> dict[str, Any]:
         "task": arms[0].first.task,
         "made": _made(arms),
     }
+
+
+def table_rows(arm: ArmResults) -> list[tuple[str, Mapping[str, Estimate]]]:
+    """The rows of an arm in a table of metrics: as trained and, where the saved model is recalibrated, as it predicts.
+
+    A reader who compares models compares those that are there to be used.
+    """
+    rows: list[tuple[str, Mapping[str, Estimate]]] = [(arm.name, arm.estimates)]
+    if arm.saved is None:
+        return rows
+    method, after = arm.saved
+    return [(f"{arm.name}, as trained", arm.estimates), (f"{arm.name}, saved ({method})", after)]
 
 
 def headline(arm: ArmResults) -> list[str]:
@@ -109,8 +121,9 @@ def _cell(metric: str, estimate: Estimate | None) -> dict[str, str]:
 def _table(arms: Sequence[ArmResults], metrics: Sequence[str]) -> dict[str, Any]:
     rows = []
     for place, arm in enumerate(arms):
-        cells = [_cell(metric, arm.estimates.get(metric)) for metric in metrics]
-        rows.append({**arm_row(place, arm), "epsilon": arm.epsilon_text, "cells": cells})
+        for name, estimates in table_rows(arm):
+            cells = [_cell(metric, estimates.get(metric)) for metric in metrics]
+            rows.append({**arm_row(place, arm), "name": name, "epsilon": arm.epsilon_text, "cells": cells})
     return {"columns": [metric_named(metric).heading for metric in metrics], "rows": rows}
 
 

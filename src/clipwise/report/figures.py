@@ -51,11 +51,11 @@ CAPTIONS = {
     ),
     "heat-map": (
         "Clipping norm and learning rate",
-        "Means over the seeds, in per cent where the metric is a share; yellow cells are better.",
+        "In per cent where the metric is a share; yellow cells are better.",
     ),
     "training": (
         "Over training",
-        "Measured on held-out data during training: mean over the seeds, with one standard deviation to both sides.",
+        "Measured on held-out data during training.",
     ),
     "privacy": (
         "What the privacy is worth",
@@ -71,8 +71,7 @@ CAPTIONS = {
     ),
     "private-training": (
         "Inside private training",
-        "Exact statistics of the private training samples at each step: mean over the seeds, with one standard "
-        "deviation to both sides.",
+        "Exact statistics of the private training samples at each step.",
     ),
 }
 
@@ -111,6 +110,8 @@ class Drawing:
     whole: Any
     about: str = ""
     """What the caption begins with."""
+    further: str = ""
+    """What the caption ends with."""
 
     @property
     def title(self) -> str:
@@ -120,7 +121,7 @@ class Drawing:
     @property
     def caption(self) -> str:
         """What stands below it."""
-        return f"{self.about} {CAPTIONS[kind_of(self.name)][1]}".strip()
+        return " ".join(filter(None, (self.about, CAPTIONS[kind_of(self.name)][1], self.further)))
 
     def as_svg(self) -> str:
         """The whole as an SVG file."""
@@ -142,8 +143,14 @@ def public_drawings(arms: Sequence[ArmResults]) -> list[Drawing]:
 def private_drawings(arms: Sequence[ArmResults]) -> list[Drawing]:
     """Curves of the private training data, without noise: not covered by epsilon."""
     curves = _curves(_drawn(arms), "private", None)
-    drawn = _wide("private-training", _plain(curves), plots.training_curves(curves), _about(arms)) if curves else None
-    return [] if drawn is None else [drawn]
+    if not curves:
+        return []
+    metrics, further = list(dict.fromkeys(name for each in curves.values() for name in each)), _spread(arms)
+    if not any(value for each in curves.values() if "bad_samples" in each for value in each["bad_samples"].mean):
+        metrics = [name for name in metrics if name != "bad_samples"]
+        further = f"{further} No sample was left out.".strip()
+    drawn = plots.training_curves(curves, metrics) if metrics else None
+    return [] if drawn is None else [_wide("private-training", _plain(curves), drawn, _about(arms), further)]
 
 
 def _drawn(arms: Sequence[ArmResults]) -> Sequence[ArmResults]:
@@ -164,8 +171,15 @@ def _about(arms: Sequence[ArmResults]) -> str:
     return f"Of the {len(arms)} models, the {half} with the smallest and the {half} with the largest {what}."
 
 
-def _wide(name: str, values: Any, whole: Any, about: str = "") -> Drawing:
-    return Drawing(name, values, (Panel(svg(whole, name)),), whole, about)
+def _spread(arms: Sequence[ArmResults]) -> str:
+    """What a line shows where there are several seeds."""
+    if all(len(arm.runs) == 1 for arm in arms):
+        return ""
+    return "Lines are means over the seeds, with one standard deviation to both sides."
+
+
+def _wide(name: str, values: Any, whole: Any, about: str = "", further: str = "") -> Drawing:
+    return Drawing(name, values, (Panel(svg(whole, name)),), whole, about, further)
 
 
 def _calibration(arms: Sequence[ArmResults], drawn_arms: Sequence[ArmResults]) -> list[Drawing]:
@@ -244,7 +258,8 @@ def _sweep(arms: Sequence[ArmResults]) -> list[Drawing]:
     pairs = {(point.clip_norm, point.learning_rate) for point in grid}
     if len(norms) > 1 and len(rates) > 1 and len(grid) == len(pairs) > max(len(norms), len(rates)):
         drawn = plots.heat_map(grid, ("accuracy", "ece") if classes else ("rmse",))
-        found.append(_wide("heat-map", [point.to_dict() for point in grid], drawn))
+        means = "Numbers are means over the seeds." if any(len(arm.runs) > 1 for arm in arms) else ""
+        found.append(_wide("heat-map", [point.to_dict() for point in grid], drawn, further=means))
     return found
 
 
@@ -255,7 +270,8 @@ def _training(arms: Sequence[ArmResults], about: str) -> list[Drawing]:
     curves, norms = _curves(arms, "test", metrics), _curves(arms, "released", ("clipping_norm",))
     curves = {name: {**each, **norms.get(name, {})} for name, each in (curves or norms).items()}
     about = f"{about} The clipping norm is what the run learnt with noise.".strip() if norms else about
-    return [_wide("training", _plain(curves), plots.training_curves(curves), about)] if curves else []
+    drawn = plots.training_curves(curves) if curves else None
+    return [] if drawn is None else [_wide("training", _plain(curves), drawn, about, _spread(arms))]
 
 
 def _curves(arms: Sequence[ArmResults], section: str, metrics: Sequence[str] | None) -> dict[str, dict[str, Curve]]:
@@ -287,8 +303,9 @@ def _privacy(arms: Sequence[ArmResults]) -> list[Drawing]:
         except AccountingError:
             continue  # shuffled and fixed-size batches have an interval, not a curve
         name = "privacy" if len(ledgers) == 1 else f"privacy-{k + 1}"
-        drawn = plots.privacy_curves(curve, delta=sharing[0].first.delta)
-        found.append(_wide(name, curve.to_dict(), drawn, f"For {' · '.join(arm.name for arm in sharing)}."))
+        drawn = plots.privacy_curves(curve, delta=sharing[0].first.delta, titled=False)
+        about = f"For {' · '.join(arm.name for arm in sharing)}: {curve.about}."
+        found.append(_wide(name, curve.to_dict(), drawn, about))
     return found
 
 

@@ -20,6 +20,7 @@ import contextlib
 import json
 import math
 import os
+import shlex
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ from clipwise._json import RESTORE, Fields, parse_json, read_json
 from clipwise.accounting import Event, Ledger
 from clipwise.errors import DataError, LedgerError
 from clipwise.files import locked, open_ordinary, private_folder, read_bytes, replacing
+from clipwise.private import Spent, spent_in
 
 __all__ = [
     "CARD",
@@ -81,6 +83,30 @@ class RunFolder:
     def finished(self) -> bool:
         """Whether a whole run is in it."""
         return (self.path / RESULT).is_file()
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether a run is in it that was begun, is not finished, and can be resumed."""
+        return self.checkpoint.is_file() and not self.finished
+
+    def spent(self) -> Spent:
+        """What an interrupted run has released so far, with what was released before it."""
+        found = spent_in(self.checkpoint)
+        for event in self.charged:
+            found.ledger.record(event)
+        return found
+
+    def refuse_interrupted(self, what: str) -> None:
+        """Refuse to use an interrupted run, saying what it has spent and how it is continued; `what` is needed."""
+        if not self.interrupted:
+            return
+        quoted = shlex.quote(os.fspath(self.path))
+        raise DataError(
+            f"{self.path} holds an interrupted run, which has no {what} yet. It is finished by clipwise train "
+            f"{shlex.quote(os.fspath(self.config))} --output {quoted} --resume. Of its {self.spent().planned:,} steps "
+            f"{self.spent().steps:,} are spent, whether it is finished or not: clipwise epsilon --ledger "
+            f"{quoted} --delta DELTA says what epsilon that is."
+        )
 
     def files(self) -> tuple[set[str], set[str]]:
         """The names of what is in it: a run's, and others."""

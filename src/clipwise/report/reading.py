@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -139,7 +140,16 @@ def _behaviour(arm: ArmResults) -> str:
     return (
         f"right {percent(accuracy)} of the time, {percent(confidence)} sure on average: {tendency}. In 1,000 "
         f"predictions it expects {expected} mistakes and makes {made}. ECE {percent(arm.estimates['ece'].mean)}."
+        f"{_as_saved(arm)}"
     )
+
+
+def _as_saved(arm: ArmResults) -> str:
+    """What recalibration has made of it, where the saved model has one."""
+    if arm.saved is None:
+        return ""
+    method, after = arm.saved
+    return f" The saved model is recalibrated ({method}): ECE {percent(after['ece'].mean)}."
 
 
 def _verdict(small: ArmResults, large: ArmResults) -> tuple[str, str]:
@@ -228,6 +238,9 @@ NORMALISED = (
     "SparseAdam",
 )
 """Optimizers whose steps do not grow with the gradients: with another R their learning rate stays."""
+_RECALIBRATED = "recalibrated"
+_OTHER_NORM = re.compile(r"-(R[0-9.e+-]+|mix-up|longer)$")
+"""What advice on another norm or more steps has added to a name before."""
 _ONCE = {"--output": 1, "--resume": 0, "--force": 0, "--json": 0, "--changed-data": 0, "--show-values": 0}
 
 
@@ -344,7 +357,7 @@ def _recalibration(run: Run) -> list[Advice]:
         Advice(
             "Recalibration with a private temperature divides the logits by one number, which is learnt with noise on "
             "the training records and is on the ledger. The accuracy stays as it is.",
-            _command(run, "recalibrated", [choice])
+            _command(run, _RECALIBRATED, [choice])
             or f"cw.calibration.PrivateTemperatureScaling(noise_multiplier={_NOISE:g})",
         )
     ]
@@ -359,12 +372,28 @@ def _command(run: Run, suffix: str, settings: Sequence[str]) -> str | None:
         return None
     if words[:2] != ["clipwise", "train"]:
         return None
-    kept, skip = [], 0
-    for word in words:
-        option = word.split("=")[0]
-        if skip or option in _ONCE:
-            skip = skip - 1 if skip else _ONCE[option] * ("=" not in word)
-            continue
-        kept.append(word)
-    named = [f"name={run.name}-{suffix}", *settings]
+    base = run.name if suffix == _RECALIBRATED else _OTHER_NORM.sub("", run.name)
+    named = [f"name={base}-{suffix}", *settings]
+    replaced = {setting.partition("=")[0] for setting in named}
+    kept, rest = [], iter(words)
+    for word in rest:
+        option, equals, value = word.partition("=")
+        if option in _ONCE:
+            for _ in range(_ONCE[option] * (not equals)):
+                next(rest, None)
+        elif option == "--set":
+            setting = value if equals else next(rest, "")
+            if not _is_replaced(setting.partition("=")[0].strip(), replaced):
+                kept += ["--set", setting]
+        else:
+            kept.append(word)
     return shlex.join([*kept, *(part for setting in named for part in ("--set", setting))])
+
+
+def _is_replaced(key: str, by: Collection[str]) -> bool:
+    """Whether a setting has no effect before others: the same key, or one of the table that is replaced.
+
+    >>> [_is_replaced(key, {"clip", "name"}) for key in ("name", "clip.R", "clipping", "seed")]
+    [True, True, False, False]
+    """
+    return any(key == each or key.startswith(f"{each}.") for each in by)

@@ -14,7 +14,7 @@ from clipwise.report.plans import has_rule
 from clipwise.report.run import SEEDED, Run
 from clipwise.report.saved import trained_steps
 
-__all__ = ["Joint", "Warned", "joint_of", "warnings_of"]
+__all__ = ["Joint", "Warned", "cost_of", "joint_of", "warnings_of"]
 
 
 @dataclass(frozen=True)
@@ -96,6 +96,7 @@ HELD_OUT = (
     "held-out ones: if those are private too, the metrics must not be published."
 )
 
+JUDGED = "The metrics are exact numbers of these records: if they are private, the metrics must not be published."
 NOT_PRIVATE = "no epsilon holds for it. If its training data are private, nothing of it may be published."
 NOT_KNOWN = "These predictions were only judged: on what they were trained, and whether privately, is not known here."
 WORSE_THAN_MEAN = (
@@ -152,13 +153,14 @@ def warnings_of(arms: Sequence[ArmResults], joint: Joint | None = None) -> list[
             found.setdefault(text, {})[arm.name] = None
     warned = [Warned(text, () if len(names) == len(arms) > 1 else tuple(names)) for text, names in found.items()]
     if joint is not None:
-        warned.append(Warned(_of_all(joint)))
+        warned.append(Warned(cost_of(joint)))
     if not same_data([arm.first for arm in arms]):
         warned.append(Warned(OTHER_DATA))
-    return [*warned, Warned(HELD_OUT)]
+    return [*warned, Warned(HELD_OUT if any(arm.first.is_known for arm in arms) else JUDGED)]
 
 
-def _of_all(joint: Joint) -> str:
+def cost_of(joint: Joint) -> str:
+    """What it costs to publish something of all runs of a page."""
     page = f"This page rests on {joint.runs} private runs. Each has the epsilon of its row"
     if joint.guarantee is None:
         return f"{page}; together they have {joint} Publish one run of a seed at most."

@@ -123,7 +123,7 @@ def test_rounding_is_not_taken_for_mixing() -> None:
 
 @pytest.mark.parametrize("seed", [8, 63, 141])
 def test_a_loss_near_zero_is_rounded_as_the_numbers_that_it_is_the_difference_of(seed: int) -> None:
-    """One target in 64 is met by chance: its squared error is 1e-8 and less, and the outputs' rounding is all of it."""
+    """One target in 64 is met by chance: its squared error is 1e-8 or less, and rounding of outputs is all of it."""
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(2, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 1))
     x = torch.randn(64, 2)
@@ -231,3 +231,54 @@ def test_batches_that_are_not_in_rows_lose_no_sample() -> None:
     with pytest.raises(cw.NotSeparable):
         check_losses(layer(), lambda m, x: squares(m, x) / len(x), batch(), 5, None)
     assert check_losses(layer(), lambda m, b: squares(m, b[0]) / len(b[0]), (batch(), "text"), 5, None) == ""
+
+
+class Padded(nn.Module):
+    """Sentences as numbers over 0, padded with 0: the mean of their words, with dropout that is no module."""
+
+    def __init__(self, masked: bool, always: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.words, self.head = nn.Embedding(9, 4), nn.Linear(4, 2)
+        self.masked, self.always = masked, always
+
+    def forward(self, x: Tensor) -> Tensor:
+        words = nn.functional.dropout(self.words(x), 0.5, training=self.training or self.always)
+        mask = (x > 0).to(words)[:, :, None] if self.masked else torch.ones_like(words[:, :, :1])
+        out: Tensor = self.head((words * mask).sum(1) / mask.sum(1)).square().sum(1)
+        return out
+
+
+class Longer(Again):
+    """Other sentences are two words longer, and this one is padded to their length."""
+
+    def replaced(self, kept: list[bool], longest: bool) -> Tensor:
+        padded = nn.functional.pad(self.x, (0, 2)) if longest else self.x
+        other = torch.ones_like(padded)
+        return torch.where(torch.tensor(kept)[:, None], padded, other)
+
+    def scaled(self, kept: list[bool], scale: float) -> Tensor:
+        return self.x
+
+
+def test_dropout_of_a_longer_batch_is_not_taken_for_mixing() -> None:
+    """Models of `transformers` drop attention out by a function: a batch of another length gets other numbers."""
+    x = torch.randint(1, 9, (5, 3), generator=torch.Generator().manual_seed(0))
+    model = Padded(masked=True).train()
+    assert check_losses(model, forward, x, 5, Longer(x)) == "" and model.training
+    with pytest.raises(cw.NotSeparable, match="putting longer records in place of all samples but 2"):
+        check_losses(Padded(masked=False).train(), forward, x, 5, Longer(x))
+    said = check_losses(Padded(masked=True, always=True).train(), forward, x, 5, Longer(x))
+    assert "the losses draw random numbers in evaluation mode too" in said
+
+
+def test_mixing_in_training_mode_alone_is_noticed_beside_dropout() -> None:
+    """Batches of the same shape get the same random numbers, and are compared as they are trained on."""
+
+    def mixing(model: nn.Module, x: Tensor) -> Tensor:
+        losses: Tensor = model(x)
+        return losses * (1 + int(x.sum()) * model.training)
+
+    x = torch.randint(2, 9, (5, 3), generator=torch.Generator().manual_seed(0))
+    with pytest.raises(cw.NotSeparable):
+        check_losses(Padded(masked=True).train(), mixing, x, 5, Longer(x))

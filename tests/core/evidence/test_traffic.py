@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -483,3 +484,11 @@ def test_calls_are_counted_while_they_are_under_way() -> None:
     with pytest.raises(ZeroDivisionError):
         traffic.call(lambda: traffic.call(call, (), {}), (), {})
     assert depths == [2] and traffic.depth == 0
+
+
+@pytest.mark.filterwarnings("default:Using a target size")
+def test_what_torch_warns_of_is_said_of_the_line_that_called_it() -> None:
+    x = batch()
+    with pytest.warns(UserWarning, match="Using a target size") as caught, During(watched(x)):
+        torch.nn.functional.mse_loss(x, x[:, :1], reduction="none")
+    assert [Path(each.filename).name for each in caught] == ["test_traffic.py"]

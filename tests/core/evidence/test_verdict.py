@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 import clipwise as cw
 from clipwise.engine import walk
@@ -249,3 +250,24 @@ def test_the_first_operation_names_the_remedy(operation: str, remedy: str) -> No
     assert f"after {operation}. " in str(verdict._mixing(twin, ""))
     twin.moved = None
     assert "first seen" not in str(verdict._mixing(twin, "")) and "A statistic" in str(verdict._mixing(twin, ""))
+
+
+@pytest.mark.parametrize(
+    "losses",
+    [
+        lambda out, y: (out - y).square().mean(1),
+        lambda out, y: nn.functional.mse_loss(out, y, reduction="none").mean(1),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Using a target size")
+def test_outputs_that_are_broadcast_against_targets_are_named_as_the_cause(losses: Any) -> None:
+    torch.manual_seed(0)
+    model, data = nn.Linear(3, 1), TensorDataset(torch.randn(32, 3), torch.randn(32))
+    plan = cw.Plan(cw.Poisson(32, 16), 3, cw.Abadi(1.0), 1.0)
+    private = cw.Private(plan, model, torch.optim.SGD(model.parameters(), 0.1), seed=0)
+    batches = iter(private.loader(data))
+    x, y = next(batches)
+    given = losses(model(x), y)
+    with pytest.raises(cw.NotSeparable, match=r"broadcast to \(B, B\)\. Use outputs\.squeeze\(1\)") as refused:
+        private.step(given)
+    assert "A statistic" not in str(refused.value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, TypeAlias
 
 import torch
@@ -31,8 +31,8 @@ def check_model(model: nn.Module, loss_fn: LossFn, batch: Batch) -> None:
     Sees what the graph of the losses cannot: statistics of the batch on the raw input, detached statistics, a division
     by the batch size, and values of the batch that are written into buffers. `loss_fn(model, batch)` returns losses of
     shape (B,); `batch` is a tensor, or a tuple, list or mapping of tensors whose first axis is the batch. Buffers and
-    random generators are left as they were. Losses that draw random numbers draw others for a batch of another size:
-    then a sample is removed in evaluation mode, and not at all when they are random there too.
+    random generators are left as they were. Losses that draw random numbers draw others for a batch of another size or
+    length: then other batches are tried in evaluation mode, and not at all when losses are random there too.
 
     >>> check_model(nn.Linear(3, 1), lambda model, x: model(x).squeeze(1) ** 2, torch.randn(4, 3))
     >>> check_model(nn.BatchNorm1d(3), lambda model, x: model(x).sum(1), torch.randn(4, 3))
@@ -54,12 +54,18 @@ def check_losses(model: nn.Module, loss_fn: LossFn, batch: Batch, size: int, aga
         _watched(model, loss_fn, batch, size, run)
         repeat = _Repeated(model, loss_fn, batch, size, run)
         why = "" if again is None else unreadable(again, Records.of(batch, size))
-        if again is not None and not why:
-            for sample in (size // 2, 0):
-                repeat.demand_with_others(again, sample)
-        if len(Records.of(batch, size).tensors) and _in_rows(batch, size):
-            repeat.demand_without(model)
-    return why and f"longer and shorter records in loss_fn: the records of a batch cannot be read again ({why})"
+        why = why and f"the records of a batch cannot be read again ({why})"
+        others = repeat.with_others(again) if again is not None and not why else {}
+        comparable = {what: each for what, each in others.items() if not repeat.draws_others(each[0])}
+        repeat.demand_all(comparable)
+        later = {what: each for what, each in others.items() if what not in comparable}
+        if repeat.settled(model):
+            repeat.demand_all(later)
+            if len(Records.of(batch, size).tensors) and _in_rows(batch, size):
+                repeat.demand_without()
+        elif later:
+            why = "the losses draw random numbers in evaluation mode too"
+    return why and f"longer and shorter records in loss_fn: {why}"
 
 
 def _in_rows(batch: Batch, size: int) -> bool:
@@ -141,16 +147,28 @@ class _Repeated:
                 "loss divided by the batch size, padding that is not masked."
             )
 
-    def demand_with_others(self, again: Again, sample: int) -> None:
-        """Put longer, shorter and larger records in place of all samples but one."""
-        kept, itself = [i == sample for i in range(self._size)], torch.tensor([sample])
-        others = {
-            "longer": again.replaced(kept, longest=True),
-            "shorter": again.replaced(kept, longest=False),
-            "larger": again.scaled(kept, 4.0),
-        }
-        for how, other in others.items():
-            self.demand(f"putting {how} records in place of all samples but {sample}", other, itself, itself)
+    def with_others(self, again: Again) -> dict[str, tuple[Batch, Tensor]]:
+        """Batches with longer, shorter and larger records in place of all samples but one, and that one."""
+        found = {}
+        for sample in (self._size // 2, 0):
+            kept, itself = [i == sample for i in range(self._size)], torch.tensor([sample])
+            others = {
+                "longer": again.replaced(kept, longest=True),
+                "shorter": again.replaced(kept, longest=False),
+                "larger": again.scaled(kept, 4.0),
+            }
+            for how, other in others.items():
+                found[f"putting {how} records in place of all samples but {sample}"] = other, itself
+        return found
+
+    def demand_all(self, others: Mapping[str, tuple[Batch, Tensor]]) -> None:
+        """The loss of the sample that stayed must stay."""
+        for what, (other, itself) in others.items():
+            self.demand(what, other, itself, itself)
+
+    def draws_others(self, batch: Batch) -> bool:
+        """Whether another batch gets other random numbers, such as those of dropout: it is padded to another length."""
+        return self._is_random and _shapes(batch) != _shapes(self._batch)
 
     def moved(self, losses: Tensor, ours: Tensor) -> Tensor:
         """By how much losses differ from the losses `ours` of this batch, where it is more than rounding."""
@@ -159,16 +177,27 @@ class _Repeated:
         moved = (losses - self._base[ours]).abs()
         return torch.where(moved > rounding * _size_of(self._base)[ours] + finfo.tiny, moved, 0)
 
-    def demand_without(self, model: nn.Module) -> None:
+    def settled(self, model: nn.Module) -> bool:
+        """Whether the losses are the same for other random numbers, at least in evaluation mode, which is then on."""
+        if not self._is_random:
+            return True
+        for module in (model, *([self._wide] if self._wide is not None else [])):
+            module.eval()
+        self._base = self.losses(self._batch)
+        self._rounding = self._measured()
+        return not self._drawn()
+
+    @cached_property
+    def _is_random(self) -> bool:
+        """Whether the losses were drawn at random before anything was switched off."""
+        return self._drawn()
+
+    def _drawn(self) -> bool:
+        return bool(self.moved(self.losses(self._batch, draws=1), torch.arange(self._size)).any())
+
+    def demand_without(self) -> None:
         """Remove samples, one at a time."""
         everybody = torch.arange(self._size)
-        if bool(self.moved(self.losses(self._batch, draws=1), everybody).any()):  # random numbers: try without
-            for module in (model, *([self._wide] if self._wide is not None else [])):
-                module.eval()
-            self._base = self.losses(self._batch)
-            self._rounding = self._measured()
-            if bool(self.moved(self.losses(self._batch, draws=1), everybody).any()):
-                return
         for sample in {self._size - 1, 0, *Records.of(self._batch, self._size).extremes()}:
             rest = everybody[everybody != sample]
             self.demand(f"removing sample {sample}", take(self._batch, rest), rest, torch.arange(self._size - 1))
@@ -198,6 +227,17 @@ def batch_size(batch: Batch) -> int:
 def take(batch: Batch, index: Tensor) -> Batch:
     """These samples of a batch."""
     return _mapped(batch, lambda tensor: tensor[index.to(tensor.device)])
+
+
+def _shapes(batch: Batch) -> list[torch.Size]:
+    found: list[torch.Size] = []
+
+    def note(tensor: Tensor) -> Tensor:
+        found.append(tensor.shape)
+        return tensor
+
+    _mapped(batch, note)
+    return found
 
 
 def _double(batch: Batch) -> Batch:

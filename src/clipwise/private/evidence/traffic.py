@@ -7,7 +7,10 @@ integer where it is used by the very next kernel. Tensors made of plain data cou
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
+from types import FrameType, FunctionType
 from typing import Any, Protocol
 
 import torch
@@ -45,6 +48,33 @@ def tensors_in(value: Any, depth: int = 8) -> Iterator[Tensor]:
     elif depth and isinstance(value, Mapping):
         for item in value.values():
             yield from tensors_in(item, depth - 1)
+
+
+def users_frame() -> FrameType | None:
+    """The frame that is being executed: the innermost one outside torch and this package."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "")
+        if not module.startswith(("torch.", "clipwise.")) and module != "torch":
+            return frame
+        frame = frame.f_back
+    return None
+
+
+def _warned_there(func: FunctionType, args: Any, kwargs: Any) -> Any:
+    """Call a function of torch that is written in Python; what it warns of is said of the user's line, not of this."""
+    with warnings.catch_warnings(record=True) as caught:
+        made = func(*args, **kwargs)
+    frame = users_frame() if caught else None
+    for each in caught:
+        if frame is None:
+            warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
+        else:
+            registry = frame.f_globals.setdefault("__warningregistry__", {})
+            warnings.warn_explicit(
+                each.message, each.category, frame.f_code.co_filename, frame.f_lineno, registry=registry
+            )
+    return made
 
 
 class Marks(Protocol):
@@ -101,7 +131,9 @@ class Traffic:
                         self._shape_read(other)
                 elif name == "__deepcopy__":
                     return self._copied(func, args, kwargs)
-            return self._gathered(func, args, kwargs) if name in _GATHERING else func(*args, **kwargs)
+            if name in _GATHERING:
+                return self._gathered(func, args, kwargs)
+            return _warned_there(func, args, kwargs) if isinstance(func, FunctionType) else func(*args, **kwargs)
         finally:
             self.depth -= 1
 

@@ -28,6 +28,7 @@ class Twin:
         self.moved: tuple[str, str] | None = (
             None  # the first operation after which a kept sample's row moved, and where
         )
+        self.paired = False  # that operation gave a value for every pair of samples
         self._storages: dict[int, tuple[StorageWeakRef, torch.UntypedStorage]] = {}
         self._looked_up: set[int] = set()  # numbers of records that a rigid twin looks up, and keeps otherwise
         self._odd: dict[int, dict[_Geometry, Tensor]] = {}  # what has another shape with other records, by storage

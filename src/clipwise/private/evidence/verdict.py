@@ -168,8 +168,13 @@ _REMEDIES: Sequence[tuple[tuple[str, ...], str]] = (
     (("convolution", "conv"), "A convolution runs along the batch: the first axis must be the samples."),
     (
         ("native_batch_norm", "_native_batch_norm", "batch_norm", "cudnn_batch_norm"),
-        "BatchNorm in training mode: use GroupNorm or LayerNorm (cw.without_batchnorm), or put it in eval mode.",
+        "BatchNorm in training mode: use GroupNorm or LayerNorm (model, replaced = cw.without_batchnorm(model)), or "
+        "put it in eval mode.",
     ),
+)
+_PAIRS = (
+    "It gave a value for every pair of samples: outputs of shape (B, 1) and targets of shape (B,) are broadcast to "
+    "(B, B). Use outputs.squeeze(1)."
 )
 _STATISTIC = (
     "A statistic of the batch is used (standardisation, normalised advantages, class weights, a maximum, a count, the "
@@ -182,7 +187,8 @@ def _mixing(twin: Twin, what: str) -> NotSeparable:
     if twin.moved is not None:
         operation, line = twin.moved
         place = f" It was first seen after {operation}{f' ({line})' if line else ''}."
-        remedy = next((text for names, text in _REMEDIES if operation.startswith(names)), _STATISTIC)
+        usual = _PAIRS if twin.paired else _STATISTIC
+        remedy = next((text for names, text in _REMEDIES if operation.startswith(names)), usual)
     return NotSeparable(
         f"samples mix: when {twin.change.what}, {what}. A sample's clipped gradient must depend on that sample "
         f"alone.{place} {remedy}"

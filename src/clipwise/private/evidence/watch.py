@@ -7,10 +7,8 @@ kernel runs a second time on the twin's storages. What leaves the tensors and co
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
-from types import FrameType
 from typing import Any
 
 import torch
@@ -22,7 +20,7 @@ from clipwise.engine import IN_PLACE_WRITE, Graph, Origin, backing, memory_of, o
 from clipwise.private.evidence.modes import Modes
 from clipwise.private.evidence.places import is_row_by_row, meets_places, operands_of
 from clipwise.private.evidence.records import Records, same
-from clipwise.private.evidence.traffic import BATCH, CARRIED, PLACE, Traffic, tensors_in
+from clipwise.private.evidence.traffic import BATCH, CARRIED, PLACE, Traffic, tensors_in, users_frame
 from clipwise.private.evidence.twin import Twin
 
 _REJECTING = {"_sample_dirichlet", "_standard_gamma", "binomial", "poisson"}  # another record moves the others' draws
@@ -316,6 +314,7 @@ class Watch:
             moved = not same(tensor.detach()[kept], other.detach()[kept])
         if moved:
             twin.moved = _short(func), _where()
+            twin.paired = tuple(tensor.shape) == (self.records.size,) * 2
 
     def call(self, func: Any, args: Any, kwargs: Any) -> Any:
         """A function of torch as the user called it."""
@@ -350,10 +349,5 @@ class _Draws:
 
 def _where() -> str:
     """The user's line that is being executed: the innermost one outside torch and this package."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        module = frame.f_globals.get("__name__", "")
-        if not module.startswith(("torch.", "clipwise.")) and module != "torch":
-            return f"{frame.f_code.co_filename.rpartition('/')[2]}:{frame.f_lineno}"
-        frame = frame.f_back
-    return ""
+    frame = users_frame()
+    return "" if frame is None else f"{frame.f_code.co_filename.rpartition('/')[2]}:{frame.f_lineno}"

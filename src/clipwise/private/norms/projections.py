@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from clipwise.engine import Substitute
+from clipwise.engine import Substitute, check_vector
 from clipwise.entropy import Entropy
 from clipwise.errors import InvalidLosses, UnsupportedNode
 from clipwise.noise import GaussianNoise, Normals, SecureNormals
@@ -111,8 +111,7 @@ class Projections:
         with torch.no_grad(), forward_ad.dual_level(), _forward_mode():
             duals = {name: forward_ad.make_dual(p.detach(), direction[name]) for name, p in self._params.items()}
             losses, slopes = forward_ad.unpack_dual(self._losses.with_weights(duals, batch))
-            if losses.dim() != 1:
-                raise InvalidLosses(f"loss_fn must return losses of shape (B,), got {tuple(losses.shape)}.")
+            check_vector(losses)
             if slopes is None:
                 raise InvalidLosses("the losses do not depend on the model's parameters: loss_fn(model, batch) must.")
             return losses.detach().clone(), slopes.detach().double()

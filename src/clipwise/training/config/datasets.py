@@ -16,7 +16,17 @@ from torch.utils.data import TensorDataset
 
 from clipwise import data
 from clipwise.accounting import Event, Ledger, PrivateStatistics, as_earlier
-from clipwise.data import DataSet, PrivateSchema, Schema, TargetBounds, TensorRecords, entry, proposed, read_table
+from clipwise.data import (
+    DataSet,
+    PrivateSchema,
+    Schema,
+    TargetBounds,
+    TensorRecords,
+    entry,
+    no_column,
+    proposed,
+    read_table,
+)
 from clipwise.errors import DataError, InvalidConfig, LedgerError, MissingExtra
 from clipwise.files import in_turn
 from clipwise.training.config.functions import guarded, imported, split_target
@@ -50,10 +60,16 @@ UNBOUNDED = (
     "gets there. Give the range that it can have, data.target_bounds = [low, high]."
 )
 _LARGEST_TARGET = 10.0
+MANY_CLASSES = (
+    "There are {classes:,} classes for {held_out:,} held-out records, too many to learn. If the target is a quantity, "
+    'say data.task = "regression".'
+)
 READ_OFF = "Bounds and categories of [data.columns] were read off the records, which epsilon does not cover."
 READ_OFF_TARGET = " So were data.target_bounds."
 _FEWEST_QUANTITIES = 20
 """A target with as many different numbers is proposed as a quantity."""
+_FEWEST_OF_A_CLASS = 5
+"""Records of a class, on average, below which classes are doubted."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +156,7 @@ class DataChoice:
         if self.target_bounds is not None and found.task != "regression":
             raise InvalidConfig(f"data.target_bounds are for a regression, and {found.name} has classes: omit them.")
         read_off = "" if self.columns_public else READ_OFF + ("" if self.target_bounds is None else READ_OFF_TARGET)
-        notes = [found.note, read_off, self._unscaled(found), self._unbounded(found)]
+        notes = [found.note, read_off, self._unscaled(found), self._unbounded(found), _many_classes(found)]
         found = replace(found, note=" ".join(filter(None, notes)), target_bounds=self.target_bounds)
         return replace(found, train=self.inputs.of(found.train), test=self.inputs.of(found.test))
 
@@ -302,7 +318,7 @@ def proposal(
     r"""A configuration to start from for a table in a file, as TOML.
 
     Epsilon does not cover what it reads, unless `spend` says how it looks; what that costs is then charged to the
-    `ledger`, a file that is continued if it is there. `tell` hears what was left out.
+    `ledger`, a file that is continued if it is there. `tell` hears what was guessed and left out.
 
     >>> import tempfile
     >>> file = Path(tempfile.mkdtemp(), "pets.csv")
@@ -316,8 +332,10 @@ def proposal(
         raise DataError("say --task classification or regression: otherwise it would be read off the records.")
     table = read_table(Path(path), delimiter)
     if target not in table:
-        raise DataError(f"{path} has no column {target!r} to predict: name it with --target.")
-    chosen: dict[str, Any] = {"source": path, "target": target, "task": task or _task(table[target])}
+        raise no_column(path, [target], table, "to predict", "Name it with --target.")
+    if spend is None:
+        task = _told_task(table[target], task, tell)
+    chosen: dict[str, Any] = {"source": path, "target": target, "task": task}
     if delimiter != ",":
         chosen["delimiter"] = delimiter
     quantity = target if chosen["task"] == "regression" else None
@@ -351,13 +369,26 @@ def proposal(
     )
 
 
-def _task(column: Any) -> str:
-    """Classes, unless the values are many different numbers."""
+def _told_task(column: Any, task: str | None, tell: Callable[[str], None]) -> str:
+    """The task that was named, or classes unless the target has many different numbers; what is doubtful is told."""
     try:
-        values = {float(value) for value in column}
+        count, what = len({float(value) for value in column}), "numbers"
     except ValueError:
-        return "classification"
-    return "classification" if len(values) < _FEWEST_QUANTITIES else "regression"
+        count, what = len(set(column)), "texts"
+    if task is None:
+        task = "classification" if what == "texts" or count < _FEWEST_QUANTITIES else "regression"
+        tell(f"task = {task} (the target has {count:,} different {what}); --task changes it")
+    if task == "classification" and count >= _FEWEST_QUANTITIES and count > len(column) // _FEWEST_OF_A_CLASS:
+        tell(f"warning: {count:,} classes for {len(column):,} records; is --target right, or is it a regression?")
+    return task
+
+
+def _many_classes(found: DataSet) -> str:
+    """What to say of a target that is hardly one of classes, judged by the held-out records as above."""
+    classes, held_out = len(found.classes), len(found.test)
+    if classes < _FEWEST_QUANTITIES or classes <= held_out // _FEWEST_OF_A_CLASS:
+        return ""
+    return MANY_CLASSES.format(classes=classes, held_out=held_out)
 
 
 def _of_a_file(table: TomlTable) -> dict[str, Any]:

@@ -25,6 +25,8 @@ from clipwise.training.model.weights import read_weights
 __all__ = ["Predictor", "load"]
 
 Rows: TypeAlias = Tensor | NDArray[Any] | Sequence[Any] | Mapping[str, Any]
+FEW = 20
+"""Columns that a message lists."""
 BATCH = 1_000
 """Inputs that the network sees at a time."""
 
@@ -107,8 +109,14 @@ class Predictor:
         return self.saved.classes
 
     @property
+    def columns(self) -> tuple[str, ...]:
+        """The names of the columns that a table must have, in any order; empty where the data were not a table."""
+        schema = self.saved.schema
+        return self.saved.features if schema is None else tuple(column.name for column in schema.columns)
+
+    @property
     def features(self) -> tuple[str, ...]:
-        """The names of the columns that a table must have; empty where the data were not a table."""
+        """The names of the numbers that the network gets for a row: the columns after encoding."""
         return self.saved.features
 
     @property
@@ -136,7 +144,8 @@ class Predictor:
 
     def __repr__(self) -> str:
         what = f"{len(self.classes)} classes" if self.classes else "regression"
-        return f"Predictor({self.saved.name}: {what}, {self.saved.shape} inputs, recalibration: {self.method})"
+        run = f"{self.folder.path.absolute().name}, trained on {self.saved.name}"
+        return f"Predictor({run}: {what}, {self.saved.shape} inputs, recalibration: {self.method})"
 
     def predict_proba(self, rows: Rows, where: str = "the rows") -> Any:
         """Probabilities (n, classes), recalibrated if a method is in force; `where` names the rows in an error."""
@@ -160,6 +169,8 @@ class Predictor:
         given = rows if isinstance(rows, tuple) else (rows,)
         if len(given) != len(saved.shapes):
             raise DataError(f"{where}: the model takes {len(saved.shapes)} tensors, got {len(given)}.")
+        for each in given:
+            self._refuse_text(where, each)
         tensors = [_tensor(where, each, kind) for each, kind in zip(given, saved.kinds, strict=True)]
         for step in saved.inputs:
             tensors[0] = step(tensors[0])
@@ -169,6 +180,18 @@ class Predictor:
         if len({len(tensor) for tensor in tensors}) > 1:
             raise DataError(f"{where}: the tensors have different lengths: {[len(tensor) for tensor in tensors]}.")
         return tuple(tensors)
+
+    def _refuse_text(self, where: str, rows: Any) -> None:
+        """Refuse an array with text or other objects in it, such as the values of a data frame with mixed columns."""
+        if not isinstance(rows, np.ndarray) or rows.dtype.kind in "biuf":
+            return
+        needed = (
+            f"Give a data frame, or a table {{column: values}}, with the columns {', '.join(self.columns[:FEW])}"
+            f"{', ...' if len(self.columns) > FEW else ''}: they are then encoded as in training."
+            if self.columns
+            else "Convert it to numbers, as array.astype(np.float32) does."
+        )
+        raise DataError(f"{where}: an array of {rows.dtype} was given, and the network takes numbers. {needed}")
 
     def _probabilities(self, inputs: tuple[Tensor, ...]) -> Tensor:
         logits = self._outputs(inputs)

@@ -162,6 +162,7 @@ class SavedModel:
     def read(cls, folder: RunFolder, *, trust_code: bool = False) -> SavedModel:
         """What `save` wrote into a run's folder, beside the weights that belong to it."""
         if not folder.description.exists():
+            folder.refuse_interrupted("model")
             raise DataError(
                 f"{folder.path} has no {folder.description.name}: it is not the folder of a finished run of clipwise "
                 "train, or of a version that did not write one. Train it again."
