@@ -509,11 +509,10 @@ def test_a_batch_is_made_again_of_other_records() -> None:
 
 
 @pytest.mark.parametrize("form", [tuple, torch.stack, lambda items: items[1:], lambda items: [*items, items[0]]])
-def test_a_data_set_of_whole_batches_cannot_exchange_records(form: Any) -> None:
+def test_records_of_a_data_set_of_whole_batches_are_exchanged_one_by_one(form: Any) -> None:
     again = again_of(Whole(form))
-    for other in (lambda: again.scaled([True] * 3, 4.0), lambda: again.replaced([True] * 3, longest=True)):
-        with pytest.raises(cw.DataError, match="whole batches, whose records cannot be exchanged"):
-            other()
+    assert again.scaled([True, False, True], 4.0)[:, 0].tolist() == [5.0, 120.0, 7.0]
+    assert again.replaced([False, True, False], longest=True)[:, 0].tolist() == [38.0, 30.0, 38.0]
 
 
 def test_an_empty_batch_of_no_records_has_no_form() -> None:

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 from clipwise._validate import is_positive
-from clipwise.accounting import AHEAD, INTERRUPTED, Ledger
+from clipwise.accounting import AHEAD, INTERRUPTED, Ledger, Relation, needed_delta
 from clipwise.clipping import Style, bounds_of, is_private, own_noise
 from clipwise.correlation import Independent
-from clipwise.errors import CheckpointError, InvalidPlan
+from clipwise.errors import CheckpointError, InvalidPlan, UnaccountedUpdate
 from clipwise.files import Lock
 from clipwise.mechanisms import AdaptiveClip, Repeated
 from clipwise.noise import GaussianNoise, Normals, chain_of
-from clipwise.plan import Plan
+from clipwise.plan import Plan, warn_of_delta
 from clipwise.private.checkpoint import Journal
 from clipwise.private.guard import Guard, check_one_process
 from clipwise.private.position import Position
@@ -103,6 +103,18 @@ class Release:
         """Refuse to continue, or to state anything, after an update that clipwise did not make."""
         self.look()
         self.guard.check()
+
+    def epsilon(self, delta: float | None, accountant: str, relation: Relation | None) -> float:
+        """The epsilon spent so far, if everything that was computed from the data is on the ledger."""
+        self.check_accounted()
+        if self.position.passed_by and not self.position.done:
+            raise UnaccountedUpdate(
+                "batches of the loader were used, but the losses of none were given to private.step: whatever was "
+                "computed from them is not on the ledger, so epsilon 0 would say nothing of it."
+            )
+        delta = needed_delta(delta, self._plan.sampling)
+        warn_of_delta(self._plan, delta)
+        return self.ledger.epsilon(delta, accountant, relation=relation)
 
     def look(self) -> None:
         """Put an update that clipwise did not make on the ledger, without noise."""

@@ -12,19 +12,12 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
 from clipwise._show import html_table
-from clipwise.accounting import Ledger, Relation, needed_delta
+from clipwise.accounting import Ledger, Relation
 from clipwise.clipping import Style
 from clipwise.engine import Constants
-from clipwise.errors import (
-    CheckpointError,
-    InvalidPlan,
-    InvalidSampling,
-    NotSeparable,
-    UnaccountedUpdate,
-    UnsupportedNode,
-)
+from clipwise.errors import CheckpointError, InvalidPlan, InvalidSampling, NotSeparable, UnsupportedNode
 from clipwise.noise import Normals
-from clipwise.plan import Plan, warn_of_delta
+from clipwise.plan import Plan
 from clipwise.private import labels, saving
 from clipwise.private.batch import Batch
 from clipwise.private.digests import Looked
@@ -200,15 +193,7 @@ class Private:
 
         A `delta` over 1/n is warned about.
         """
-        self._release.check_accounted()
-        if self._position.passed_by and not self._position.done:
-            raise UnaccountedUpdate(
-                "batches of the loader were used, but the losses of none were given to private.step: whatever was "
-                "computed from them is not on the ledger, so epsilon 0 would say nothing of it."
-            )
-        delta = needed_delta(delta, self._plan.sampling)
-        warn_of_delta(self._plan, delta)
-        return self._release.ledger.epsilon(delta, accountant, relation=relation)
+        return self._release.epsilon(delta, accountant, relation)
 
     def __repr__(self) -> str:
         return f"Private({type(self._model).__name__}, {self.steps_done} of {self._plan.steps} steps made)"

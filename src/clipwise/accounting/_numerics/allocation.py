@@ -1,7 +1,7 @@
 """One epoch of balls in bins: a record is in one of `bins` steps, each with the same probability.
 
 With mu = 1/sigma the worst case compares the mean of the N(mu e_t, I) over all bins t with N(0, I) (Chua et al. 2024):
-whoever knows where the others are, and sees the outputs one after the other, can make them of these by adding noise.
+anyone who knows where the others are, and sees the outputs one after the other, can make them of these by adding noise.
 All that counts is the likelihood ratio S, the mean of independent X_t = exp(mu x_t - mu^2/2), x_t standard normal:
 delta is E[(S - e^eps)+] for removing the record and E[(1 - e^eps S)+] for adding it. Where only `used` bins were
 released, the others count with X_t = 1.

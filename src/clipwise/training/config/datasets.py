@@ -370,7 +370,7 @@ def proposal(
 
 
 def _told_task(column: Any, task: str | None, tell: Callable[[str], None]) -> str:
-    """The task that was named, or classes unless the target has many different numbers; what is doubtful is told."""
+    """The task that was named, or classes unless the target has many different numbers; doubts are reported."""
     try:
         count, what = len({float(value) for value in column}), "numbers"
     except ValueError:
