@@ -264,6 +264,15 @@ def test_a_delimiter_is_one_character(delimiter: str, tmp_path: Path) -> None:
     assert "should be one character" in refused(csv(tmp_path, PETS), delimiter=delimiter)
 
 
+def test_a_nan_that_warns_when_it_is_read_is_a_nan_like_others(tmp_path: Path) -> None:
+    """A signalling one: eight changed bits of a file of single precision."""
+    x = np.array([[1.0, 0x7F800001], [2.0, 3.0]], dtype=np.float32)
+    x.view(np.uint32)[0, 1] = 0x7F800001
+    np.savez(tmp_path / "data.npz", x=x, y=np.array([0, 1]))
+    with pytest.raises(DataError, match="column 'x', row 1: the value is missing"):
+        from_file(tmp_path / "data.npz", target="y", task="classification")
+
+
 def test_npz_classes_are_a_vector_of_numbers_or_text(tmp_path: Path) -> None:
     x = np.ones((3, 2))
     data = from_file(npz(tmp_path, x=x, y=np.array([b"cat", b"dog", b"cat"])), test=1)

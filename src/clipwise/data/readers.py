@@ -349,10 +349,16 @@ def is_missing(cell: str) -> bool:
     return cell.strip().casefold() in _MISSING
 
 
+def _floats(column: Any) -> NDArray[np.float64]:
+    """The numbers of a column; refuses others. A NaN of any kind is one, also those that warn when they are read."""
+    with np.errstate(invalid="ignore"):
+        return np.array(column, dtype=np.float64)
+
+
 def all_numbers(column: Any) -> bool:
     """Whether every cell is a number; NaN and infinity are."""
     try:
-        np.array(column, dtype=np.float64)
+        _floats(column)
     except ValueError:
         return False
     return True
@@ -367,7 +373,7 @@ def numbers(column: Column) -> Numbers:
     Numbers(values=array([1.5, nan, nan]), missing=array([False,  True, False]), wrong=array([False, False,  True]))
     """
     try:
-        values = np.array(column, dtype=np.float64)
+        values = _floats(column)
         missing = np.isnan(values)
     except ValueError:
         shape = (len(column),) if isinstance(column, list) else column.shape
