@@ -18,6 +18,7 @@ from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
 import clipwise as cw
 from clipwise.hashing import digest_of, whole
+from clipwise.private.evidence.records import copied
 from clipwise.private.loader import PhysicalBatch, _Again
 from tests.core.common import N, data, loop_sum, losses_of, mlp, plan, same, sgd, train, weights
 from tests.core.doubles import Constant, Recorder, Unlabelled
@@ -513,6 +514,16 @@ def test_records_of_a_data_set_of_whole_batches_are_exchanged_one_by_one(form: A
     again = again_of(Whole(form))
     assert again.scaled([True, False, True], 4.0)[:, 0].tolist() == [5.0, 120.0, 7.0]
     assert again.replaced([False, True, False], longest=True)[:, 0].tolist() == [38.0, 30.0, 38.0]
+
+
+def test_a_record_is_copied_without_the_table_that_it_is_a_row_of() -> None:
+    """Each copy of a row of a large table was as large as the table."""
+    table = torch.randn(1_000, 3)
+    record = {"x": table[7], "more": [(table[8], "text", 2.0)]}
+    found = copied(record)
+    assert torch.equal(found["x"], table[7]) and torch.equal(found["more"][0][0], table[8])
+    assert found["x"].untyped_storage().nbytes() == found["more"][0][0].untyped_storage().nbytes() == 3 * 4
+    assert found["more"][0][1:] == ("text", 2.0)
 
 
 def test_an_empty_batch_of_no_records_has_no_form() -> None:

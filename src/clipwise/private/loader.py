@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ from clipwise.errors import DataError, InvalidSampling
 from clipwise.hashing import digest_of
 from clipwise.private.digests import UNSTEADY, Digests
 from clipwise.private.evidence.collate import unchanged_generators
-from clipwise.private.evidence.records import Again, magnitude, scaled
+from clipwise.private.evidence.records import Again, copied, magnitude, scaled
 from clipwise.sampling import Draws, Sampling, split
 
 __all__ = ["Loader", "PhysicalBatch"]
@@ -185,7 +184,7 @@ class _Again:
             pool = [self._dataset[i] for i in {length * k // _POOL for k in range(_POOL)}]
             other = (max if longest else min)(pool, key=magnitude)
             items = zip(self._items(), kept, strict=True)
-            return self._collate([item if stays else copy.deepcopy(other) for item, stays in items])
+            return self._collate([item if stays else copied(other) for item, stays in items])
 
 
 class Loader:

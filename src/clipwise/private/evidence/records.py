@@ -243,13 +243,19 @@ def scaled(value: Any, scale: float) -> Any:
         return type(value)(scaled(item, scale) for item in value)
     if isinstance(value, float):
         return value * scale
-    other = copy.deepcopy(value)
+    other = copied(value)
     for leaf in _leaves(other, _DEEPEST):
         if isinstance(leaf, Tensor) and leaf.is_floating_point():
             leaf.detach().mul_(scale)
         elif isinstance(leaf, np.ndarray) and leaf.dtype.kind == "f":
             leaf *= leaf.dtype.type(scale)
     return other
+
+
+def copied(value: Any) -> Any:
+    """A copy of a record with its own numbers alone, where they are a view of the table of all records."""
+    tensors = {id(leaf): leaf.detach().clone() for leaf in _leaves(value, _DEEPEST) if isinstance(leaf, Tensor)}
+    return copy.deepcopy(value, tensors)
 
 
 def magnitude(record: Any) -> tuple[int, float]:
