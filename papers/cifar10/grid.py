@@ -107,7 +107,9 @@ def _made_of(config: Path, settings: Sequence[str]) -> str:
     """A hash of what all cells share."""
     from clipwise.training import Config
 
-    return hashlib.sha256(Config.load(config, settings).text.encode()).hexdigest()
+    text = Config.load(config, settings).text
+    name, _, rest = text.partition("\n")  # what a run is called changes nothing
+    return hashlib.sha256((rest if name.startswith("name = ") else text).encode()).hexdigest()
 
 
 def read(path: Path, made_of: str) -> list[Any]:
