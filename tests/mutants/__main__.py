@@ -63,7 +63,8 @@ def nearest_tests(change: Change, covering: Covering) -> list[str]:
 def killed_together(changes: Sequence[Change], covering: Covering, pool: Pool) -> Iterator[tuple[Change, str]]:
     """Those of the survivors that some test notices after all, with the test.
 
-    All are made at once; what fails, and does not fail without any, is tried on each.
+    All are made at once; what fails, and does not fail without any, is tried on each. Where they do not run as tests at
+    all, for example since one change breaks an import, the first of its own tests is tried on each.
     """
     rest = {change: covering.tests_of(change.path, change.line) for change in changes}
     groups = [[change for change in changes if rest[change]]]
@@ -71,19 +72,32 @@ def killed_together(changes: Sequence[Change], covering: Covering, pool: Pool) -
         group, others = apart(groups.pop())
         if others:
             groups.append(others)
-        failed = pool.failing(group, sorted(set().union(*(rest[change] for change in group)))) if group else []
+        tests = sorted(set().union(*(rest[change] for change in group)))
+        failed = pool.failing(group, tests) if group else []
+        crashed = CRASHED in (failed or ())
+        if failed and crashed:
+            # That is the name of no test: it can neither be run without a change nor be tried on each.
+            nearest = tests if len(group) == 1 else [rest[change][0] for change in group]
+            failed = sorted({*failed, *nearest} - {CRASHED})
         if failed:
-            failed = sorted({*failed} - {*(pool.failing([], failed) or ())})
-        if failed == []:
-            continue
-        if len(group) == 1:
-            yield group[0], _by(failed)
+            failed = sorted({*failed} - _failing_anyway(failed, pool))
+        if len(group) == 1 and failed != []:
+            yield group[0], CRASHED if crashed else _by(failed)
+        if len(group) <= 1 or (failed == [] and not crashed):
             continue
         noticed = pool.noticed({change: [t for t in rest[change] if t in (failed or ())] for change in group})
         yield from ((change, _by(found)) for change, found in noticed.items())
         left = [change for change in group if change not in noticed]
-        # Without any, they hang together, or do what none does alone.
+        # Without any, they hang or crash together, or do what none does alone.
         groups += [left] if noticed else [left[: len(left) // 2], left[len(left) // 2 :]]
+
+
+def _failing_anyway(tests: Sequence[str], pool: Pool) -> set[str]:
+    """The tests that fail without a change too; an error if they do not even run, since then nothing can be tried."""
+    failed = {*(pool.failing([], tests) or ())}
+    if CRASHED in failed:
+        raise RuntimeError(f"without any change, {CRASHED} of {len(tests)}: is {COVERAGE.name} of an older suite?")
+    return failed
 
 
 def _by(failed: Sequence[str] | None) -> str:

@@ -103,11 +103,17 @@ def test_tests_of_the_same_subject_come_before_faster_ones() -> None:
 class _Suite:
     """Stands for real trials: which change makes which test fail, alone or with another."""
 
-    def __init__(self, fails: dict[str, set[str]], hang: set[str], anyway: set[str]) -> None:
-        self.fails, self.hang, self.anyway = fails, hang, anyway
+    def __init__(
+        self, fails: dict[str, set[str]], hang: set[str], anyway: set[str], crash: Sequence[set[str]] = ()
+    ) -> None:
+        self.fails, self.hang, self.anyway, self.crash = fails, hang, anyway, crash
 
     def failing(self, changes: Sequence[Change], tests: Sequence[str]) -> list[str] | None:
-        if self.hang <= {change.name for change in changes}:
+        names = {change.name for change in changes}
+        # One name that is no test's keeps all from running, as an import that fails does.
+        if not all(test.startswith("t") for test in tests) or any(together <= names for together in self.crash):
+            return [CRASHED]
+        if self.hang <= names:
             return None
         return sorted(self.anyway.union(*(self.fails[change.name] for change in changes)) & set(tests))
 
@@ -120,12 +126,37 @@ def test_survivors_are_tried_together_and_judged_one_by_one() -> None:
     names = "abcdefg"
     changes = [Change("m.py", 1, 10 * k, 10 * k + 5, "", name) for k, name in enumerate(names)]
     changes.append(Change("m.py", 1, 0, 100, "", "around all"))
-    seconds = {"fast": _FIRST, "t1": 20.0, "t2": 30.0, "t3": 40.0, "t4": 50.0}
+    seconds = {"t0": _FIRST, "t1": 20.0, "t2": 30.0, "t3": 40.0, "t4": 50.0}
     covering = Covering({"m.py": {1: list(seconds)}}, seconds)
     fails = {name: set[str]() for name in (*names, "around all")} | {"b": {"t1"}, "e": {"t3"}, "around all": {"t2"}}
     pool = cast(Pool, _Suite(fails, hang={"c", "d"}, anyway={"t4"}))
     found = {change.name: by for change, by in killed_together(changes, covering, pool)}
     assert found == {"b": "t1", "e": "t3", "around all": "t2"}
+
+
+@pytest.mark.parametrize("anyway", [set[str](), {"t0"}, {"t2"}])
+def test_a_change_that_breaks_an_import_hides_no_other(anyway: set[str]) -> None:
+    names = "abcdefg"
+    changes = [Change("m.py", 1, 10 * k, 10 * k + 5, "", name) for k, name in enumerate(names)]
+    seconds = {"t0": 1.0, "t1": 2.0, "t2": 3.0}
+    covering = Covering({"m.py": {1: list(seconds)}}, seconds)
+    fails = {name: set[str]() for name in names} | {"b": {"t1"}, "g": {"t1"}}
+    pool = cast(Pool, _Suite(fails, hang={"none"}, anyway=anyway, crash=[{"c"}, {"a", "e"}]))
+    found = {change.name: by for change, by in killed_together(changes, covering, pool)}
+    assert found == {"b": "t1", "c": CRASHED, "g": "t1"}
+
+
+def test_tests_that_do_not_run_without_a_change_are_an_error_and_no_verdict() -> None:
+    change = Change("m.py", 1, 0, 5, "", "a")
+    covering = Covering({"m.py": {1: ["t1", "gone"]}}, {"t1": 1.0, "gone": 1.0})
+    pool = cast(Pool, _Suite({"a": set()}, hang={"none"}, anyway=set()))
+    with pytest.raises(RuntimeError, match="without any change, no test ended of 2"):
+        list(killed_together([change], covering, pool))
+
+
+def test_a_fixture_that_no_test_names_is_not_a_test() -> None:
+    covering = Covering({"m.py": {1: ["fixture doctest_namespace", "t1"]}}, {"t1": 1.0})
+    assert covering.tests_of("m.py", 1) == ["t1"]
 
 
 TWO = """LIMIT = 1
