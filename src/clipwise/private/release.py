@@ -20,7 +20,7 @@ from clipwise.errors import CheckpointError, InvalidPlan, UnaccountedUpdate
 from clipwise.files import Lock
 from clipwise.mechanisms import AdaptiveClip, Repeated
 from clipwise.noise import GaussianNoise, Normals, chain_of
-from clipwise.plan import Plan, warn_of_delta
+from clipwise.plan import Plan
 from clipwise.private.checkpoint import Journal
 from clipwise.private.guard import Guard, check_one_process
 from clipwise.private.position import Position
@@ -112,9 +112,7 @@ class Release:
                 "batches of the loader were used, but the losses of none were given to private.step: whatever was "
                 "computed from them is not on the ledger, so epsilon 0 would say nothing of it."
             )
-        delta = needed_delta(delta, self._plan.sampling)
-        warn_of_delta(self._plan, delta)
-        return self.ledger.epsilon(delta, accountant, relation=relation)
+        return self.ledger.epsilon(needed_delta(delta, self._plan.sampling), accountant, relation=relation)
 
     def look(self) -> None:
         """Put an update that clipwise did not make on the ledger, without noise."""

@@ -17,7 +17,7 @@ from clipwise.clipping import Style
 from clipwise.engine import Constants
 from clipwise.errors import CheckpointError, InvalidPlan, InvalidSampling, NotSeparable, UnsupportedNode
 from clipwise.noise import Normals
-from clipwise.plan import Plan
+from clipwise.plan import Plan, warn_of_delta
 from clipwise.private import labels, saving
 from clipwise.private.batch import Batch
 from clipwise.private.digests import Looked
@@ -193,7 +193,10 @@ class Private:
 
         A `delta` over 1/n is warned about.
         """
-        return self._release.epsilon(delta, accountant, relation)
+        spent = self._release.epsilon(delta, accountant, relation)
+        if delta is not None:
+            warn_of_delta(self._plan, delta)
+        return spent
 
     def __repr__(self) -> str:
         return f"Private({type(self._model).__name__}, {self.steps_done} of {self._plan.steps} steps made)"
