@@ -90,6 +90,7 @@ def test_the_citation_has_the_version() -> None:
 FROM_OPACUS = (ROOT / "docs" / "from-opacus.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("library", ["opacus", "clipwise"])
 def test_the_same_script_with_either_library(library: str, tmp_path: Path) -> None:
     """And with what is printed below it: the epsilon to the last digit, the accuracy to what the noise leaves of it."""
@@ -151,6 +152,7 @@ def test_the_demo_prints_the_table_of_the_readme(tmp_path: Path) -> None:
         assert all(float(low) <= float(mean) <= float(high) for (_, low, high), mean in zip(cells, means, strict=True))
 
 
+@pytest.mark.slow
 def test_the_home_page_trains_and_prints_its_epsilon(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     home = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
@@ -163,6 +165,7 @@ def test_the_home_page_trains_and_prints_its_epsilon(tmp_path: Path) -> None:
     assert done.stdout == f"{promised[1]}\n", done.stderr
 
 
+@pytest.mark.slow
 def test_the_page_on_correlated_noise_prints_what_it_says(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "correlated-noise.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```\n+```text\n(.*?)```", page, flags=re.DOTALL)

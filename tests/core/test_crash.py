@@ -64,6 +64,7 @@ def test_an_unseeded_run_never_under_counts(tmp_path: Path) -> None:
     assert all(b'["%s", null]' % name in content for name in (b"seed", b"label", b"generator", b"loader"))
 
 
+@pytest.mark.slow
 def test_an_adaptive_norm_survives_sigkill_with_its_run(tmp_path: Path) -> None:
     """Seeded, it ends where it would have ended. Unseeded, the steps whose count was lost stay charged."""
     whole, crashed, unseeded = (tmp_path / name for name in ("whole", "crashed", "unseeded"))
