@@ -153,12 +153,13 @@ BINS = (10, 15, 20)
 
 @dataclass(frozen=True)
 class Claim:
-    """A number of the paper: the arm, the metric, its value, and why ours may differ."""
+    """A number of the paper: the arm, the metric and its value."""
 
     arm: str
     metric: str
     value: float
     why: str = ""
+    """Ours may differ, and the reason."""
     unit: float = 0.001
     """One of the last digit that the paper prints."""
 

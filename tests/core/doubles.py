@@ -16,10 +16,7 @@ class UpToR:
     """A rule of a user's own, whose clipped gradients are at most R long."""
 
     R: float
-
-    @property
-    def sensitivity(self) -> float:
-        return self.R
+    sensitivity = property(lambda self: self.R)
 
 
 @dataclass(frozen=True)

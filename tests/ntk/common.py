@@ -56,8 +56,7 @@ class Opaque(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.scale = nn.Parameter(torch.randn(3))
-        self.head = nn.Linear(3, 2)
+        self.scale, self.head = nn.Parameter(torch.randn(3)), nn.Linear(3, 2)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(torch.tanh(torch.logaddexp2(x, self.scale)))

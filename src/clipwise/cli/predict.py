@@ -123,17 +123,12 @@ def cell(text: str) -> str:
     >>> [cell(text) for text in ("cat", "a,b", "=cmd|'/c calc'!A1", "'=x", "-1", "-x")]
     ['cat', 'a,b', "'=cmd|'/c calc'!A1", "''=x", '-1', "'-x"]
     """
-    if not text.lstrip("'").startswith(_FORMULA) or _is_number(text):
+    if not text.lstrip("'").startswith(_FORMULA):
+        return text
+    with contextlib.suppress(ValueError):
+        float(text)
         return text
     return f"'{text}"
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _said(model: Predictor) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 
@@ -65,12 +65,14 @@ class Described:
         return split(torch.cat(inputs), torch.tensor(targets), test=round(0.2 * len(targets)), seed=_SEED)
 
 
+def _numbers(bounds: dict[str, tuple[float, float]]) -> Iterator[Number]:
+    """Columns of numbers, each between public bounds."""
+    return (Number(name, low=low, high=high) for name, (low, high) in bounds.items())
+
+
 _ADULT = Schema(
     (
-        Number("age", low=17, high=90),
-        Number("education-num", low=1, high=16),
-        Number("capital-gain", low=0, high=20_000),
-        Number("capital-loss", low=0, high=4_000),
+        *_numbers({"age": (17, 90), "education-num": (1, 16), "capital-gain": (0, 20_000), "capital-loss": (0, 4_000)}),
         Number("hours-per-week", low=1, high=99),
         Category(
             "workclass",
@@ -104,33 +106,35 @@ _ADULT = Schema(
 """The weight of the survey, the name of the education (whose number is there) and the country are left out."""
 
 
-def _codes(name: str, attribute: int, *last: int) -> Category:
-    """A column of UCI's German credit, whose cells are codes: A, the number of the attribute, the number of a value."""
-    return Category(name, tuple(f"A{attribute}{value}" for value in range(*last)))
+def _codes(values: dict[str, tuple[int, range]]) -> Iterator[Category]:
+    """Columns of UCI's German credit, whose cells are codes: A, the number of the attribute, the number of a value."""
+    for name, (attribute, numbers) in values.items():
+        yield Category(name, tuple(f"A{attribute}{value}" for value in numbers))
 
 
 _GERMAN = Schema(
     (
-        Number("month", low=0, high=72),
-        Number("credit_amount", low=0, high=20_000),
-        Number("investment_as_income_percentage", low=1, high=4),
-        Number("residence_since", low=1, high=4),
-        Number("age", low=18, high=80),
-        Number("number_of_credits", low=1, high=4),
-        Number("people_liable_for", low=1, high=2),
-        _codes("status", 1, 1, 5),
-        _codes("credit_history", 3, 0, 5),
-        _codes("purpose", 4, 0, 11),
-        _codes("savings", 6, 1, 6),
-        _codes("employment", 7, 1, 6),
-        _codes("personal_status", 9, 1, 6),
-        _codes("other_debtors", 10, 1, 4),
-        _codes("property", 12, 1, 5),
-        _codes("installment_plans", 14, 1, 4),
-        _codes("housing", 15, 1, 4),
-        _codes("skill_level", 17, 1, 5),
-        _codes("telephone", 19, 1, 3),
-        _codes("foreign_worker", 20, 1, 3),
+        *_numbers({"month": (0, 72), "credit_amount": (0, 20_000), "investment_as_income_percentage": (1, 4)}),
+        *_numbers(
+            {"residence_since": (1, 4), "age": (18, 80), "number_of_credits": (1, 4), "people_liable_for": (1, 2)}
+        ),
+        *_codes(
+            {
+                "status": (1, range(1, 5)),
+                "credit_history": (3, range(5)),
+                "purpose": (4, range(11)),
+                "savings": (6, range(1, 6)),
+                "employment": (7, range(1, 6)),
+                "personal_status": (9, range(1, 6)),
+                "other_debtors": (10, range(1, 4)),
+                "property": (12, range(1, 5)),
+                "installment_plans": (14, range(1, 4)),
+                "housing": (15, range(1, 4)),
+                "skill_level": (17, range(1, 5)),
+                "telephone": (19, range(1, 3)),
+                "foreign_worker": (20, range(1, 3)),
+            }
+        ),
     )
 )
 """All 20 attributes. UCI's description has what a code means: A11 is a checking account below 0 DM."""

@@ -76,15 +76,15 @@ class AdaptiveClip:
             )
 
     @property
+    def highest(self) -> float:
+        """A million times the first norm, but no number that gradients cannot have: where a norm stops as well."""
+        return max(self.R, min(self.R * _WIDEST, _LARGEST))
+
+    @property
     def lowest(self) -> float:
         """The floor."""
         assert self.floor is not None
         return self.floor
-
-    @property
-    def highest(self) -> float:
-        """A million times the first norm, but no number that gradients cannot have: where a norm stops as well."""
-        return max(self.R, min(self.R * _WIDEST, _LARGEST))
 
     def at(self, step: int, steps: int) -> Flat:
         """The clipping of the first step. That of later ones follows what was released: see `style`."""

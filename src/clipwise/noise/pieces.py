@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 __all__ = ["PIECE_ELEMENTS", "Piece", "Stretch", "cut"]
 
@@ -12,8 +13,7 @@ PIECE_ELEMENTS = 1 << 16
 """A piece has at most this many numbers: half a megabyte, which stays in the processor's cache."""
 
 
-@dataclass(frozen=True)
-class Stretch:
+class Stretch(NamedTuple):
     """The elements from `start` to `stop` of a tensor."""
 
     tensor: int

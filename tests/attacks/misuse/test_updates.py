@@ -39,6 +39,11 @@ def stopped(s: Setting, program: Callable[[], Any]) -> None:
     assert torch.equal(before, s.weights())
 
 
+def a_plain_step_is_stopped(s: Setting, x: Tensor, y: Tensor) -> None:
+    s.losses(x, y).mean().backward()
+    stopped(s, s.optimizer.step)
+
+
 # Steps of an optimizer that are not the run's: stopped, and the run can go on
 
 
@@ -46,16 +51,14 @@ def stopped(s: Setting, program: Callable[[], Any]) -> None:
 def never_a_private_step(s: Setting) -> None:
     for x, y in s.batches():
         s.optimizer.zero_grad()
-        s.losses(x, y).mean().backward()
-        stopped(s, s.optimizer.step)
+        a_plain_step_is_stopped(s, x, y)
         break
 
 
 @STOPPED.program
 def a_loader_of_the_users_own_beside_the_run(s: Setting) -> None:
     for x, y in torch.utils.data.DataLoader(s.records, batch_size=8):
-        s.losses(x, y).mean().backward()
-        stopped(s, s.optimizer.step)
+        a_plain_step_is_stopped(s, x, y)
         break
 
 
@@ -63,8 +66,7 @@ def a_loader_of_the_users_own_beside_the_run(s: Setting) -> None:
 def a_second_step_with_the_same_batch(s: Setting) -> None:
     for x, y in s.batches():
         s.private.step(s.losses(x, y))
-        s.losses(x, y).mean().backward()
-        stopped(s, s.optimizer.step)
+        a_plain_step_is_stopped(s, x, y)
         break
 
 
@@ -110,8 +112,7 @@ def after_the_loop_was_left(s: Setting) -> None:
 def within_a_logical_batch(s: Setting) -> None:
     for x, y in s.batches(physical_batch_size=3):
         s.private.backward(s.losses(x, y))
-        s.losses(x, y).mean().backward()
-        stopped(s, s.optimizer.step)
+        a_plain_step_is_stopped(s, x, y)
         break
 
 
@@ -152,8 +153,7 @@ def a_gradient_added_to_a_released_one(s: Setting) -> None:
     for x, y in s.batches():
         s.private.backward(s.losses(x, y))
         assert s.private.release()
-        s.losses(x, y).mean().backward()
-        stopped(s, s.optimizer.step)
+        a_plain_step_is_stopped(s, x, y)
         break
 
 
@@ -163,8 +163,7 @@ def a_gradient_put_in_place_of_a_released_one(s: Setting) -> None:
         s.private.backward(s.losses(x, y))
         assert s.private.release()
         s.optimizer.zero_grad()
-        s.losses(x, y).mean().backward()
-        stopped(s, s.optimizer.step)
+        a_plain_step_is_stopped(s, x, y)
         break
 
 

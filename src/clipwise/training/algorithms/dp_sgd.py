@@ -50,8 +50,8 @@ class _Descent(Algorithm):
 class PrivateSGD(_Descent):
     """Clipped gradients of a batch, summed, with noise; then a step of any optimizer."""
 
-    name: ClassVar[str] = "dp-sgd"
-    about: ClassVar[str] = "clipped gradients with noise, and any optimizer"
+    name = "dp-sgd"
+    about = "clipped gradients with noise, and any optimizer"
     keys: ClassVar[tuple[str, ...]] = ("optimizer", "correlation")
 
     correlation: Correlation
@@ -68,9 +68,9 @@ class PrivateSGD(_Descent):
 class PrivateFTRL(PrivateSGD):
     """DP-SGD with the noise of a tree over each epoch, which needs no amplification."""
 
-    name: ClassVar[str] = "dp-ftrl"
-    about: ClassVar[str] = "noise of a tree over each epoch of shuffled batches"
-    keys: ClassVar[tuple[str, ...]] = ("optimizer",)
+    name = "dp-ftrl"
+    about = "noise of a tree over each epoch of shuffled batches"
+    keys = ("optimizer",)
 
     @classmethod
     def read(cls, root: TomlTable) -> PrivateFTRL:
@@ -81,9 +81,9 @@ class PrivateFTRL(PrivateSGD):
 class ProjectedSGD(_Descent):
     """DP-SGD that clips by estimated norms; those that were estimated too small are on the ledger as such."""
 
-    name: ClassVar[str] = "dp-sgd-jl"
-    about: ClassVar[str] = "norms estimated from random projections"
-    keys: ClassVar[tuple[str, ...]] = ("optimizer", "projections")
+    name = "dp-sgd-jl"
+    about = "norms estimated from random projections"
+    keys = ("optimizer", "projections")
 
     projections: int
 

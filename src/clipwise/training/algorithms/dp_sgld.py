@@ -45,9 +45,9 @@ AVERAGE = "posterior average"
 class PrivateSGLD(Algorithm):
     """Langevin dynamics whose own noise is the plan's: the weights of many steps are samples of a posterior."""
 
-    name: ClassVar[str] = "dp-sgld"
-    about: ClassVar[str] = "samples from a posterior, in place of an optimizer"
-    keys: ClassVar[tuple[str, ...]] = ("sgld",)
+    name = "dp-sgld"
+    about = "samples from a posterior, in place of an optimizer"
+    keys = ("sgld",)
     dynamics: ClassVar[type[Langevin]] = Langevin
 
     temperature: float
@@ -136,10 +136,10 @@ class PrivateSGLD(Algorithm):
 class PrivateSGNHT(PrivateSGLD):
     """The same with a thermostat, which finds the friction that keeps the temperature."""
 
-    name: ClassVar[str] = "dp-sgnht"
-    about: ClassVar[str] = "the same, at a temperature that a thermostat keeps"
-    keys: ClassVar[tuple[str, ...]] = ("sgnht",)
-    dynamics: ClassVar[type[Langevin]] = SGNHT
+    name = "dp-sgnht"
+    about = "the same, at a temperature that a thermostat keeps"
+    keys = ("sgnht",)
+    dynamics = SGNHT
 
     inertia: float | None
 

@@ -23,7 +23,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -122,7 +122,7 @@ class Federation:
 class FederatedAlgorithm(Algorithm):
     """Rounds in which some users send an update; epsilon protects everything that a user has."""
 
-    keys: ClassVar[tuple[str, ...]] = ("optimizer", "federated")
+    keys = ("optimizer", "federated")
 
     optimizer: OptimizerChoice
     """The users' own."""
@@ -213,8 +213,8 @@ class FederatedAlgorithm(Algorithm):
 class FedAvg(FederatedAlgorithm):
     """Users train for some epochs of their own and send how far they came."""
 
-    name: ClassVar[str] = "dp-fedavg"
-    about: ClassVar[str] = "users train locally; whole users are protected"
+    name = "dp-fedavg"
+    about = "users train locally; whole users are protected"
 
     def work(self, job: Job) -> Work:
         size = self.federation.local_batch_size
@@ -233,8 +233,8 @@ class FedAvg(FederatedAlgorithm):
 class FedSGD(FederatedAlgorithm):
     """Users send one gradient."""
 
-    name: ClassVar[str] = "dp-fedsgd"
-    about: ClassVar[str] = "users send one gradient; whole users are protected"
+    name = "dp-fedsgd"
+    about = "users send one gradient; whole users are protected"
 
     @classmethod
     def read(cls, root: TomlTable) -> Self:
