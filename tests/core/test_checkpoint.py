@@ -487,6 +487,26 @@ def test_states_that_do_not_fit_are_refused() -> None:
     assert target.steps_done == 0
 
 
+def test_the_memory_of_a_run_is_kept_since_it_decides_how_sums_are_rounded(tmp_path: Path) -> None:
+    for seed in (None, 0):
+        model = mlp()
+        private = cw.Private(plan(), model, sgd(model), seed=seed, own_batches=True, memory=1 << 20)
+        private.step(losses_of(model, X, Y))
+        state = private.state_dict()
+        private.save(tmp_path / "run.ckpt")
+        other = mlp()
+        again = cw.Private.resume(tmp_path / "run.ckpt", other, sgd(other))
+        assert again.state_dict()["memory"] == 1 << 20
+        third = cw.Private(plan(), model, sgd(model), seed=seed, own_batches=True)
+        if seed is None:
+            third.load_state_dict(state)
+        else:
+            with pytest.raises(cw.CheckpointError, match="memory=1048576 and a seed"):
+                third.load_state_dict(state)
+        with pytest.raises(cw.CheckpointError, match="no 'memory' that makes sense"):
+            cw.Private(plan(), model, sgd(model), seed=seed, own_batches=True).load_state_dict({**state, "memory": -1})
+
+
 # The file format
 
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import clipwise as cw
 from clipwise.clipping import Style
+from clipwise.engine import run
 from tests.core.common import N, data, loop_sum, losses_of, mlp, plan, same, sgd, train, weights
 from tests.core.doubles import Constant, Recorder, Tied
 
@@ -770,3 +771,26 @@ def test_the_refusal_of_a_batch_norm_names_the_remedy() -> None:
     (batch,) = next(iter(private.loader(torch.utils.data.TensorDataset(x))))
     with pytest.raises(cw.NotSeparable, match=r"model, replaced = cw\.without_batchnorm\(model\) gives a copy"):
         private.step(model(batch).square().sum(1))
+
+
+@pytest.mark.parametrize("memory", [-1, 1.5, True, "1 GB"])
+def test_memory_is_a_number_of_bytes(memory: object) -> None:
+    model = nn.Linear(3, 1)
+    with pytest.raises(cw.InvalidPlan, match="memory must be a number of bytes or None"):
+        cw.Private(plan(), model, sgd(model), memory=memory)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("memory", [None, 0, 12_345])
+def test_the_cost_model_is_told_the_memory(memory: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    told, truly = [], run.kept
+
+    def kept(graph: Any, plan: Any, batch_size: int, memory: int | None) -> Any:
+        told.append(memory)
+        return truly(graph, plan, batch_size, memory)
+
+    monkeypatch.setattr(run, "kept", kept)
+    monkeypatch.setattr("clipwise.engine.plan._SMALL", 0)  # a small graph holds everything anyway
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+    private = cw.Private(plan(), model, sgd(model), own_batches=True, memory=memory)
+    private.step(model(torch.randn(5, 3)).square().squeeze(1))
+    assert set(told) == {memory}

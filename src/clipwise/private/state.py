@@ -30,6 +30,8 @@ _FIELDS: dict[str, Callable[[Any], bool]] = {
     "generator": lambda state: state is None or _is_generator(state),
 }
 """What is saved besides the fields of every run."""
+_MEMORY: dict[str, Callable[[Any], bool]] = {"memory": lambda memory: is_count(memory, least=0)}
+"""The field of those runs that were told how much."""
 
 
 def _is_loader(loader: object) -> bool:
@@ -53,6 +55,7 @@ class PrivateState:
     model: nn.Module
     optimizer: Optimizer
     own_batches: bool
+    memory: int | None
     release: Release
     expected: str | None = None
     """A digest of the weights that a restored seeded run must continue from, until they were compared."""
@@ -66,6 +69,12 @@ class PrivateState:
         if not isinstance(plan, Mapping):
             raise CheckpointError("the saved run has no plan.")
         return Plan.from_dict(plan)
+
+    @staticmethod
+    def memory_of(saved: Mapping[str, Any]) -> int | None:
+        """The memory for gradients of samples in a saved state; what makes no sense is refused with the state."""
+        memory = saved.get("memory")
+        return memory if is_count(memory, least=0) else None
 
     def capture(self, *, with_weights: bool = True) -> dict[str, Any]:
         """The state. Only that of a seeded run holds anything that its randomness could be rebuilt from.
@@ -85,6 +94,7 @@ class PrivateState:
             **position.capture(),
             **position.capture_loader(),
             **self._past(self.release.past()),
+            **({} if self.memory is None else {"memory": self.memory}),
         }
 
     def _past(self, value: Any) -> dict[str, Any]:
@@ -101,7 +111,8 @@ class PrivateState:
 
     def check(self, saved: Mapping[str, Any]) -> None:
         """Refuse a state that does not belong to this plan, model and seed. Nothing is changed."""
-        check_form(saved, {**_FIELDS, **self._past(self._is_past), **self._norm()}, VERSION)
+        memory = _MEMORY if "memory" in saved else {}
+        check_form(saved, {**_FIELDS, **self._past(self._is_past), **self._norm(), **memory}, VERSION)
         if saved["plan"] != self.plan.to_dict():
             raise CheckpointError(f"the saved run has another plan: {saved['plan']}, not {self.plan.to_dict()}.")
         if saved["seed"] != self.release.position.entropy.seed:
@@ -115,6 +126,11 @@ class PrivateState:
         if saved["own_batches"] != self.own_batches:
             raise CheckpointError(
                 f"the saved run has own_batches={saved['own_batches']}; make Private(...) with the same."
+            )
+        if saved["seed"] is not None and saved.get("memory") != self.memory:
+            raise CheckpointError(
+                f"the saved run has memory={saved.get('memory')} and a seed: with another one it would round otherwise, "
+                "and not repeat its steps. Make Private(...) with the same."
             )
         mine, theirs = _parameters(self.model), saved["parameters"]
         if mine != theirs:

@@ -37,6 +37,7 @@ class Given:
     position: Position
     batch: Batch
     checks: Checks
+    memory: int | None
 
 
 class Norms(Protocol):
@@ -54,12 +55,12 @@ class Norms(Protocol):
 class ExactNorms:
     """Norms from the graph of the losses, wherever these were computed."""
 
-    def __init__(self, model: nn.Module, loss_fn: LossFn | None) -> None:
-        self._model, self._loss_fn = model, loss_fn
+    def __init__(self, model: nn.Module, loss_fn: LossFn | None, memory: int | None) -> None:
+        self._model, self._loss_fn, self._memory = model, loss_fn, memory
 
     def bind(self, fit: Fit) -> Clip:
         """The engine, for these parameters."""
-        return Clipper(fit.named)
+        return Clipper(fit.named, self._memory)
 
     def losses(self, batch: Any) -> Tensor:
         """`loss_fn(model, batch)`."""
@@ -71,7 +72,7 @@ class ExactNorms:
 def norms_of(given: Given) -> Norms:
     """What the plan's mechanism asks for."""
     if not isinstance(given.plan.mechanism, ProjectedNorms):
-        return ExactNorms(given.model, given.loss_fn)
+        return ExactNorms(given.model, given.loss_fn, given.memory)
     from clipwise.private.norms.estimated import EstimatedNorms  # forward-mode derivatives: few need them
 
     return EstimatedNorms(given)
