@@ -31,7 +31,7 @@ _FIELDS: dict[str, Callable[[Any], bool]] = {
 }
 """What is saved besides the fields of every run."""
 _MEMORY: dict[str, Callable[[Any], bool]] = {"memory": lambda memory: is_count(memory, least=0)}
-"""The field of those runs that were told how much."""
+"""The field of the runs that have a limit of their own."""
 
 
 def _is_loader(loader: object) -> bool:
