@@ -216,6 +216,7 @@ FURTHER: dict[str, tuple[str, tuple[int, ...], Program]] = {
 WITHOUT_EXAMPLE = {
     "GroupedMmBackward0": "experts, in the zoo",
     "LinearBackward0": "made on other devices than the CPU",
+    "MkldnnRnnLayerBackward0": "in single precision only: test_recurrent.py",
     "RollBackward0": "its one operand is shared, or after a meeting",
 }
 

@@ -168,15 +168,6 @@ class FoldedTowers(nn.Module):
         return torch.stack([self.one(x), self.other(x)]).view(len(x), -1)
 
 
-class Last(nn.Module):
-    def forward(self, out: tuple[Tensor, Any]) -> Tensor:
-        return out[0][:, -1]
-
-
-def fused_lstm() -> nn.Module:
-    return nn.Sequential(nn.LSTM(6, 4, batch_first=True), Last())
-
-
 def frequency_scaled() -> nn.Module:
     """An embedding that divides a row's gradient by how often the whole batch uses it."""
     return nn.Embedding(3, 4, scale_grad_by_freq=True)
@@ -234,7 +225,6 @@ REFUSED = [
     Refused("mean_loss_expanded", mlp, one_for_all, NotSeparable, ("sample",)),
     Refused("softmax_over_the_batch", mlp, batch_softmax, NotSeparable, ("sample",)),
     Refused("folded_towers", FoldedTowers, plain, NotSeparable, ("two different samples",)),
-    Refused("fused_lstm", fused_lstm, plain, UnsupportedNode, ("MkldnnRnnLayerBackward0", "mkldnn"), (5, 6)),
     Refused("scale_grad_by_freq", frequency_scaled, looked_up, UnsupportedNode, ("scale_grad_by_freq",)),
     Refused("bag_scale_grad_by_freq", bag_scaled, looked_up, UnsupportedNode, ("scale_grad_by_freq",)),
     Refused("solved_system", Solved, plain, UnsupportedNode, ("LinalgSolve", "weight")),

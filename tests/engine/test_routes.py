@@ -178,7 +178,7 @@ def test_an_operation_is_trusted_where_it_keeps_samples_apart(case: Case) -> Non
     clones = [k for k, name in enumerate(graph.names) if name == "CloneBackward0"]
     axes.update(zip(clones, case.below, strict=True))
     layouts = {k: Layout(axis) for k, axis in axes.items() if axis is not None}
-    site = Site(graph, 0, layouts.get, lambda k: k in axes)
+    site = Site(graph, 0, lambda edge: layouts.get(edge[0]), lambda k: k in axes)
     assert op_of(case.node).routing(site) is case.expected
     if case.expected is not MAYBE and case.own is not None:
         for sample in range(B):

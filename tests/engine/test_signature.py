@@ -265,6 +265,6 @@ def test_a_batch_norm_is_trusted_with_fixed_statistics_only(training: bool, axis
     layer = nn.BatchNorm1d(3).train(training)
     graph = walk(layer(nn.Linear(4, 3)(torch.randn(4, 4))), {}, [])
     place = next(k for k, name in enumerate(graph.names) if "BatchNorm" in name)
-    site = routes.Site(graph, place, lambda k: Layout(axis), lambda k: True)
+    site = routes.Site(graph, place, lambda edge: Layout(axis), lambda k: True)
     expected = routes.Routing.NEVER if axis == 0 and not training else routes.Routing.MAYBE
     assert routes.batch_norm(site) is expected

@@ -12,16 +12,28 @@ A new operation is a row here, a function in `rules/` if it needs arithmetic of 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from torch import Tensor
+
 from clipwise.engine import passing, routes, views
-from clipwise.engine.graph import Graph
-from clipwise.engine.node import IN_PLACE_WRITE
+from clipwise.engine.graph import Edge, Graph
+from clipwise.engine.node import IN_PLACE_WRITE, output_metas
 from clipwise.engine.passing import Passing
-from clipwise.engine.products import BatchedProduct, ImageProduct, MatrixProduct, Product, RowProduct, VectorProduct
+from clipwise.engine.products import (
+    BatchedProduct,
+    ImageProduct,
+    MatrixProduct,
+    Product,
+    RecurrentProduct,
+    RowProduct,
+    VectorProduct,
+)
 from clipwise.engine.routes import Route, writing
-from clipwise.engine.rules import Rule, autograd, broadcast, conv, grouped, linear, norm, table
+from clipwise.engine.rules import Rule, autograd, broadcast, conv, grouped, linear, norm, recurrent, table
+from clipwise.engine.rules.recurrent import States
 from clipwise.engine.views import Region, View
 
 
@@ -48,6 +60,7 @@ class Op:
     routing: Route = routes.unknown
     passing: Passing = passing.finite
     by_index: bool = False  # rows are moved by an index or a mask
+    joined: States | None = None  # several outputs that receive gradients, as one
     only_input: bool = False  # reads nothing but its input, whatever it makes of it
     refusal: str = ""  # why there is no rule, and what to do
 
@@ -80,9 +93,9 @@ def _pointwise(names: str, rule: Rule | None = None, entry: BatchEntry = BatchEn
 
 _FUSED = (
     "is a fused recurrent kernel that hides how often its weights are used. Run the forward pass unfused: `with "
-    "torch.backends.mkldnn.flags(enabled=False): ...` on CPU, `with torch.backends.cudnn.flags(enabled=False): ...` on "
-    "GPU."
+    "torch.backends.cudnn.flags(enabled=False): ...`."
 )
+_RECURRENT = RecurrentProduct(0, 1)
 
 TABLE = (
     # Matrix products: the positions of the two factors among the node's inputs.
@@ -97,6 +110,9 @@ TABLE = (
     # Convolutions.
     _product("ConvolutionBackward0", conv.convolution, ImageProduct(0, 1)),
     Op("ConvolutionBackwardBackward0", autograd.by_autograd, routing=routes.samples_first),
+    # Recurrent layers in one kernel.
+    Op("MkldnnRnnLayerBackward0", recurrent.lstm, data=_RECURRENT, routing=_RECURRENT.routing,
+       passing=_RECURRENT.passing, joined=recurrent.STATES),
     # Normalization.
     Op("NativeLayerNormBackward0", norm.layer_norm, entry=BatchEntry.ROWWISE, routing=routes.layer_norm,
        passing=passing.layer_norm),
@@ -232,7 +248,7 @@ TABLE = (
     # Others that their own backward serves.
     Op("CdistBackward0 TrilinearBackward0", autograd.by_autograd),
     # Refused, with a way out.
-    Op("CudnnRnnBackward0 CudnnRnnBackwardBackward0 MiopenRnnBackward0 MkldnnRnnLayerBackward0", refusal=_FUSED),
+    Op("CudnnRnnBackward0 CudnnRnnBackwardBackward0 MiopenRnnBackward0", refusal=_FUSED),
 )  # fmt: skip
 
 OPS = {name: op for op in TABLE for name in op.names.split()}
@@ -252,3 +268,15 @@ def rule_of(graph: Graph, k: int) -> Rule | None:
 def is_live(graph: Graph, k: int) -> bool:
     """Whether the rule of a node needs the graph kept alive."""
     return op_of(graph.names[k]).is_live or autograd.is_opaque(graph, k)
+
+
+def outputs_of(graph: Graph, k: int) -> list[Edge]:
+    """The outputs of a node that are asked for their gradients."""
+    count = 1 if op_of(graph.names[k]).joined is None else len(output_metas(graph.nodes[k]))
+    return [(k, output) for output in range(count)]
+
+
+def as_one(graph: Graph, k: int, gradients: Sequence[Tensor | None]) -> Tensor | None:
+    """The gradient of a node, of all its outputs where several count; None where nothing arrives."""
+    joined = op_of(graph.names[k]).joined
+    return gradients[0] if joined is None else joined.join(graph.nodes[k], gradients)

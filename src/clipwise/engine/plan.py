@@ -144,7 +144,7 @@ class Planner:
     def _entry(self, k: int) -> _Entry:
         graph, op, edges = self.graph, op_of(self.graph.names[k]), self.graph.edges[k]
         if op.data is not None:
-            inputs = [edges[i][0] for i in (op.data.first, op.data.second) if i < len(edges)]
+            inputs = [edges[i][0] for i in op.data.operands if i < len(edges)]
             return _Entry.STRONG if any(i < 0 or not self.reaches[i] for i in inputs) else _Entry.NO
         if op.entry in (BatchEntry.INDEX, BatchEntry.LOOKUP):
             return _Entry.WEAK
@@ -227,10 +227,11 @@ class Planner:
         open_nodes = {k for k, found in layouts.items() if len(found) > 1}
         if not open_nodes:
             return
+        joined = {k for k in open_nodes if op_of(self.graph.names[k]).joined is not None}  # of another shape
         views = {
             k: self.graph.edges[k][0][0]
             for k in self.entries
-            if self._keeps_order(k) and self.graph.edges[k][0][0] in open_nodes
+            if self._keeps_order(k) and self.graph.edges[k][0][0] in open_nodes - joined
         }
         for view, found in probe(sorted(views)).items() if views else ():
             k = views[view]
@@ -265,7 +266,7 @@ class Planner:
 
     def _layouts_needed(self, k: int, is_batch: Callable[[int], bool]) -> Iterable[int]:
         """The nodes whose layout must be known to tell whether node k keeps samples apart."""
-        site = Site(self.graph, k, lambda i: None, is_batch)
+        site = Site(self.graph, k, lambda edge: None, is_batch)
         if op_of(self.graph.names[k]).routing is in_place and keeps_sizes(site):
             return ()
         return (k, *(child for child, _ in site.inputs))
@@ -281,9 +282,10 @@ class Planner:
         def is_batch(i: int) -> bool:
             return states[i] is _State.BATCH
 
-        def layout_of(i: int) -> Layout | None:
-            known = layouts.get(i, ())
-            return known[0] if len(known) == 1 and isinstance(known[0], Layout) else None
+        def layout_of(edge: Edge) -> Layout | None:
+            known, joined = layouts.get(edge[0], ()), op_of(self.graph.names[edge[0]]).joined
+            layout = known[0] if len(known) == 1 and isinstance(known[0], Layout) else None
+            return layout if joined is None or layout is None else joined.layout(layout, edge[1])
 
         after = (k for k in self.entries if is_batch(k) and self._has_batch_below(k, states))
         return {k: op_of(self.graph.names[k]).routing(Site(self.graph, k, layout_of, is_batch)) for k in after}

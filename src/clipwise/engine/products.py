@@ -12,7 +12,7 @@ from torch import Tensor
 
 from clipwise.engine.node import Node, saved
 from clipwise.engine.passing import alive, finite, is_dead, random
-from clipwise.engine.routes import Routing, Site, samples_first
+from clipwise.engine.routes import Routing, Site, recurrent, samples_first
 from clipwise.engine.rules.conv import Geometry
 
 
@@ -22,6 +22,11 @@ class Product:
 
     first: int
     second: int
+
+    @property
+    def operands(self) -> tuple[int, ...]:
+        """The positions of what may be data."""
+        return self.first, self.second
 
     def data_axes(self, rank: int, left_is_data: bool, right_is_shared: bool) -> list[int]:
         """The axes of the output that come from the operand that is not differentiated."""
@@ -102,3 +107,20 @@ class ImageProduct(Product):
         if position != self.first:
             return None
         return Geometry.of(node).input_gradient(arrived, gradient, random(saved(node, "weight").shape, arrived))
+
+
+class RecurrentProduct(Product):
+    """Rows of many times and a matrix; the first states may be data too."""
+
+    @property
+    def operands(self) -> tuple[int, ...]:
+        """The rows, and both states."""
+        return self.first, 5, 6
+
+    def data_axes(self, rank: int, left_is_data: bool, right_is_shared: bool) -> list[int]:
+        """Times and samples."""
+        return [0, 1]
+
+    def routing(self, site: Site) -> Routing:
+        """Every sample is read by itself, from one time to the next."""
+        return recurrent(site)

@@ -33,7 +33,7 @@ class Site(NamedTuple):
 
     graph: Graph
     k: int
-    layout_of: Callable[[int], Layout | None]  # the one layout of a node's output, when it is known
+    layout_of: Callable[[Edge], Layout | None]  # the one layout of an output of a node, when it is known
     is_batch: Callable[[int], bool]  # whether a node is computed from the batch
 
     @property
@@ -44,7 +44,7 @@ class Site(NamedTuple):
     @property
     def own(self) -> Layout | None:
         """The layout of its output."""
-        return self.layout_of(self.k)
+        return self.layout_of((self.k, 0))
 
     @property
     def rank(self) -> int:
@@ -74,7 +74,7 @@ def _where_known(keeps: Callable[[Site, Layout, list[Layout]], bool]) -> Route:
 
     @wraps(keeps)
     def route(site: Site) -> Routing:
-        own, below = site.own, [site.layout_of(child) for child, _ in site.inputs]
+        own, below = site.own, [site.layout_of(edge) for edge in site.inputs]
         inputs = [layout for layout in below if layout is not None]
         known = own is not None and len(inputs) == len(below)
         return Routing.NEVER if known and own is not None and keeps(site, own, inputs) else Routing.MAYBE
@@ -121,6 +121,13 @@ def along_axes(site: Site, own: Layout, inputs: list[Layout]) -> bool:
 def samples_first(site: Site, own: Layout, inputs: list[Layout]) -> bool:
     """Samples on the first axis are kept apart by definition."""
     return own.axis == 0 and all(layout.axis == 0 for layout in inputs)
+
+
+@_where_known
+def recurrent(site: Site, own: Layout, inputs: list[Layout]) -> bool:
+    """Samples on the axis after that of times, which states do not have."""
+    ranks = [len(site.graph.shape(edge)) for edge in site.inputs]
+    return own.axis == 1 and all(layout.axis == rank - 2 for layout, rank in zip(inputs, ranks, strict=True))
 
 
 @_where_known

@@ -19,10 +19,11 @@ from clipwise.engine.grams import Recent
 from clipwise.engine.graph import Edge, Graph, differentiate
 from clipwise.engine.layout import Layout, Scattered, all_finite, blank, pack
 from clipwise.engine.node import LEAF, at_hand, output_meta, saved_floats
-from clipwise.engine.ops import rule_of
+from clipwise.engine.ops import as_one, rule_of
 from clipwise.engine.owners import Owners, StalePlan
 from clipwise.engine.plan import GraphPlan, Meeting, pattern
 from clipwise.engine.precision import HALF, widened
+from clipwise.engine.probing import gradients_at
 from clipwise.engine.room import Room
 from clipwise.engine.routes import is_identity
 from clipwise.engine.rules import Finish, Operand, Samples
@@ -47,7 +48,10 @@ class _Arrival:
             self._prepared = self.backward.read(self.meeting, self.samples)
 
     def __call__(self, gradients: tuple[Tensor | None, ...]) -> None:
-        gradient = gradients[0]
+        self.receive(as_one(self.backward.graph, self.meeting.node, gradients))
+
+    def receive(self, gradient: Tensor | None) -> None:
+        """The gradient of the meeting's output, or of all its outputs."""
         if gradient is None:
             return
         if self.samples is None:
@@ -115,13 +119,13 @@ class Backward:
             for arrival in ends:
                 arrival.prepare()
         try:
-            edges = [graph.gradient_edge((arrival.meeting.node, 0)) for arrival in ends]
-            gradients = differentiate(losses, edges, torch.ones_like(losses), keep=retain_graph)
+            nodes = [arrival.meeting.node for arrival in ends]
+            gradients = gradients_at(losses, graph, nodes, torch.ones_like(losses), keep=retain_graph)
         finally:
             for handle in handles:
                 handle.remove()
         for arrival, gradient in zip(ends, gradients, strict=True):
-            arrival((gradient,))
+            arrival.receive(gradient)
 
     @property
     def has_bad_losses(self) -> bool:

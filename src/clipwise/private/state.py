@@ -129,8 +129,8 @@ class PrivateState:
             )
         if saved["seed"] is not None and saved.get("memory") != self.memory:
             raise CheckpointError(
-                f"the saved run has memory={saved.get('memory')} and a seed: with another one it would round otherwise, "
-                "and not repeat its steps. Make Private(...) with the same."
+                f"the saved run has memory={saved.get('memory')} and a seed: with another one it would round "
+                "otherwise, and not repeat its steps. Make Private(...) with the same."
             )
         mine, theirs = _parameters(self.model), saved["parameters"]
         if mine != theirs:

@@ -286,6 +286,35 @@ def frozen_teacher_outside_the_model(model: nn.Module, batch: Batch, kept: Simpl
     return cross_entropy(model(x), y) + cross_entropy(model(x), kept.teacher(x).softmax(1))
 
 
+LSTM = parts(lstm=lambda: nn.LSTM(4, 5, batch_first=True), other=lambda: nn.LSTM(4, 5), head=lambda: nn.Linear(5, 3))
+
+
+@honest(build=LSTM, dataset=series())
+def lstm_in_one_kernel(model: nn.Module, batch: Batch) -> Tensor:
+    x, y = batch
+    return cross_entropy(model.head(model.lstm(x)[1][0][-1]), y)
+
+
+@mixing(build=LSTM, dataset=series())
+def lstm_that_reads_samples_as_times(model: nn.Module, batch: Batch) -> Tensor:
+    x, y = batch
+    return cross_entropy(model.head(model.other(x)[0].mean(1)), y)
+
+
+@mixing(build=LSTM, dataset=series())
+def lstm_that_begins_with_the_state_of_a_neighbour(model: nn.Module, batch: Batch) -> Tensor:
+    x, y = batch
+    hidden, cell = model.lstm(x)[1]
+    return cross_entropy(model.head(model.lstm(x, (hidden.roll(1, 1), cell))[1][0][-1]), y)
+
+
+@mixing(build=LSTM, dataset=series())
+def lstm_that_begins_with_the_mean_of_the_batch(model: nn.Module, batch: Batch) -> Tensor:
+    x, y = batch
+    state = 4 * x.mean() * torch.ones(1, len(x), 5)
+    return cross_entropy(model.head(model.lstm(x, (state, state))[1][0][-1]), y)
+
+
 @honest(build=parts(lstm=lambda: nn.LSTM(4, 5, batch_first=True), head=lambda: nn.Linear(5, 3)), dataset=series())
 def lstm_step_by_step(model: nn.Module, batch: Batch) -> Tensor:
     x, y = batch

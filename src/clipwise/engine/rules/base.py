@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -21,19 +21,24 @@ class Samples:
     `scattered` is the owner of each position, `table` the positions of each sample, (B, T), padded.
     """
 
-    __slots__ = ("_lengths", "batch_size", "layout", "scattered", "table")
+    __slots__ = ("_made", "batch_size", "layout", "scattered", "table")
 
     def __init__(
         self, batch_size: int, layout: Layout, scattered: Tensor | None = None, table: Tensor | None = None
     ) -> None:
         self.batch_size, self.layout, self.scattered, self.table = batch_size, layout, scattered, table
-        self._lengths: Tensor | None = None
+        self._made: dict[str, Any] = {}
+
+    def once(self, name: str, make: Callable[[], Any]) -> Any:
+        """What the operands of a node share, made for the first of them."""
+        if name not in self._made:
+            self._made[name] = make()
+        return self._made[name]
 
     def lengths(self, gradient: Tensor) -> Tensor:
         """Norms of the rows of the node's gradient, which weight and bias share."""
-        if self._lengths is None:
-            self._lengths = sure_lengths(accurate(gradient))
-        return self._lengths
+        found: Tensor = self.once("lengths", lambda: sure_lengths(accurate(gradient)))
+        return found
 
     @property
     def axis(self) -> int:
