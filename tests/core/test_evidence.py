@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -476,3 +477,24 @@ def test_a_collate_function_may_put_the_records_into_columns_if_there_are_as_man
             check_collate(collate, dataset)
     else:
         assert check_collate(collate, dataset) == ""
+
+
+def test_padding_that_nobody_can_check_is_warned_of_where_the_loader_is_made() -> None:
+    class Ragged(torch.utils.data.Dataset[Tensor]):
+        def __len__(self) -> int:
+            return N
+
+        def __getitem__(self, place: int) -> Tensor:
+            return torch.arange(4.0 * (1 + place % 5)).view(-1, 4) + place
+
+    def pad(records: list[Tensor]) -> Tensor:
+        return nn.utils.rnn.pad_sequence(records, batch_first=True)
+
+    model = nn.Linear(4, 1)
+    with pytest.warns(UserWarning, match=r"not checked: records are padded .* loss_fn=.* must be masked") as warned:
+        private_of(model, cw.FullBatch(N)).loader(Ragged(), collate_fn=pad)
+    assert warned[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loss_fn = lambda m, x: m(x).sum((1, 2))  # noqa: E731
+        private_of(model, cw.FullBatch(N), loss_fn=loss_fn).loader(Ragged(), collate_fn=pad)

@@ -68,7 +68,12 @@ def made(name: str, events: tuple[Event, ...], clip: Any, noise: float, **change
             "seconds": 61.25,
             "seeds": [seed],
             "arm": name,
-            "data": {"name": "made-up *records*", "records": 1_000, "held_out": 400, "while_training": "unchanged"},
+            "data": {
+                "name": "made-up *records*",
+                "records": 1_000,
+                "held_out": 400,
+                "since_the_start": "unchanged",
+            },
             "model": "mlp 4-8-3",
             "parameters": 67,
             "noise": "made up",

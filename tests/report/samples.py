@@ -103,7 +103,12 @@ def made_run(
             "command": ["clipwise", "train", "config.toml", "--seed", str(seed)],
             "seconds": 3.2,
             "seeds": [seed],
-            "data": {"name": "made-up digits", "records": 60_000, "held_out": 1_500, "while_training": "unchanged"},
+            "data": {
+                "name": "made-up digits",
+                "records": 60_000,
+                "held_out": 1_500,
+                "since_the_start": "unchanged",
+            },
             "arm": name,
             "model": "mlp 196-64-10",
             "parameters": 13_258,

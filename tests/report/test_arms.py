@@ -190,7 +190,7 @@ def test_both_epsilon_and_what_r_is_are_told() -> None:
     reading = read(arms_of(comparison()))
     text = " ".join(reading.paragraphs)
     assert "Both private models have the same privacy: epsilon = 1.563 at delta 1e-05" in text
-    assert "does not depend on R" in text and "nine in ten are right" in text
+    assert "does not depend on its R (trying several costs more)" in text and "nine in ten are right" in text
     assert "learning rate 1 to 0.1" in reading.verdict
 
 

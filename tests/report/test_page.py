@@ -104,7 +104,11 @@ def test_words_of_the_user_are_escaped_everywhere(tmp_path: Path) -> None:
             norm,
             warnings=(HOSTILE,),
             config=HOSTILE,
-            provenance={"command": HOSTILE, "model": HOSTILE, "data": {"name": HOSTILE, "while_training": HOSTILE}},
+            provenance={
+                "command": HOSTILE,
+                "model": HOSTILE,
+                "data": {"name": HOSTILE, "since_the_start": HOSTILE},
+            },
             recalibrated={HOSTILE: judged(0, 1.0)},
             curves=({"step": 1, "test": {"ece": 0.1}, "private": private},),
         )
@@ -208,6 +212,49 @@ def test_a_card_counts_steps_and_says_what_interrupted_ones_are() -> None:
     assert "the ledger has 3,002 steps for training; 198 steps interrupted; 1 release for calibration." in card
     assert "Interrupted steps were begun before a stop or a crash" in card
     assert "Interrupted steps" not in report.card(made_run())
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        ("new", "; its first weights were drawn at random."),
+        (None, "; where its first weights come from is not known here, and what they were trained on is not covered."),
+        ({"continues": "the run a"}, "; it continues the run a, whose releases are on its ledger and in its epsilon."),
+        (
+            {"from": "b", "tensors": "all"},
+            "; its first weights are those of b (all), which this epsilon does not cover",
+        ),
+    ],
+)
+def test_a_card_says_where_the_first_weights_come_from(found: object, said: str) -> None:
+    run = made_run()
+    card = report.card(replace(run, provenance={**run.provenance, "first_weights": found}))
+    (line,) = (line for line in card.splitlines() if line.startswith("- **Model:**"))
+    assert said in line
+
+
+def test_runs_that_may_hold_each_other_cost_at_most_their_sum() -> None:
+    first = made_run(seed=0)
+    assert first.ledger is not None
+    both = [first, made_run("R = 10", seed=1)]
+    found = joint_of(both)
+    assert found is not None and found.guarantee is not None and found.guarantee.kind == "numerically exact"
+    held = Ledger([*(event.changed(reason="earlier run") for event in first.ledger.events), *ledger().events])
+    found = joint_of([first, replace(both[1], ledger=held)])
+    assert found is not None and found.guarantee is not None and found.guarantee.kind == "upper bound"
+
+
+@pytest.mark.usefixtures("figures_in_words")
+@pytest.mark.parametrize("order", [("with", "without"), ("without", "with")])
+def test_runs_with_different_metrics_are_compared_in_any_order(
+    order: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    regression_run("with").save(tmp_path / "with")
+    known = regression_run("without")
+    replace(known, test=replace(known.test, nll=None, coverage={})).save(tmp_path / "without")
+    assert main(["report", *(str(tmp_path / name) for name in order), "--output", str(tmp_path / "page")]) == 0
+    rows = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line.strip()}
+    assert "–" in rows["without"] and "–" not in rows["with"] and "NLL" in rows["model"]
 
 
 def test_the_card_of_predictions_that_were_only_judged_says_nothing_of_training() -> None:

@@ -23,7 +23,8 @@ from clipwise import report
 from clipwise._json import Fields
 from clipwise.errors import DataError, LedgerError
 from clipwise.mechanisms import ProjectedNorms, Rounds
-from clipwise.report import Choices, Run, WrittenPlan, arms_of, card
+from clipwise.private.evidence import Checked
+from clipwise.report import Choices, Run, WrittenPlan, arms_of, card, not_checked
 from clipwise.report.arms import differing
 from clipwise.report.content import content
 from clipwise.report.folder import RunFolder, is_run
@@ -272,7 +273,7 @@ def test_one_line_makes_the_run_and_its_folder_is_read_back(tmp_path: Path) -> N
     assert run.choices == cw.report.Choices(0.5, "SGD(lr=0.5, momentum=0.9)")
     assert run.seed is None and run.warnings == ()
     made = run.provenance
-    assert made["data"] == {"records": N, "held_out": N, "while_training": "not looked at"}
+    assert made["data"] == {"records": N, "held_out": N, "since_the_start": "not compared"}
     assert (made["model"], made["parameters"]) == ("Linear", 15) and made["versions"]["torch"] == torch.__version__
     assert made["other_samples"].startswith("checked with other records at steps 0")
 
@@ -293,17 +294,23 @@ def test_own_batches_and_unwatched_losses_are_said() -> None:
     assert any("own_batches=True" in warning for warning in run.guarantees["exact"].warnings)
 
 
+def test_what_was_not_checked_is_a_warning() -> None:
+    assert not_checked(Checked((0, 1), ())) == ()
+    (said,) = not_checked(Checked((0, 1), ("records are padded",)))
+    assert said.startswith("Whether samples mix was checked, except this: records are padded.")
+
+
 def test_a_seed_is_kept_and_warned_of_and_never_published() -> None:
     run = Run.of(*loop(seed=987_654_321), delta=DELTA)
     assert run.seed == 987_654_321 and run.draws_from == (987_654_321, None)
     assert "Trained with a fixed seed" in said(run)
     assert "987654321" not in str(run.publishable().to_dict()) and "fixed seed" in said(run.publishable())
-    assert run.provenance["data"]["while_training"] == "unchanged"
+    assert run.provenance["data"]["since_the_start"] == "unchanged"
 
 
 def test_the_number_of_records_is_left_out_where_it_is_not_public() -> None:
     run = Run.of(*loop(cw.Poisson(rate=1 / 3, batch_size=20)), delta=DELTA)
-    assert run.provenance["data"] == {"held_out": N, "while_training": "not looked at"}
+    assert run.provenance["data"] == {"held_out": N, "since_the_start": "not compared"}
 
 
 def test_a_run_without_noise_is_not_private(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from clipwise.cli.main import main
 from clipwise.data import DataSet
 from clipwise.errors import CheckpointError, DataError, InvalidConfig
 from clipwise.report import RunFolder, arms_of, warnings_of
+from clipwise.report.warnings import ended_early
 from clipwise.training import Progress, train
 from tests.conftest import HANG
 
@@ -193,7 +194,11 @@ def test_what_an_interrupted_run_has_spent_can_be_seen(
         said = capsys.readouterr()
         assert "5 steps are spent of 12 planned (so far)" in said.err
         epsilons.append(json.loads(said.out)["accountants"]["exact"]["epsilon"])
-    resumed, _ = train(config(text=base.replace("seed = 3\n", "")), output=folder, resume=True, page=False)
+    told: list[str] = []
+    text = base.replace("seed = 3\n", "")
+    resumed, _ = train(config(text=text), output=folder, resume=True, page=False, tell=told.append)
+    assert "of 12 steps 5 are spent, 1 of them in vain" in told[0]
+    assert any("1 of the steps were interrupted" in text for text in ended_early(resumed))
     assert resumed.ledger is not None and epsilons[0] == epsilons[1] < resumed.ledger.epsilon(delta)
     assert main(["epsilon", "--ledger", str(folder), "--delta", str(delta), "--accountant", "exact", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["accountants"]["exact"]["epsilon"] == resumed.ledger.epsilon(delta)

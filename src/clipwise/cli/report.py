@@ -6,7 +6,7 @@ import argparse
 import json
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ from clipwise.cli.terminal import table
 from clipwise.errors import DataError
 
 if TYPE_CHECKING:
+    from clipwise.calibration import Estimate
     from clipwise.report import ArmResults, Run
 
 NAME = "report"
@@ -83,9 +84,13 @@ def _rows(arms: Sequence[ArmResults]) -> tuple[list[str], list[list[str]]]:
     from clipwise.calibration import metric_named
     from clipwise.report import headline, table_rows, value_text
 
-    shown = headline(arms[0])
+    shown = headline(arms)
+
+    def cells(estimates: Mapping[str, Estimate]) -> list[str]:
+        return [value_text(name, estimates[name]) if name in estimates else "–" for name in shown]
+
     rows = [
-        [label, str(len(arm.runs)), arm.epsilon_text, *(value_text(name, estimates[name]) for name in shown)]
+        [label, str(len(arm.runs)), arm.epsilon_text, *cells(estimates)]
         for arm in arms
         for label, estimates in table_rows(arm)
     ]

@@ -164,12 +164,14 @@ def _summary(run: Run) -> dict[str, Any]:
 
 def _print(run: Run, folder: Path, methods: Collection[str]) -> None:
     from clipwise.calibration import metrics_of
-    from clipwise.report import advice_of, arms_of, interval_text, value_text, warnings_of
+    from clipwise.report import advice_of, arms_of, interval_text, lost_steps, value_text, warnings_of
 
     (arm,) = arms_of([run])
     data = run.provenance["data"]
     records = f"{data['records']:,} records" if "records" in data else "records"
-    print(f"{run.name}: {run.plan.steps} steps on {records} of {data['name']}, measured on {data['held_out']:,} others")
+    lost = lost_steps(() if run.ledger is None else run.ledger.events)
+    steps = f"{run.plan.steps} steps{f' ({lost:,} of them interrupted, in vain)' if lost else ''}"
+    print(f"{run.name}: {steps} on {records} of {data['name']}, measured on {data['held_out']:,} others")
     followed = sorted((m for m in metrics_of(run.task) if m.followed), key=lambda m: m.place or math.inf)
     shown = [(m.name, m.heading, arm.estimates[m.name]) for m in followed if m.name in arm.estimates]
     rows = [[heading, value_text(name, value), interval_text(name, value)] for name, heading, value in shown]

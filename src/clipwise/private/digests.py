@@ -50,7 +50,7 @@ class Looked:
     can be said of them. Both are counts of private records: **not covered by epsilon**.
     """
 
-    state: Literal["unchanged", "changed", "not looked at"]
+    state: Literal["unchanged", "changed", "not compared"]
     records: int = 0
     unsteady: int = 0
 
@@ -68,7 +68,7 @@ class Digests:
         self._whole: bytes | None = None
         self._records: dict[int, bytes] = {}
         self._released: dict[int, set[bytes]] = {}
-        self._state: Literal["unchanged", "changed", "not looked at"] = "not looked at"
+        self._state: Literal["unchanged", "changed", "not compared"] = "not compared"
         self._lost = False
         self._handle: int | None = None
         self._close: Callable[[], object] = lambda: None
@@ -77,7 +77,7 @@ class Digests:
     def looked(self) -> Looked:
         """What was seen of the data so far."""
         unsteady = sum(digest == UNSTEADY for digest in self._records.values())
-        return Looked("not looked at" if self._lost else self._state, len(self._records), unsteady)
+        return Looked("not compared" if self._lost else self._state, len(self._records), unsteady)
 
     # Data
 
@@ -98,7 +98,7 @@ class Digests:
                 self._records[index] = UNSTEADY
             elif known not in (digest, UNSTEADY):
                 self._refuse()
-        if found and self._state == "not looked at":
+        if found and self._state == "not compared":
             self._state = "unchanged"
 
     def _refuse(self) -> None:

@@ -12,11 +12,13 @@ from clipwise.report.plans import Choices, WrittenPlan, WrittenValue, has_rule
 from clipwise.report.reading import Advice, advice_of
 from clipwise.report.reading import read as reading_of
 from clipwise.report.render import write
-from clipwise.report.run import SEEDED, Run, guarantees_of, not_checked, provenance_of
+from clipwise.report.run import NEW_WEIGHTS, SEEDED, Run, guarantees_of, not_checked, provenance_of
+from clipwise.report.saved import lost_steps
 from clipwise.report.warnings import cost_of, joint_of, warnings_of
 from clipwise.report.wording import clip_norm, describe, epsilon_text, interval_text, value_text
 
 __all__ = [
+    "NEW_WEIGHTS",
     "SEEDED",
     "Advice",
     "ArmResults",
@@ -37,6 +39,7 @@ __all__ = [
     "headline",
     "interval_text",
     "joint_of",
+    "lost_steps",
     "not_checked",
     "plain",
     "provenance_of",

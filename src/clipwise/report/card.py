@@ -6,20 +6,17 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 import clipwise
-from clipwise.accounting import Event, Guarantee, neighbours
+from clipwise.accounting import INTERRUPTED, Event, Guarantee, neighbours
 from clipwise.calibration import metric_named
 from clipwise.correlation import Independent
 from clipwise.plan import Plan
 from clipwise.report.arms import ArmResults, arms_of
 from clipwise.report.content import headline
-from clipwise.report.run import Run
+from clipwise.report.run import NEW_WEIGHTS, Run
 from clipwise.report.warnings import HELD_OUT, JUDGED, ended_early, without_noise
 from clipwise.report.wording import interval_text, plan_rows, value_text
 
 __all__ = ["card"]
-
-INTERRUPTED = "interrupted"
-"""The reason of steps that were charged and came to nothing."""
 
 
 def card(runs: Run | Iterable[Run]) -> str:
@@ -143,16 +140,27 @@ def _spent(events: Sequence[Event], steps: str) -> str:
 
 def _first_weights(run: Run) -> str:
     found = run.provenance.get("first_weights")
+    if found == NEW_WEIGHTS:
+        return "its first weights were drawn at random"
     if not isinstance(found, Mapping):
-        return "what its first weights were trained on is not covered"
-    origin, tensors = (_text(str(found.get(name, "not stated"))) for name in ("from", "tensors"))
-    return f"its first weights are those of {origin} ({tensors}), which this epsilon does not cover: see Warnings"
+        return "where its first weights come from is not known here, and what they were trained on is not covered"
+    said = []
+    if "continues" in found:
+        said.append(
+            f"it continues {_text(str(found['continues']))}, whose releases are on its ledger and in its epsilon"
+        )
+    if "from" in found:
+        origin, tensors = (_text(str(found.get(name, "not stated"))) for name in ("from", "tensors"))
+        said.append(
+            f"its first weights are those of {origin} ({tensors}), which this epsilon does not cover: see Warnings"
+        )
+    return "; ".join(said)
 
 
 def _quality(arm: ArmResults) -> list[str]:
     several = len(arm.runs) > 1
     rows = [f"| metric | {'mean' if several else 'value'} | 95 % interval |", "| --- | ---: | ---: |"]
-    for name in headline(arm):
+    for name in headline([arm]):
         estimate = arm.estimates[name]
         interval = interval_text(name, estimate) or "–"
         rows.append(f"| {metric_named(name).heading} | {value_text(name, estimate)} | {interval} |")

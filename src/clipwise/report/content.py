@@ -46,8 +46,8 @@ def result(arms: Sequence[ArmResults], figures: Mapping[str, Any]) -> dict[str, 
 
 def content(arms: Sequence[ArmResults], joint: Joint | None) -> dict[str, Any]:
     """Everything the template prints, except the figures; `joint` is what the private runs cost together."""
-    shown = headline(arms[0])
-    rest = [name for name in arms[0].estimates if name not in shown]
+    shown = headline(arms)
+    rest = [name for name in dict.fromkeys(name for arm in arms for name in arm.estimates) if name not in shown]
     return {
         "reading": read(arms),
         "arms": [arm_row(place, arm) for place, arm in enumerate(arms)],
@@ -76,9 +76,9 @@ def table_rows(arm: ArmResults) -> list[tuple[str, Mapping[str, Estimate]]]:
     return [(f"{arm.name}, as trained", arm.estimates), (f"{arm.name}, saved ({method})", after)]
 
 
-def headline(arm: ArmResults) -> list[str]:
-    """The metrics that come first."""
-    places = {name: metric_named(name, arm.first.task).place for name in arm.estimates}
+def headline(arms: Sequence[ArmResults]) -> list[str]:
+    """The metrics that come first; not every arm need have them all."""
+    places = {name: metric_named(name, arm.first.task).place for arm in arms for name in arm.estimates}
     first = {name: place for name, place in places.items() if place is not None}
     return sorted(first, key=lambda name: first[name])
 
@@ -137,7 +137,7 @@ def _interval_note(arms: Sequence[ArmResults]) -> str:
 
 def _recalibrated(arms: Sequence[ArmResults]) -> dict[str, Any] | None:
     """Metrics before and after recalibration, for the arms that have it."""
-    metrics = [name for name in headline(arms[0]) if metric_named(name).better]
+    metrics = [name for name in headline(arms) if metric_named(name).better]
     rows = []
     for place, arm in enumerate(arms):
         methods = [name for name in arm.first.recalibrated if all(name in run.recalibrated for run in arm.runs)]

@@ -26,8 +26,8 @@ CALIBRATION = (
 )
 FREE_CHOICE = (
     "During private training every record's gradient is cut down to at most the clipping norm R before noise in "
-    "proportion to R is added, so the privacy does not depend on R. R is free to choose; this page shows what it does "
-    "to the probabilities."
+    "proportion to R is added, so the privacy of a run does not depend on its R (trying several costs more). This page "
+    "shows what R does to the probabilities."
 )
 UNKNOWN = "How these predictions were made is not known here: nothing is said about privacy."
 

@@ -34,6 +34,8 @@ from clipwise.report.saved import FORMAT, VERSION, values_of
 
 __all__ = ["SEEDED", "Run", "choices_of", "guarantees_of", "not_checked", "provenance_of", "without_paths"]
 
+NEW_WEIGHTS = "new"
+"""In the provenance of a run whose first weights were drawn at random."""
 SEEDED = (
     "Trained with a fixed seed. Anyone who knows or guesses it can compute the noise and remove it: keep it secret, or "
     "train without one for a release."
@@ -262,9 +264,13 @@ def guarantees_of(events: tuple[Event, ...], delta: float) -> Mapping[str, Guara
 
 
 def not_checked(checked: Checked | None) -> tuple[str, ...]:
-    """The warning of a run in which no forward pass was watched; None: samples are not clipped one by one there."""
-    if checked is None or checked.steps:
+    """The warnings of what was not checked in a run; None: samples are not clipped one by one there."""
+    if checked is None:
         return ()
+    if checked.steps:
+        return tuple(
+            f"Whether samples mix was checked, except this: {note}. See docs/soundness.md." for note in checked.unclear
+        )
     return (f"Whether a sample's loss depends on other samples was {checked}. See docs/soundness.md.",)
 
 
@@ -282,7 +288,7 @@ def provenance_of(
     return {
         "seeds": [seed],
         "arm": arm,
-        "data": {**data, "while_training": looked.state},
+        "data": {**data, "since_the_start": looked.state},
         "model": model,
         "parameters": parameters,
         "noise": DESCRIPTION,

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from clipwise._json import RESTORE, Fields
 from clipwise._validate import is_count
-from clipwise.accounting import ACCOUNTANTS, EARLIER, Event, Guarantee, Ledger, confirmed
+from clipwise.accounting import ACCOUNTANTS, EARLIER, UNMADE, Event, Guarantee, Ledger, confirmed
 from clipwise.calibration import CalibrationResult, RegressionResult, Result
 from clipwise.correlation import Independent
 from clipwise.errors import DataError, InvalidPlan, LedgerError
@@ -113,6 +113,11 @@ def _result(task: str, record: Fields) -> Result:
 def trained_steps(events: Iterable[Event]) -> int:
     """How many steps of a plan these events are: no repetitions, no earlier runs, no updates that nobody planned."""
     return sum(event.count for event in events if _is_planned(event))
+
+
+def lost_steps(events: Iterable[Event]) -> int:
+    """How many of them were charged without moving the weights, since the run was interrupted."""
+    return sum(event.count for event in events if _is_own(event) and event.reason in UNMADE)
 
 
 def _is_planned(event: Event) -> bool:

@@ -7,12 +7,12 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from clipwise.accounting import Event, Guarantee, Relation, account
+from clipwise.accounting import EARLIER, Event, Guarantee, Relation, account
 from clipwise.errors import AccountingError
 from clipwise.report.arms import ArmResults, same_data
 from clipwise.report.plans import has_rule
 from clipwise.report.run import SEEDED, Run
-from clipwise.report.saved import trained_steps
+from clipwise.report.saved import lost_steps, trained_steps
 
 __all__ = ["Joint", "Warned", "cost_of", "joint_of", "warnings_of"]
 
@@ -49,9 +49,12 @@ def joint_of(runs: Iterable[Run]) -> Joint | None:
     if shared:
         return Joint(len(private), None, tuple(dict.fromkeys(shared)))
     try:
-        return Joint(len(private), _together(private))
+        together = _together(private)
     except AccountingError:
         return None  # runs that protect different things, clients and examples, have no joint epsilon
+    if together.kind == "numerically exact" and any(event.reason.startswith(EARLIER) for event in _events(private)):
+        together = replace(together, kind="upper bound")  # the earlier run may be one of these
+    return Joint(len(private), together)
 
 
 def _together(runs: Sequence[Run]) -> Guarantee:
@@ -125,6 +128,11 @@ def ended_early(run: Run) -> tuple[str, ...]:
     found, made = [], trained_steps(run.ledger.events)
     if run.plan.steps is not None and made < run.plan.steps:
         found.append(f"The plan has {run.plan.steps:,} steps, the ledger has {made:,}: epsilon is that of the ledger.")
+    lost = lost_steps(run.ledger.events)
+    if lost:
+        found.append(
+            f"{lost:,} of the steps were interrupted: they are charged, and the weights have {made - lost:,} steps."
+        )
     last = max((row["step"] for row in run.curves), default=0)
     if last > run.ledger.steps:
         found.append(

@@ -184,7 +184,7 @@ def test_without_its_file_nothing_is_said_of_the_data(tmp_path: Path) -> None:
     file_of(tmp_path / "run").unlink()
     private, model = resumed(tmp_path / "run")
     go(private, model, tensors())
-    assert private.looked.state == "not looked at"
+    assert private.looked.state == "not compared"
     begun(tmp_path / "run", tensors())
     good = file_of(tmp_path / "run").read_bytes()
     for bad in (b"", b"{}\n", good[:20], good.replace(b'"version": 1', b'"version": 9')):
@@ -207,7 +207,7 @@ def test_an_entry_that_a_crash_cut_is_left_out(tmp_path: Path) -> None:
 def test_data_of_which_nothing_was_read_were_not_looked_at() -> None:
     digests = Digests()
     digests.note({})
-    assert digests.looked.state == "not looked at"
+    assert digests.looked.state == "not compared"
     digests.note({3: b"x" * 16})
     assert digests.looked.state == "unchanged"
 
@@ -266,7 +266,7 @@ def test_the_digest_is_in_its_own_files_and_in_nothing_else(
     assert set(found) == {"data.digest"} and stat.S_IMODE(found["data.digest"].stat().st_mode) == 0o600
     said = f"{capsys.readouterr()} {run} {run.publishable()} {json.dumps(run.to_dict())}"
     assert not any(secret.hex()[:8] in said for secret in secrets)
-    assert run.provenance["data"]["while_training"] == "unchanged"
+    assert run.provenance["data"]["since_the_start"] == "unchanged"
     assert "while training" in (tmp_path / "all" / "report.html").read_text()
 
 
@@ -296,7 +296,7 @@ def test_an_unseeded_run_leaves_no_digest(tmp_path: Path) -> None:
     private.save(tmp_path / "run")
     assert (
         sorted(path.name for path in tmp_path.iterdir()) == [".run.lock", "run"]
-        and private.looked.state == "not looked at"
+        and private.looked.state == "not compared"
     )
 
 

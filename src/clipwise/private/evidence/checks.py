@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -119,6 +120,8 @@ class Checks:
         unclear = check_collate(collate, dataset)
         if unclear:
             self.not_checked(unclear)
+            if self._loss_fn is None:
+                warnings.warn(f"not checked: {unclear}. Padding must be masked.", stacklevel=3)
 
     def not_checked(self, why: str) -> None:
         """Note why something was not checked."""

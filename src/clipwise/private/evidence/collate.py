@@ -23,7 +23,10 @@ from clipwise.private.evidence.records import Records
 Collate = Callable[[list[Any]], Any]
 _MOST = 6
 _SEEDS = 4
-PADDED = "the collate function pads to the longest record, and whether that moves the losses of others needs loss_fn="
+PADDED = (
+    "records are padded to the longest of their batch, and whether that moves the losses of other records can only be "
+    "seen with Private(..., loss_fn=...)"
+)
 
 
 def check_collate(collate: Collate | None, dataset: Any) -> str:

@@ -119,7 +119,7 @@ class Trained:
     ledger: Ledger
     checked: Checked | None = None
     """What the run's own checks for samples that mix have shown; None where samples are not clipped one by one."""
-    looked: Looked = field(default_factory=lambda: Looked("not looked at"))
+    looked: Looked = field(default_factory=lambda: Looked("not compared"))
     """Whether the records stayed the same while a seeded run was made."""
     further: Mapping[str, CalibrationResult] = field(default_factory=dict)
     """On the held-out records, under names for the report."""

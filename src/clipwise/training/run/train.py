@@ -18,7 +18,7 @@ from clipwise.data import DataSet
 from clipwise.errors import CheckpointError, DataError
 from clipwise.mechanisms import AdaptiveClip
 from clipwise.private import digests_file
-from clipwise.report import Choices, Run, guarantees_of, not_checked, provenance_of
+from clipwise.report import NEW_WEIGHTS, Choices, Run, guarantees_of, lost_steps, not_checked, provenance_of
 from clipwise.training.config import Config
 from clipwise.training.model import SavedModel
 from clipwise.training.run.begun import Begun
@@ -75,6 +75,7 @@ def train(
         job = replace(job, warnings=tuple(dict.fromkeys((*job.warnings, *warned))))
     if resume:
         job = replace(job, begun=Begun.resumed(folder, config))
+        _tell_lost(folder, tell)
     elif earlier is not None:
         job = replace(job, begun=earlier.fill(job.model, data, config.data))
         for line in (_announced(job, earlier), *earlier.left_behind(config.recalibration.methods)):
@@ -103,6 +104,17 @@ def train(
         if page:
             report.write(run, folder.path)
     return run, folder.path
+
+
+def _tell_lost(folder: Folder, tell: Callable[[str], None]) -> None:
+    """How many steps an interruption has cost."""
+    spent = folder.spent()
+    lost = lost_steps(spent.ledger.events)
+    if lost:
+        tell(
+            f"of {spent.planned:,} steps {spent.steps:,} are spent, {lost:,} of them in vain: they were begun after "
+            "the last checkpoint. A smaller checkpoint_every loses fewer."
+        )
 
 
 def _is_same(one: Path, other: Path) -> bool:
@@ -178,11 +190,19 @@ def _choices(job: Job) -> Choices:
     )
 
 
+def _first_weights(job: Job) -> str | dict[str, str]:
+    """Where they come from, in words."""
+    if job.begun is None:
+        return NEW_WEIGHTS
+    earlier = job.config.continue_from
+    return {**job.begun.about, **({} if earlier is None else {"continues": f"the run {Path(earlier).name}"})}
+
+
 def _provenance(job: Job, folder: Folder, trained: Trained) -> dict[str, Any]:
     data = job.data
     return {
         "seconds": round(folder.seconds, 3),
-        **({} if job.begun is None or not job.begun.about else {"first_weights": dict(job.begun.about)}),
+        "first_weights": _first_weights(job),
         **provenance_of(
             seed=job.config.seed,
             arm=None if job.config.seed is None else job.config.name,
