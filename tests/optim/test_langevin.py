@@ -275,6 +275,8 @@ def test_the_ledger_charges_the_equivalent_noise_and_vacuous_chains_are_refused(
         chain_of(sampling=cw.Poisson(10_000, 100), steps=1_000, clip=cw.Abadi(1_000.0), learning_rate=0.01).plan()
     with pytest.raises(InvalidPlan, match=r"multiplier 0\.5 .*epsilon is \d"):
         chain_of(sampling=cw.FullBatch(100), steps=30, clip=cw.Abadi(20.0), learning_rate=2.0).plan()
+    with pytest.raises(InvalidPlan, match=r"multiplier 0 .*epsilon is infinite"):
+        chain_of(temperature=1e-300, learning_rate=1e-300).plan()
     open_chain = chain_of(clip=cw.Abadi(1e6))
     assert open_chain.plan(accept_vacuous=True).noise_multiplier == open_chain.noise_multiplier()
 

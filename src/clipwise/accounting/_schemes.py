@@ -78,8 +78,9 @@ class Scheme(ABC, Generic[S]):
         """Laws that dominate the steps, for any data."""
 
     def lower(self, sampling: S, steps: Unsampled) -> Laws:
-        """Laws that some data reach."""
-        return self.upper(sampling, steps)
+        """Laws that some data reach; none where `upper` is not reached, since to see less proves no more."""
+        laws = self.upper(sampling, steps)
+        return laws if self.is_tight(sampling) else []
 
     def shuffled_run(self, sampling: S, steps: Unsampled) -> ShuffledRun | None:
         """What proves a lower end besides `lower`."""

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from scipy import special
 
+from clipwise.accounting._problem import LEAST_NOISE
 from clipwise.accounting.accounts import account
 from clipwise.accounting.events import Event, GaussianSteps
 from clipwise.errors import InvalidPlan
@@ -24,7 +25,9 @@ def refuse_vacuous(events: Sequence[Event], what: str, advice: str) -> None:
     sizes = [public_size(event.sampling) for event in events if event.sampling is not None]
     delta = min(0.5, 1.0 / min(sizes))
     # The bound from below comes first: it costs nothing where the noise is so small that accountants labour.
-    least = max((least_epsilon(event, delta) for event in events if isinstance(event, GaussianSteps)), default=0.0)
+    # Less noise than counts as any has no such bound, and the accountant's answer at once.
+    steps = [e for e in events if isinstance(e, GaussianSteps) and e.noise_multiplier >= LEAST_NOISE]
+    least = max((least_epsilon(event, delta) for event in steps), default=0.0)
     spent, word = (least, "at least ") if least > MOST_EPSILON else (account(events, delta).epsilon, "")
     if spent > MOST_EPSILON:
         number = f"{word}{spent:.4g}" if math.isfinite(spent) else "infinite"

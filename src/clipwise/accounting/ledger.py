@@ -46,7 +46,17 @@ class Ledger:
         self._counts: list[int] = []
         self._is_kept = False
         for event in events:
+            self._check_one_run(event)
             self.record(event)
+
+    def _check_one_run(self, event: Event) -> None:
+        """Refuse what would become one sequence of epochs and can only be two: a run has its steps in one event."""
+        if self._mechanisms and self._mechanisms[-1].same_mechanism(event) and _in_order(event):
+            raise LedgerError(
+                f"Two equal events in a row with {event.sampling!r}: they would count as one sequence of epochs (or "
+                "turns), which two runs are not. Account for each run by itself, and add up epsilons and deltas. The "
+                "steps of one run are one event, with their number."
+            )
 
     def record(self, event: Event) -> None:
         """Append one event; equal consecutive ones are counted together."""
@@ -288,5 +298,9 @@ def _refuse_other_names(place: Path) -> None:
         )
 
 
+def _in_order(event: Event) -> bool:
+    return event.sampling is not None and event.sampling.keeps_order
+
+
 def _keeps_order(ledger: Ledger) -> bool:
-    return any(event.sampling is not None and event.sampling.keeps_order for event in ledger.events)
+    return any(map(_in_order, ledger.events))
