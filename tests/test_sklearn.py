@@ -285,6 +285,7 @@ def test_every_fit_charges_the_ledger_under_its_name(ledger: Path) -> None:
     events = cw.Ledger.load(ledger).events
     assert [event.reason for event in events] == 2 * [f"fit {first.fit_id_}"] + 2 * [f"fit {second.fit_id_}"]
     assert first.guarantee_.kind == "numerically exact" and second.guarantee_.kind == "upper bound"
+    assert cw.Ledger.load(ledger).guarantee(1e-2).kind == "upper bound", "who has the file reads the same"
     assert first.epsilon_ <= 8.0 < second.epsilon_ == cw.Ledger.load(ledger).epsilon(1e-2)
     assert second.guarantee_.warnings[0].startswith("This is about every fit that the ledger had")
 

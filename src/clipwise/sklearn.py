@@ -26,7 +26,7 @@ from torch.nn import functional as F
 
 from clipwise import calibration
 from clipwise._validate import is_count, is_positive
-from clipwise.accounting import Guarantee, Ledger, PrivateCalibration, default_delta, noise_scale
+from clipwise.accounting import FIT, Guarantee, Ledger, PrivateCalibration, default_delta, noise_scale
 from clipwise.calibration import CalibrationResult, PrivateTemperatureScaling, RegressionResult
 from clipwise.clipping import Abadi, Clip, Rule
 from clipwise.data import TensorRecords
@@ -155,7 +155,7 @@ class _PrivateEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         further = [each.event for each in scaling]
         plan = plan.calibrate(self.epsilon, delta, fixed=further)
         if self.ledger is not None:  # the whole fit, before its first noise is drawn
-            reason = f"fit {fit_id}{_READ_OFF * bool(read_off)}{', '.join(read_off)}"
+            reason = f"{FIT} {fit_id}{_READ_OFF * bool(read_off)}{', '.join(read_off)}"
             events = [event.changed(reason=reason) for event in (*plan.events, *further)]
             ledger = Ledger.charge(self.ledger, events, delta, epsilon=self.epsilon_total)
         x_NF = torch.from_numpy(_to_unit(X_NF, *bounds)).float()
@@ -218,14 +218,12 @@ class _PrivateEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
 
     def _guarantee(self, ledger: Ledger, fit_id: str, delta: float, read_off: Sequence[str]) -> Guarantee:
         known = ledger.guarantee(delta)
-        others = [event.reason for event in ledger.events if not event.reason.startswith(f"fit {fit_id}")]
+        others = [event.reason for event in ledger.events if not event.reason.startswith(f"{FIT} {fit_id}")]
         theirs = dict.fromkeys(what for reason in others if (what := reason.partition(_READ_OFF)[2]))
         notes = [_ALONE if self.ledger is None else _TOGETHER]
         notes += [f"Not covered: {each}, read off the records." for each in read_off]
         notes += [f"Not covered: {each}, read off the records by another fit on the ledger." for each in theirs]
         notes += [_ELSEWHERE, *([] if self.random_state is None else [_SEEDED])]
-        if self.ledger is not None and others and known.kind == "numerically exact":
-            known = replace(known, kind="upper bound")  # not every record is in every fit
         return replace(known, warnings=(*known.warnings, *notes))
 
     @property

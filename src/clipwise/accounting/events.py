@@ -42,6 +42,8 @@ CHANGED_DATA = "changed data"
 EARLIER = "earlier run"
 """The reason of what a run released that another one continues."""
 
+FIT = "fit"
+"""The reason of what a fit of an estimator released begins with it and the name of the fit."""
 INTERRUPTED, AHEAD = "interrupted", "charged ahead"
 UNMADE = (INTERRUPTED, AHEAD)
 """The reasons of steps of a run that were charged, and perhaps not made, since it was interrupted."""

@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from typing import get_args
 
 from clipwise.accounting._schemes import OF_A_RATE, scheme_of
-from clipwise.accounting.events import Event
+from clipwise.accounting.events import FIT, Event
 from clipwise.accounting.guarantee import Relation
 from clipwise.errors import AccountingError
 from clipwise.sampling import FullBatch, Poisson
@@ -57,4 +57,8 @@ def relation_of(events: Iterable[Event], asked: Relation | None = None) -> tuple
 
 def is_tight(events: Iterable[Event]) -> bool:
     """Whether the laws that are accounted are reached by some data; else an answer is an upper bound at best."""
+    events = tuple(events)
+    fits = {event.reason.split(" ")[1] for event in events if event.reason.startswith(f"{FIT} ")}
+    if len(fits) > 1:  # of a cross-validation, for example: not every record is in every fit
+        return False
     return all(scheme_of(event.sampling).is_tight(event.sampling) for event in events)
