@@ -217,7 +217,7 @@ def _check_rule(rule: object) -> None:
     if not sensitivity > 0:
         raise InvalidPlan(f"the sensitivity of {rule!r} must be positive, got {sensitivity!r}.")
     if math.isfinite(sensitivity):
-        norms = torch.logspace(-6, 6, 49, dtype=torch.float64)
+        norms = torch.logspace(-6, 6, 49, dtype=torch.float64, device="cpu")
         excess = float((rule(norms) * norms).max()) / sensitivity
         if not excess <= 1 + 1e-6:
             raise InvalidPlan(

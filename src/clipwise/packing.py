@@ -85,7 +85,11 @@ def tensor_from(data: bytes, spec: Mapping[str, Any]) -> Tensor:
         raise ValueError(f"a tensor of shape {shape!r}")
     if math.prod(shape) * dtype.itemsize != len(data):  # before there is room for it
         raise ValueError(f"a tensor of shape {shape} and type {name} in {len(data)} bytes")
-    return torch.frombuffer(bytearray(data), dtype=dtype).reshape(shape) if data else torch.empty(shape, dtype=dtype)
+    return (
+        torch.frombuffer(bytearray(data), dtype=dtype).reshape(shape)
+        if data
+        else torch.empty(shape, dtype=dtype, device="cpu")
+    )
 
 
 def unpacked(value: Any, tensors: list[Tensor]) -> Any:

@@ -367,7 +367,7 @@ class PrivateRegressor(RegressorMixin, _PrivateEstimator):  # type: ignore[misc]
 def _places(y_N: NDArray[Any], classes: NDArray[Any]) -> Tensor:
     """The place of every label among the classes."""
     place = {label: number for number, label in enumerate(classes.tolist())}
-    found = torch.tensor([place.get(label, -1) for label in y_N.tolist()])
+    found = torch.tensor([place.get(label, -1) for label in y_N.tolist()], device="cpu")
     if (found < 0).any():
         kinds = [" and ".join(sorted({type(each).__name__ for each in some})) for some in (y_N.tolist(), place)]
         raise DataError(

@@ -63,7 +63,7 @@ class Layout:
         """The sample that each position along the axis belongs to."""
         size = shape[self.axis]
         inner = size // batch_size if self.inner is None else self.inner
-        return torch.arange(size) // inner % batch_size
+        return torch.arange(size, device="cpu") // inner % batch_size
 
     def elements(self, shape: Sequence[int], batch_size: int) -> Tensor:
         """The sample that each element belongs to, in the order of elements."""

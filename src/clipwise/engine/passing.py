@@ -46,7 +46,7 @@ def alive(gradient: Tensor, instead: Tensor) -> Tensor:
 def random(shape: Sequence[int], like: Tensor) -> Tensor:
     """Numbers in [0.5, 1.5), the same at every call: colours must only scale."""
     generator = torch.Generator().manual_seed(0)
-    return (torch.rand(*shape, generator=generator) + 0.5).to(like)
+    return (torch.rand(*shape, generator=generator, device="cpu") + 0.5).to(like)
 
 
 # Operations that bring the elements of their input together within some axes, and keep its shape.

@@ -17,7 +17,7 @@ class Room:
 
     def __init__(self, memory: int | None = None) -> None:
         self.memory = memory
-        self._block = self._like = torch.empty(0)
+        self._block = self._like = torch.empty(0, device="cpu")
         self._taken = 0
 
     def begin(self) -> None:

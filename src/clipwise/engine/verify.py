@@ -29,7 +29,7 @@ def verify_against_autograd(losses: Tensor, backward: Backward, parameters: Para
         return False
     seen = norms > negligible_norm(losses.dtype)
     generator = torch.Generator().manual_seed(losses.shape[0])
-    signs = torch.randn(losses.shape[0], generator=generator).to(losses.device)
+    signs = torch.randn(losses.shape[0], generator=generator, device="cpu").to(losses.device)
     half = reduced_precision(backward.graph, backward.plan)
     weights = _exact_weights(signs, norms, seen) if half else torch.where(seen, signs / torch.where(seen, norms, 1), 0)
     weights = weights.to(losses.dtype)

@@ -90,7 +90,7 @@ def _scaled(update: Update, style: Style, rule_of: Callable[[str], Rule]) -> dic
         return {name: torch.zeros_like(t) for name, t in update.items()}
     result: dict[str, Tensor] = {}
     for group, names in style.groups(update).items():
-        factor = float(rule_of(group)(torch.tensor([found[group]], dtype=torch.float64)))
+        factor = float(rule_of(group)(torch.tensor([found[group]], dtype=torch.float64, device="cpu")))
         for name in names:
             # In float64: a factor for a huge update has too few digits left in float32.
             result[name] = (update[name].double() * factor).to(update[name].dtype)

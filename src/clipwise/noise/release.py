@@ -63,7 +63,7 @@ class _Lane:
     """A buffer and the pieces that one thread serves through it, each with its part of the buffer in two forms."""
 
     def __init__(self, pieces: Sequence[Piece]) -> None:
-        self.buffer = torch.zeros(max(piece.size for piece in pieces), dtype=torch.float64)
+        self.buffer = torch.zeros(max(piece.size for piece in pieces), dtype=torch.float64, device="cpu")
         parts = {size: self.buffer[:size] for size in {piece.size for piece in pieces}}
         self.pieces = [(piece, parts[piece.size], parts[piece.size].numpy()) for piece in pieces]
 
@@ -172,7 +172,7 @@ class GaussianNoise:
 
     def _further(self, entropy: Entropy, step: int, piece: Piece, number: int) -> npt.NDArray[np.float64]:
         """Further normal numbers for a piece of a step, from a stream of their own."""
-        drawn = torch.empty(piece.size, dtype=torch.float64)
+        drawn = torch.empty(piece.size, dtype=torch.float64, device="cpu")
         self._source.fill_(drawn, entropy, step, piece.number + number * len(self._piece_sizes))
         found: npt.NDArray[np.float64] = drawn.numpy()
         return found

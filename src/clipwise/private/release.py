@@ -73,7 +73,7 @@ class Release:
 
         `weight` is the most that one record, or user, counts in them.
         """
-        like = [*like, *([] if self._adaptive is None else [torch.zeros(1, dtype=torch.float64)])]
+        like = [*like, *([] if self._adaptive is None else [torch.zeros(1, dtype=torch.float64, device="cpu")])]
         form = (tuple(names), [(tensor.shape, tensor.dtype, tensor.device) for tensor in like])
         if self._form != form:
             chain = partial(chain_of, self._plan.correlation, self._plan.sampling, self._plan.steps)
@@ -200,7 +200,7 @@ class Release:
         """
         clip, bound = self._adaptive, self.position.bound
         if clip is not None:
-            sums = [*sums, torch.tensor([within], dtype=torch.float64)]
+            sums = [*sums, torch.tensor([within], dtype=torch.float64, device="cpu")]
         event = self.prepare(style)
         number = self._first + self._charge(event)
         if self._scaled is None:

@@ -14,7 +14,7 @@ from clipwise.engine import Clipped
 __all__ = ["LayerStatistics", "StepStatistics"]
 
 _QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
-_NOTHING = torch.empty(0)
+_NOTHING = torch.empty(0, device="cpu")
 
 
 @dataclass(frozen=True)

@@ -132,7 +132,7 @@ class _Repeated:
         """How far rounding alone moves losses: the same samples in another order, relative to the losses' size."""
         if not _in_rows(self._batch, self._size):
             return 0.0
-        backwards = torch.arange(self._size).flip(0)
+        backwards = torch.arange(self._size, device="cpu").flip(0)
         moved = (self.losses(take(self._batch, backwards)).flip(0) - self._base).abs()
         eps = torch.finfo(self._base.dtype).eps
         return min(float((moved / _size_of(self._base).clamp(min=1e-12)).max()), 1e4 * eps)
@@ -151,7 +151,7 @@ class _Repeated:
         """Batches with longer, shorter and larger records in place of all samples but one, and that one."""
         found = {}
         for sample in (self._size // 2, 0):
-            kept, itself = [i == sample for i in range(self._size)], torch.tensor([sample])
+            kept, itself = [i == sample for i in range(self._size)], torch.tensor([sample], device="cpu")
             others = {
                 "longer": again.replaced(kept, longest=True),
                 "shorter": again.replaced(kept, longest=False),
@@ -193,14 +193,16 @@ class _Repeated:
         return self._drawn()
 
     def _drawn(self) -> bool:
-        return bool(self.moved(self.losses(self._batch, draws=1), torch.arange(self._size)).any())
+        return bool(self.moved(self.losses(self._batch, draws=1), torch.arange(self._size, device="cpu")).any())
 
     def demand_without(self) -> None:
         """Remove samples, one at a time."""
-        everybody = torch.arange(self._size)
+        everybody = torch.arange(self._size, device="cpu")
         for sample in {self._size - 1, 0, *Records.of(self._batch, self._size).extremes()}:
             rest = everybody[everybody != sample]
-            self.demand(f"removing sample {sample}", take(self._batch, rest), rest, torch.arange(self._size - 1))
+            self.demand(
+                f"removing sample {sample}", take(self._batch, rest), rest, torch.arange(self._size - 1, device="cpu")
+            )
 
 
 def _size_of(losses: Tensor) -> Tensor:

@@ -110,7 +110,11 @@ def _made(collate: Collate, items: Sequence[Any], seed: int) -> _Made:
     tensors = [tensor.detach() for tensor in (*found.tensors, *found.arrays) if tensor.layout is torch.strided]
     floats = [float(number) for number in found.numbers if isinstance(number, (float, np.floating))]
     whole = [float(number) for number in found.numbers if isinstance(number, (int, np.integer))]
-    return _Made(tensors, torch.tensor(floats, dtype=torch.float64), torch.tensor(whole, dtype=torch.float64))
+    return _Made(
+        tensors,
+        torch.tensor(floats, dtype=torch.float64, device="cpu"),
+        torch.tensor(whole, dtype=torch.float64, device="cpu"),
+    )
 
 
 def _changed(before: Tensor, after: Tensor) -> set[int]:

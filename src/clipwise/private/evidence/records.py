@@ -61,7 +61,7 @@ class Records:
 
     def extremes(self) -> tuple[int, int]:
         """The largest and the smallest sample: by magnitude, by length, by label, whatever the tensors show."""
-        score = torch.zeros(self.size, dtype=torch.float64)
+        score = torch.zeros(self.size, dtype=torch.float64, device="cpu")
         for tensor in self.rows:
             flat = tensor.detach().cpu().reshape(self.size, -1)
             if not flat.shape[1] or flat.is_complex():
@@ -90,8 +90,8 @@ class Records:
 
     def _half(self, draw: int) -> Tensor:
         """A random half of the samples, so that no shift along the batch stays inside it for long."""
-        order = torch.randperm(self.size, generator=torch.Generator().manual_seed(draw))
-        half = torch.zeros(self.size, dtype=torch.bool)
+        order = torch.randperm(self.size, generator=torch.Generator().manual_seed(draw), device="cpu")
+        half = torch.zeros(self.size, dtype=torch.bool, device="cpu")
         half[order[: self.size // 2]] = True
         return half
 
@@ -107,7 +107,12 @@ class Records:
         forms = [
             Change.of(~half, high, some, scale=_LARGER),
             Change.of(half, low, rest, flat=True),
-            Change.of(torch.arange(self.size) != high, low, f"sample {high} was another record", losses_only=True),
+            Change.of(
+                torch.arange(self.size, device="cpu") != high,
+                low,
+                f"sample {high} was another record",
+                losses_only=True,
+            ),
             Change.of(~half, high, some, scale=_LARGER, rigid=True),
             Change.of(half, low, rest, flat=True, rigid=True),
         ]
@@ -194,7 +199,7 @@ class Change:
     @classmethod
     def of(cls, kept: Tensor, by: int, what: str, **options: Any) -> Change:
         """All samples that are not kept become copies of one record."""
-        everybody = torch.arange(kept.numel())
+        everybody = torch.arange(kept.numel(), device="cpu")
         return cls(torch.where(kept, everybody, by), everybody[kept], what=what, **options)
 
     def applied(self, tensor: Tensor) -> Tensor:
@@ -204,7 +209,7 @@ class Change:
         if tensor.layout is not torch.strided or not tensor.dim() or tensor.shape[0] != self.source.numel():
             return tensor
         other = tensor.detach()[self.source.to(tensor.device)]
-        changed = torch.ones(self.source.numel(), dtype=torch.bool)
+        changed = torch.ones(self.source.numel(), dtype=torch.bool, device="cpu")
         changed[self.kept] = False
         changed = changed.to(tensor.device)
         if tensor.is_floating_point() or tensor.is_complex():
@@ -264,7 +269,7 @@ def magnitude(record: Any) -> tuple[int, float]:
         torch.as_tensor(leaf).detach().double().flatten() for leaf in _leaves(record, _DEEPEST) if _is_numeric(leaf)
     ]
     texts = sum(len(leaf) for leaf in _leaves(record, _DEEPEST) if isinstance(leaf, (str, bytes)))
-    flat = torch.cat([*values, torch.zeros(1, dtype=torch.float64)])
+    flat = torch.cat([*values, torch.zeros(1, dtype=torch.float64, device="cpu")])
     return texts + int((flat != 0).sum()), float(flat.abs().max())
 
 

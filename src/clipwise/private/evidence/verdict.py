@@ -108,7 +108,7 @@ def _compare_gradients(
     kept = tuple(twin.change.kept.tolist())
     cotangent = torch.zeros_like(losses)
     generator = torch.Generator().manual_seed(len(kept))
-    cotangent[list(kept)] = torch.randn(len(kept), generator=generator).to(losses)
+    cotangent[list(kept)] = torch.randn(len(kept), generator=generator, device="cpu").to(losses)
     if kept not in known:
         known[kept] = _gradients(losses, graph, cotangent)
     ours = known[kept]
@@ -138,7 +138,7 @@ def _distance(a: Tensor | None, b: Tensor | None) -> Tensor:
     """The length of a - b, None being zero."""
     given = [dense(t).double() for t in (a, b) if t is not None]
     if not given:
-        return torch.zeros((), dtype=torch.float64)
+        return torch.zeros((), dtype=torch.float64, device="cpu")
     difference: Tensor = given[0] - given[1] if len(given) == 2 else given[0]
     length: Tensor = torch.linalg.vector_norm(difference)
     return length.cpu()

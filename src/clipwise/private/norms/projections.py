@@ -135,7 +135,7 @@ def _load_forward_mode() -> None:
     with warnings.catch_warnings(), forward_ad.dual_level():
         warnings.filterwarnings("ignore", "`torch.jit", DeprecationWarning)
         warnings.filterwarnings("ignore", "`torch.jit", FutureWarning)
-        forward_ad.make_dual(torch.zeros(1), torch.zeros(1))
+        forward_ad.make_dual(torch.zeros(1, device="cpu"), torch.zeros(1, device="cpu"))
 
 
 @contextmanager

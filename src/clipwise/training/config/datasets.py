@@ -101,7 +101,7 @@ class Inputs:
         values = getattr(self, name)
         if x.dim() < 2 or len(values) not in (1, x.shape[1]):
             raise InvalidConfig(f"data.{name} has {len(values)} numbers, the inputs have shape {tuple(x.shape[1:])}.")
-        return torch.tensor(values).reshape(-1, *(1 for _ in x.shape[2:]))
+        return torch.tensor(values, device="cpu").reshape(-1, *(1 for _ in x.shape[2:]))
 
     def __str__(self) -> str:
         done = [f"averaged over {self.pool} x {self.pool} pixels"] if self.pool > 1 else []

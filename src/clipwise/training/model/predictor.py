@@ -201,7 +201,7 @@ class Predictor:
 
     def _outputs(self, inputs: tuple[Tensor, ...]) -> Tensor:
         """Logits, or predictions in one column, as the network returns them."""
-        parts = [torch.empty(0, self.saved.outputs)]
+        parts = [torch.empty(0, self.saved.outputs, device="cpu")]
         with torch.no_grad():
             for k in range(0, len(inputs[0]), BATCH):
                 batch = [tensor[k : k + BATCH].to(self.device) for tensor in inputs]

@@ -187,7 +187,7 @@ def _split(part: TensorDataset, share: float | None) -> tuple[TensorRecords, Ten
     count = round(share * len(part))
     if not 0 < count < len(part):
         raise InvalidConfig(f"[recalibration]: a share of {share:g} of {len(part)} records leaves one side empty.")
-    order = torch.randperm(len(part), generator=torch.Generator().manual_seed(SPLIT_SEED))
+    order = torch.randperm(len(part), generator=torch.Generator().manual_seed(SPLIT_SEED), device="cpu")
     aside, stay = order[:count].sort().values, order[count:].sort().values
     return TensorRecords(*(t[stay] for t in part.tensors)), TensorRecords(*(t[aside] for t in part.tensors))
 
