@@ -47,10 +47,12 @@ def sure_lengths(tensor: Tensor) -> Tensor:
         few: Tensor = torch.linalg.vector_norm(tensor, dim=-1, dtype=torch.float64)
         return few
     norms = lengths(tensor)
+    low, high = torch.aminmax(norms)
+    if bool((low > _FAINT) & (high < torch.inf)):
+        return norms.double()
     doubtful = ~((norms > _FAINT) & (norms < torch.inf))
     norms = norms.double()
-    if bool(doubtful.any()):
-        norms[doubtful] = lengths(tensor[doubtful].double())
+    norms[doubtful] = lengths(tensor[doubtful].double())
     return norms
 
 
