@@ -128,6 +128,7 @@ def test_what_a_folder_keeps_has_the_name_of_the_run(overrides: tuple[str, ...])
         ("data.mean=[]", "data.mean: is an empty array"),
         ("data.mean=['a']", "data.mean: expected a number or an array of them"),
         ("model.source=mlpp", "is neither a built-in network.*did you mean 'mlp'"),
+        (f"model.source={'a' * 5000}", "is neither a built-in network"),
         ("model.hiden=[8]", "did you mean 'hidden'"),
         ("model.hidden=[0]", "integers must be at least 1"),
         ("model.hidden=8", "expected an array, got an integer"),

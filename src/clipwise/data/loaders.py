@@ -239,7 +239,7 @@ def load_weights(name: str | os.PathLike[str], console: Console | None = None) -
     'a local folder'
     """
     folder = Path(name)
-    if str(name) not in CATALOG and folder.is_dir():
+    if str(name) not in CATALOG and os.path.isdir(folder):
         return _local(folder)
     wanted = entry(str(name), "weights")
     found = obtain(wanted, console)

@@ -43,7 +43,7 @@ def imported(module: str, function: str) -> Callable[..., Any]:
     """The user's function; the current folder counts, as it does for `python -m`."""
     if module.endswith(".py"):
         path = Path(module).resolve()
-        if not path.is_file():
+        if not os.path.isfile(path):
             raise DataError(f"there is no file {module}.")
         sys.path.insert(0, str(path.parent))
         home = guarded(f"importing {module}", lambda: importlib.import_module(path.stem))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -298,7 +299,7 @@ def read_model(table: TomlTable) -> Architecture:
         model = CNN(table.integers("channels", (16, 32)), table.integers("hidden", (32,)), _activation(table))
     elif target is not None:
         model = FromFunction(*target, table.table("options").rest())
-    elif Path(source, "config.json").is_file():
+    elif os.path.isfile(os.path.join(source, "config.json")):  # no error where the name is too long for one
         model = HuggingFace(source)
     else:
         table.fail(
