@@ -368,6 +368,23 @@ def test_columns_with_other_names_than_the_labels_are_listed_and_every_hint_stan
     assert "--show-values" not in message  # there is nothing more to show
 
 
+def test_case_and_percentages_are_hinted_at(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def said(text: str, *options: str) -> str:
+        assert main(["evaluate", str(written(tmp_path, text)), *options]) == 2
+        return capsys.readouterr().err
+
+    single = "p,label\n0.9,yes\n0.2,no\n"
+    found = said(single, "--positive", "Yes")
+    assert "'Yes' is none of the 2 labels. Upper and lower case count. --positive names one of them." in found
+    assert "no, yes" in said(single, "--positive", "Yes", "--show-values")
+    assert "Upper and lower" not in said(single, "--positive", "ja")
+    named = "p_Cat,p_Dog,label\n0.9,0.1,cat\n0.2,0.8,dog\n"
+    assert "Upper and lower case count." in said(named, "--prefix", "p_")
+    assert "Upper and lower" not in said(named)
+    assert "If these are percentages, divide them by 100." in said("cat,dog,label\n91.9,8.1,cat\n25.7,74.3,dog\n")
+    assert "If these are" not in said("cat,dog,label\n3.1,-0.2,cat\n-1.5,0.3,dog\n")
+
+
 def test_labels_may_be_in_another_file(tmp_path: Path) -> None:
     predictions, labels = written(tmp_path, "a,b\n0.5,0.5\n1,0\n"), written(tmp_path, "x,y\n3,a\n4,b\n", "test.csv")
     assert read_predictions(predictions, "y", labels_file=labels).labels == ("a", "b")

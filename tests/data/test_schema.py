@@ -96,6 +96,15 @@ def test_all_problems_of_both_files_are_one_message_that_quotes_no_record(tmp_pa
     )
 
 
+def test_an_empty_cell_of_a_category_is_said_to_be_missing() -> None:
+    schema = Schema((Category("job", ("clerk", "cook")),))
+    with pytest.raises(DataError, match=r"column 'job', rows 1 and 3: the value is missing\. Allow empty") as caught:
+        schema.encode({"job": ["", "cook", "?"]}, "people.csv")
+    assert not caught.value.found
+    with pytest.raises(DataError, match=r"row 1: the value is missing\.\n.*row 2: the value is none of the 2 cat"):
+        schema.encode({"job": ["", "baker"]}, "people.csv")
+
+
 def test_many_problems_are_counted_and_the_first_twenty_shown(tmp_path: Path) -> None:
     names = [f"c{k}" for k in range(30)]
     path = file(tmp_path, f"{','.join(names)},y\n" + "\n".join(f"{','.join('?' * 30)},{k}" for k in range(9)))
