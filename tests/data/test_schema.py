@@ -302,6 +302,9 @@ def test_a_run_includes_what_its_columns_cost(tmp_path: Path, monkeypatch: Any, 
     assert main([*command, "--epsilon", "0.5", "--delta", "1e-6"]) == 2 and "--task" in capsys.readouterr().err
     assert not (tmp_path / "mine.ledger.json").exists(), "nothing was looked at"
     assert main([*command, "--task", "classification", "--epsilon", "0.5", "--delta", "1e-6"]) == 0
+    text = (tmp_path / "mine.toml").read_text()
+    assert "classes = [...]" in capsys.readouterr().err and "# the classes are not described: name those" in text
+    assert "\nclasses" not in text, "they would be read off the records"
     paid = Ledger.load("mine.ledger.json")
     assert 0.49 < paid.epsilon(1e-6) <= 0.5
     short = ["epochs=0.2", "evaluation.resamples=0", "seed=1"]
@@ -322,7 +325,11 @@ def test_what_was_read_off_the_records_is_said(tmp_path: Path, monkeypatch: Any,
     assert main([*command, "--output", "mine.toml"]) == 0 and "epsilon does not cover" in capsys.readouterr().out
     assert (tmp_path / "mine.toml").stat().st_mode & 0o077 == 0, "it has bounds of private records"
     note = Config.load("mine.toml").data.load().note
-    assert "[data.columns] were read off the records, which epsilon does not cover" in note
+    assert "[data.columns] were read off the records, which epsilon does not cover. So were data.classes." in note
+    public = (tmp_path / "mine.toml").read_text().replace("columns_public = false\n", "")
+    assert 'classes = ["high", "low"]' in public and not Config.parse(public).data.load().note, "all is public now"
+    unnamed = public.replace('classes = ["high", "low"]\n', "")
+    assert "which epsilon does not cover: name them by `classes = [...]`" in Config.parse(unnamed).data.load().note
     assert main(command) == 0 and 'job = { kind = "category"' in capsys.readouterr().out
     assert main([*command, "--epsilon", "1"]) == 2 and "together" in capsys.readouterr().err
 
@@ -377,7 +384,7 @@ def test_what_a_configuration_begins_with_depends_on_public_numbers_alone(task: 
         rows = "".join(f"{(k + 1) * j % 7},{j % (k + 2)}\n" for j in range(1_000))
         (tmp_path / "t.csv").write_text(f"a,y\n{rows}")
         text = proposal(str(tmp_path / "t.csv"), "y", task=task)
-        texts.append([line for line in text.splitlines() if not line.startswith(("a = ", "target_bounds"))])
+        texts.append([line for line in text.splitlines() if not line.startswith(("a = ", "classes", "target_bounds"))])
     assert texts[0] == texts[1]
     columns = "\n[data.columns]\na = { kind = 'number', low = 0, high = 7 }\n"
     config = Config.parse("\n".join(texts[0]).replace("\n[data.columns]\n", columns))
@@ -390,6 +397,12 @@ def test_what_a_configuration_begins_with_depends_on_public_numbers_alone(task: 
         512,
         10.0 if task == "classification" else 1.0,
     ) and Start.of(3, task).batch_size == 1
+
+
+def test_too_many_classes_are_not_listed(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("a,y\n" + "".join(f"{k % 7},{k}\n" for k in range(101)))
+    text = proposal(str(tmp_path / "t.csv"), "y", task="classification")
+    assert "\nclasses" not in text and "[data] classes = [...]" in text
 
 
 def test_bounds_of_a_quantity_are_proposed(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
