@@ -61,6 +61,8 @@ _NARROW = (
 )
 _STEPS, _FEWEST_EPOCHS, _LARGEST_BATCH = 640, 20, 512
 _FEW = 10_000
+_ENOUGH = 0.9
+"""Of the records: bounds that surely have fewer are called narrow."""
 _MOST_CLASSES = 100
 """More are not listed."""
 FEWEST_QUANTITIES = 20
@@ -110,6 +112,19 @@ def left_out_of(columns: Mapping[str, str], few: int | None = None) -> Iterator[
             f"{few:,} records are few for this epsilon: describe these columns in [data.columns] by what is publicly "
             "known, or spend more"
         )
+
+
+def _narrow(surely: Mapping[str, float], records: int) -> Iterator[str]:
+    """A line for every column whose bounds surely have too few of the records; last, what to do about it.
+
+    >>> next(_narrow({"age": 580.0, "visits": 1960.0}, 2_000))
+    "bounds may be narrow: 'age' (only about 29 % of the records are surely within them)"
+    """
+    few = {name: count / records for name, count in surely.items() if count < _ENOUGH * records}
+    for name, share in few.items():
+        yield f"bounds may be narrow: {name!a} (only about {100 * share:.0f} % of the records are surely within them)"
+    if few:
+        yield "cells beyond bounds count as the bound: widen narrow bounds by what is publicly known, or spend more"
 
 
 def _range_of(column: Any) -> tuple[float, float] | None:
@@ -170,6 +185,7 @@ def proposal(
     if delimiter != ",":
         chosen["delimiter"] = delimiter
     quantity = target if chosen["task"] == "regression" else None
+    surely: dict[str, float] = {}
     if spend is None or ledger is None:
         schema, left_out = proposed(table, target)
         bounds, head = _range_of(table[target]) if quantity else None, _READ_OFF_HEAD
@@ -178,14 +194,14 @@ def proposal(
     else:
         with in_turn(os.path.realpath(ledger), LedgerError):  # others may charge it at the same time
             charged = Ledger.load(ledger) if Path(ledger).exists() else Ledger()
-            found = spend.propose(table, None if quantity else target, charged, ledger)
+            found, surely = spend.proposed(table, None if quantity else target, charged, ledger)
         bounds, head = next((_bounds_of(each) for each in found.columns if each.name == quantity), None), _PAID_HEAD
         schema = Schema(tuple(column for column in found.columns if column.name != quantity))
         known = {target, *(column.name for column in schema.columns)}
         left_out = {name: _TOO_SPREAD for name in table if name not in known}
         chosen["columns_ledger"] = ledger
     start = Start.of(len(table[target]), chosen["task"])
-    notes = [*left_out_of(left_out, start.records if spend else None)]
+    notes = [*left_out_of(left_out, start.records if spend else None), *_narrow(surely, start.records)]
     notes += [] if quantity or "classes" in chosen else [_UNNAMED_CLASSES]
     if bounds is not None:
         chosen["target_bounds"] = [_plain(end) for end in bounds]
