@@ -338,10 +338,15 @@ def test_rounded_probabilities_are_taken_and_others_when_asked_for(
     assert found.probabilities.sum(axis=1) == pytest.approx(1) and found.off == pytest.approx(0.01)
     assert main(["evaluate", str(rounded), "--resamples", "0"]) == 0
     said = capsys.readouterr().err
-    assert "note: rows added up to 1 within 0.01" in said and "infinite" not in said
+    assert "note: Rows added up to 1 within 0.01" in said and "infinite" not in said
     sure = written(tmp_path, "a,b,label\n0,1,a\n0,1,b\n", "sure.csv")
     assert main(["evaluate", str(sure), "--resamples", "0"]) == 0
     assert "NLL is infinite, since a true class got probability 0" in capsys.readouterr().err
+    for name, text in (("predictions", "Rows added up to 1 within 0.01"), ("sure", "NLL is infinite, since a true")):
+        for file in ("report.html", "card.md"):
+            assert text in (tmp_path / f"{name}-evaluation" / file).read_text(), "not on the terminal alone"
+    assert main(["evaluate", str(sure), "--resamples", "0", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["warnings"][0].startswith("NLL is infinite")
     for row in ("0.33,0.33,0.3,a", "0.33,0.333,0.33,a", "0.3,0.3,0.3,a"):  # more than the decimals explain
         with pytest.raises(DataError, match=r"do not add up to 1 within rounding\..* --normalise divides each row"):
             read_predictions(written(tmp_path, f"a,b,c,label\n{row}\n"))
