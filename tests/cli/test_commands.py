@@ -338,10 +338,15 @@ def test_rounded_probabilities_are_taken_and_others_when_asked_for(
     assert found.probabilities.sum(axis=1) == pytest.approx(1) and found.off == pytest.approx(0.01)
     assert main(["evaluate", str(rounded), "--resamples", "0"]) == 0
     said = capsys.readouterr().err
-    assert "note: rows added up to 1 within 0.01" in said and "infinite" not in said
+    assert "note: Rows added up to 1 within 0.01" in said and "infinite" not in said
     sure = written(tmp_path, "a,b,label\n0,1,a\n0,1,b\n", "sure.csv")
     assert main(["evaluate", str(sure), "--resamples", "0"]) == 0
     assert "NLL is infinite, since a true class got probability 0" in capsys.readouterr().err
+    for name, text in (("predictions", "Rows added up to 1 within 0.01"), ("sure", "NLL is infinite, since a true")):
+        for file in ("report.html", "card.md"):
+            assert text in (tmp_path / f"{name}-evaluation" / file).read_text(), "not on the terminal alone"
+    assert main(["evaluate", str(sure), "--resamples", "0", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["warnings"][0].startswith("NLL is infinite")
     for row in ("0.33,0.33,0.3,a", "0.33,0.333,0.33,a", "0.3,0.3,0.3,a"):  # more than the decimals explain
         with pytest.raises(DataError, match=r"do not add up to 1 within rounding\..* --normalise divides each row"):
             read_predictions(written(tmp_path, f"a,b,c,label\n{row}\n"))
@@ -366,6 +371,23 @@ def test_columns_with_other_names_than_the_labels_are_listed_and_every_hint_stan
     message = capsys.readouterr().err
     assert "It has p_low, p_high, label. Did you mean 'label'? Name it with --label." in message
     assert "--show-values" not in message  # there is nothing more to show
+
+
+def test_case_and_percentages_are_hinted_at(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def said(text: str, *options: str) -> str:
+        assert main(["evaluate", str(written(tmp_path, text)), *options]) == 2
+        return capsys.readouterr().err
+
+    single = "p,label\n0.9,yes\n0.2,no\n"
+    found = said(single, "--positive", "Yes")
+    assert "'Yes' is none of the 2 labels. Upper and lower case count. --positive names one of them." in found
+    assert "no, yes" in said(single, "--positive", "Yes", "--show-values")
+    assert "Upper and lower" not in said(single, "--positive", "ja")
+    named = "p_Cat,p_Dog,label\n0.9,0.1,cat\n0.2,0.8,dog\n"
+    assert "Upper and lower case count." in said(named, "--prefix", "p_")
+    assert "Upper and lower" not in said(named)
+    assert "If these are percentages, divide them by 100." in said("cat,dog,label\n91.9,8.1,cat\n25.7,74.3,dog\n")
+    assert "If these are" not in said("cat,dog,label\n3.1,-0.2,cat\n-1.5,0.3,dog\n")
 
 
 def test_labels_may_be_in_another_file(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 import clipwise as cw
 from clipwise.hashing import digest_of, whole
@@ -355,6 +355,8 @@ def test_data_that_is_not_what_was_planned_is_refused() -> None:
 
     with pytest.raises(cw.DataError, match="map-style"):
         private.loader(Stream())
+    with pytest.raises(cw.DataError, match=r"give the data set, loader\.dataset"):
+        private.loader(DataLoader(data(N)))  # type: ignore[arg-type]
 
 
 def test_a_seeded_run_keeps_to_its_data() -> None:

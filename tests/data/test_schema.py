@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,15 @@ def test_all_problems_of_both_files_are_one_message_that_quotes_no_record(tmp_pa
     assert "secret" not in said and {"secret1", "secret2", "secret3"} <= set(
         caught.value.found.replace("'", " ").split()
     )
+
+
+def test_an_empty_cell_of_a_category_is_said_to_be_missing() -> None:
+    schema = Schema((Category("job", ("clerk", "cook")),))
+    with pytest.raises(DataError, match=r"column 'job', rows 1 and 3: the value is missing\. Allow empty") as caught:
+        schema.encode({"job": ["", "cook", "?"]}, "people.csv")
+    assert not caught.value.found
+    with pytest.raises(DataError, match=r"row 1: the value is missing\.\n.*row 2: the value is none of the 2 cat"):
+        schema.encode({"job": ["", "baker"]}, "people.csv")
 
 
 def test_many_problems_are_counted_and_the_first_twenty_shown(tmp_path: Path) -> None:
@@ -293,6 +303,9 @@ def test_a_run_includes_what_its_columns_cost(tmp_path: Path, monkeypatch: Any, 
     assert main([*command, "--epsilon", "0.5", "--delta", "1e-6"]) == 2 and "--task" in capsys.readouterr().err
     assert not (tmp_path / "mine.ledger.json").exists(), "nothing was looked at"
     assert main([*command, "--task", "classification", "--epsilon", "0.5", "--delta", "1e-6"]) == 0
+    text = (tmp_path / "mine.toml").read_text()
+    assert "classes = [...]" in capsys.readouterr().err and "# the classes are not described: name those" in text
+    assert "\nclasses" not in text, "they would be read off the records"
     paid = Ledger.load("mine.ledger.json")
     assert 0.49 < paid.epsilon(1e-6) <= 0.5
     short = ["epochs=0.2", "evaluation.resamples=0", "seed=1"]
@@ -313,7 +326,11 @@ def test_what_was_read_off_the_records_is_said(tmp_path: Path, monkeypatch: Any,
     assert main([*command, "--output", "mine.toml"]) == 0 and "epsilon does not cover" in capsys.readouterr().out
     assert (tmp_path / "mine.toml").stat().st_mode & 0o077 == 0, "it has bounds of private records"
     note = Config.load("mine.toml").data.load().note
-    assert "[data.columns] were read off the records, which epsilon does not cover" in note
+    assert "[data.columns] were read off the records, which epsilon does not cover. So were data.classes." in note
+    public = (tmp_path / "mine.toml").read_text().replace("columns_public = false\n", "")
+    assert 'classes = ["high", "low"]' in public and not Config.parse(public).data.load().note, "all is public now"
+    unnamed = public.replace('classes = ["high", "low"]\n', "")
+    assert "which epsilon does not cover: name them by `classes = [...]`" in Config.parse(unnamed).data.load().note
     assert main(command) == 0 and 'job = { kind = "category"' in capsys.readouterr().out
     assert main([*command, "--epsilon", "1"]) == 2 and "together" in capsys.readouterr().err
 
@@ -354,6 +371,58 @@ def test_columns_that_are_lost_in_the_noise_are_named_too(tmp_path: Path, monkey
     assert all(f"# {line.removeprefix('clipwise: ')}\n" in text for line in shown.splitlines())
 
 
+def test_bounds_without_most_of_the_records_are_called_narrow(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    """Ages from 18 to 89 became bounds of 60 and 80, without a word."""
+    monkeypatch.chdir(tmp_path)
+    rows = zip(*drawn(2_000).values(), ["ab"[k % 2] for k in range(2_000)], strict=True)
+    (tmp_path / "t.csv").write_text("\n".join(["age,income,visits,score,y", *map(",".join, rows)]))
+    made = PrivateSchema(PrivateSchema.within(0.5, 1e-5).noise_multiplier, seed=1)
+    monkeypatch.setattr(PrivateSchema, "within", lambda *_: made)
+    command = ["data", "schema", "t.csv", "--target", "y", "--task", "classification", "--output", "t.toml"]
+    assert main([*command, "--epsilon", "0.5", "--delta", "1e-5"]) == 0
+    shown, text = capsys.readouterr().err, (tmp_path / "t.toml").read_text()
+    for line in ("bounds may be narrow: 'age' (only about ", "cells beyond bounds count as the bound: widen narrow"):
+        assert f"clipwise: {line}" in shown and f"\n# {line}" in text
+    _, surely = made.proposed(people(), "income", Ledger())
+    assert 2_000 < surely["age"] < 4_000 and [*surely] == ["age"], "categories have no bounds"
+
+
+def test_as_many_records_are_within_the_bounds_as_the_documentation_says() -> None:
+    """`pytest tests/data/test_schema.py -k documentation` makes the table of docs/data.md again."""
+    said = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
+    rows = re.findall(r"^\| ([\d,]+) records \| (\d+) % \| (\d+) % \| (\d+) % \|$", said, re.MULTILINE)
+    expected = {int(row[0].replace(",", "")): list(map(int, row[1:])) for row in rows}
+    found = {count: [round(100 * within_bounds(count, epsilon)) for epsilon in (0.5, 1, 2)] for count in expected}
+    assert found == expected and len(found) == 4
+
+
+def drawn(count: int, seed: int = 0) -> dict[str, list[str]]:
+    generator = np.random.default_rng(seed)
+    columns = {
+        "age": generator.integers(18, 90, count),
+        "income": generator.lognormal(10.2, 0.5, count).round(2),
+        "visits": generator.poisson(4, count),
+        "score": generator.normal(0, 1, count).round(3),
+    }
+    return {name: column.astype(str).tolist() for name, column in columns.items()}
+
+
+def within_bounds(count: int, epsilon: float) -> float:
+    """The share of cells within the bounds that are found, over four columns and five tables; none where none are."""
+    noise, shares = PrivateSchema.within(epsilon, 1e-5).noise_multiplier, []
+    for seed in range(5):
+        table = drawn(count, seed)
+        try:
+            found = PrivateSchema(noise, seed).propose(table, None, Ledger()).columns
+        except DataError:
+            found = ()
+        for column in found:
+            assert isinstance(column, Number)
+            values = np.array(table[column.name], dtype=float)
+            shares.append(float(((column.low <= values) & (values <= column.high)).mean()))
+    return sum(shares) / (4 * 5)
+
+
 def test_a_name_of_a_column_cannot_leave_its_comment() -> None:
     """It would be a line of the configuration."""
     (line,) = left_out_of({"id\nprivacy.private = false #\u2028\x85": "empty"})
@@ -368,7 +437,7 @@ def test_what_a_configuration_begins_with_depends_on_public_numbers_alone(task: 
         rows = "".join(f"{(k + 1) * j % 7},{j % (k + 2)}\n" for j in range(1_000))
         (tmp_path / "t.csv").write_text(f"a,y\n{rows}")
         text = proposal(str(tmp_path / "t.csv"), "y", task=task)
-        texts.append([line for line in text.splitlines() if not line.startswith(("a = ", "target_bounds"))])
+        texts.append([line for line in text.splitlines() if not line.startswith(("a = ", "classes", "target_bounds"))])
     assert texts[0] == texts[1]
     columns = "\n[data.columns]\na = { kind = 'number', low = 0, high = 7 }\n"
     config = Config.parse("\n".join(texts[0]).replace("\n[data.columns]\n", columns))
@@ -381,6 +450,12 @@ def test_what_a_configuration_begins_with_depends_on_public_numbers_alone(task: 
         512,
         10.0 if task == "classification" else 1.0,
     ) and Start.of(3, task).batch_size == 1
+
+
+def test_too_many_classes_are_not_listed(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("a,y\n" + "".join(f"{k % 7},{k}\n" for k in range(101)))
+    text = proposal(str(tmp_path / "t.csv"), "y", task="classification")
+    assert "\nclasses" not in text and "[data] classes = [...]" in text
 
 
 def test_bounds_of_a_quantity_are_proposed(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
@@ -407,7 +482,7 @@ def test_bounds_of_a_quantity_are_paid_for(tmp_path: Path, monkeypatch: Any, cap
     assert "target_bounds leave out ends that few records have" in capsys.readouterr().err
     assert looked == [6] and "target_bounds" not in data.load().note and len(data.charged()) == 1
     found = Schema((Number("age", 0, 100),))
-    monkeypatch.setattr(PrivateSchema, "propose", lambda self, *others: found)
+    monkeypatch.setattr(PrivateSchema, "proposed", lambda self, *others: (found, {}))
     assert main([*command, "--epsilon", "4", "--output", "lost.toml"]) == 0
     assert "the bounds of the target were not found: give [data] target_bounds" in capsys.readouterr().err
     assert Config.load("lost.toml").data.target_bounds is None

@@ -183,7 +183,8 @@ def test_axe_finds_no_fault(browser: Any, compared: Path, scheme: str, width: in
 CONTRASTS = """() => {
   const light = colour => {
     const linear = v => v <= 0.04 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
-    const [r, g, b] = colour.match(/[\\d.]+/g).map(v => linear(v / 255));
+    const most = colour.startsWith("color(") ? 1 : 255;
+    const [r, g, b] = colour.match(/[\\d.]+/g).map(v => linear(v / most));
     return 0.2126 * r + 0.7152 * g + 0.0722 * b;
   };
   const paper = element => {
@@ -198,15 +199,18 @@ CONTRASTS = """() => {
   const drawn = [...document.querySelectorAll("figure:not([hidden]) svg text")];
   const arms = drawn.filter(text => contrast(text, getComputedStyle(text).fill) < 4.5).map(text => text.textContent);
   const words = texts.filter(text => contrast(text, getComputedStyle(text).color) < 4.5).map(text => text.textContent);
-  return [texts.length, drawn.length, light(paper(document.querySelector("main"))), arms, words];
+  const bars = [...document.querySelectorAll(".bar.expected")];
+  const dashes = Math.min(...bars.map(bar => contrast(bar, getComputedStyle(bar).borderTopColor)));
+  return [texts.length, drawn.length, light(paper(document.querySelector("main"))), arms, words, dashes];
 }"""
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_every_word_can_be_read_on_light_and_on_dark_paper(browser: Any, compared: Path, scheme: str) -> None:
     found = Opened(browser, compared, color_scheme=scheme)
-    texts, drawn, paper, faint_drawn, faint = found.page.evaluate(CONTRASTS)
+    texts, drawn, paper, faint_drawn, faint, dashes = found.page.evaluate(CONTRASTS)
     assert texts > 50 and drawn > 100
     assert paper > 0.9 if scheme == "light" else paper < 0.02
     assert faint_drawn == [] and faint == []
+    assert dashes > (2 if scheme == "light" else 6), "thin dashes are fainter than text of their colour"
     found.context.close()

@@ -49,7 +49,8 @@ def embedded(page: str) -> dict[str, object]:
 
 
 def test_everything_is_beside_the_page(folder: Path) -> None:
-    assert sorted(path.name for path in folder.iterdir()) == ["card.md", "figures", "report.html", "result.json"]
+    beside = ["card.md", "figures", "ledgers", "report.html", "result.json"]
+    assert sorted(path.name for path in folder.iterdir()) == beside
     names = {path.stem for path in (folder / "figures").iterdir()}
     assert {"reliability", "confidence", "true-class", "clipping-norm", "training", "privacy"} < names
     for name in names:
@@ -257,6 +258,12 @@ def test_runs_with_different_metrics_are_compared_in_any_order(
     assert "–" in rows["without"] and "–" not in rows["with"] and "NLL" in rows["model"]
 
 
+def test_a_card_names_the_steps_of_an_earlier_run() -> None:
+    (event,) = ledger().events
+    card = report.card(made_run(ledger=Ledger([event, replace(event, steps=640, reason="earlier run")])))
+    assert "; 640 steps of an earlier run. Warnings" in card
+
+
 def test_the_card_of_predictions_that_were_only_judged_says_nothing_of_training() -> None:
     card = report.card(Run.judged("theirs", judged(0, 1.0)))
     assert "## Training" not in card and "trained on, not the" not in card and "exact numbers of these records" in card
@@ -382,6 +389,38 @@ def test_publishable_goes_to_a_folder_of_its_own(runs: Path, capsys: pytest.Capt
     assert set(printed["estimates"]) == {"R = 1", "R = 10"}
     assert printed["epsilon"]["R = 1"] == pytest.approx(1.563, abs=1e-3)
     assert not (runs / "report.html").exists()
+
+
+@pytest.mark.usefixtures("figures_in_words")
+def test_a_page_on_named_runs_does_not_spread_over_the_folder_of_all_runs(runs: Path) -> None:
+    before = {path.name for path in runs.iterdir()}
+    assert main(["report", str(runs / "R = 1 0"), str(runs / "R = 10 0")]) == 0
+    assert {path.name for path in runs.iterdir()} - before == {"report"}
+    assert (runs / "report" / "report.html").is_file()
+    assert main(["report", str(runs / "R = 1 0"), str(runs / "R = 1 0")]) == 0, "one run, twice"
+    assert not (runs / "R = 1 0" / "report").exists()
+
+
+@pytest.mark.usefixtures("figures_in_words")
+@pytest.mark.parametrize("publishable", [False, True])
+def test_every_card_names_a_ledger_that_is_beside_it_and_has_its_epsilon(
+    runs: Path, tmp_path: Path, publishable: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    both = [*(["--publishable"] if publishable else []), "--output", str(tmp_path / "page")]
+    assert main(["report", str(runs), *both]) == 0
+    card = (tmp_path / "page" / "card.md").read_text()
+    commands = re.findall(r"`clipwise (epsilon --ledger (\S+) --delta \S+)`", card)
+    stated = re.findall(r"^\| exact \| (\S+) \|", card, re.MULTILINE)
+    assert len(commands) == len(stated) == 2
+    for (command, named), epsilon in zip(commands, stated, strict=True):
+        _, _, _, *delta = command.split()
+        path = tmp_path / "page" / named
+        assert set(json.loads(path.read_text())) == {"format", "version", "run", "relation", "events", "checksum"}
+        capsys.readouterr()
+        assert main(["epsilon", "--ledger", str(path), *delta]) == 0 and epsilon in capsys.readouterr().out
+    one = runs / "R = 1 0"
+    assert main(["report", str(one)]) == 0 and not (one / "ledgers").exists(), "it has its own"
+    assert "--ledger ledger.json" in (one / "card.md").read_text()
 
 
 @pytest.mark.usefixtures("figures_in_words")

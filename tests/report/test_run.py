@@ -276,6 +276,7 @@ def test_one_line_makes_the_run_and_its_folder_is_read_back(tmp_path: Path) -> N
     assert made["data"] == {"records": N, "held_out": N, "since_the_start": "not compared"}
     assert (made["model"], made["parameters"]) == ("Linear", 15) and made["versions"]["torch"] == torch.__version__
     assert made["other_samples"].startswith("checked with other records at steps 0")
+    assert "seeds" not in made["noise"] and "decision" not in made["noise"], "it stands on the card"
 
 
 def test_its_page_and_card_say_what_was_spent_and_what_was_chosen(tmp_path: Path) -> None:
@@ -303,7 +304,7 @@ def test_what_was_not_checked_is_a_warning() -> None:
 def test_a_seed_is_kept_and_warned_of_and_never_published() -> None:
     run = Run.of(*loop(seed=987_654_321), delta=DELTA)
     assert run.seed == 987_654_321 and run.draws_from == (987_654_321, None)
-    assert "Trained with a fixed seed" in said(run)
+    assert "Trained with a fixed seed" in said(run) and "labelled seeds" in card(run)
     assert "987654321" not in str(run.publishable().to_dict()) and "fixed seed" in said(run.publishable())
     assert run.provenance["data"]["since_the_start"] == "unchanged"
 

@@ -101,7 +101,6 @@ def test_what_a_folder_keeps_has_the_name_of_the_run(overrides: tuple[str, ...])
         ("clip=5", "clip: expected a table, got an integer"),
         ("steps=0", "steps: must be at least 1, got 0"),
         ("steps=2.5", "steps: expected an integer, got a number"),
-        ("epochs=2", "exactly one of steps"),
         ("batch_size=0", "batch_size: must be a finite number over 0"),
         ("batch_size=nan", "batch_size: must be a finite number over 0"),
         ("batch_size=true", "batch_size: expected a number"),
@@ -383,6 +382,16 @@ def test_a_run_that_is_not_private_needs_no_clipping() -> None:
         text=TINY.replace('[clip]\nrule = "Abadi"\nR = 1.0\n', "").replace("noise_multiplier = 1.0", "private = false")
     )
     assert made.clip == Flat(cw.NoClip()) and not made.privacy.is_private
+
+
+def test_steps_on_the_command_line_displace_epochs_of_the_file_and_the_other_way_round() -> None:
+    longer = config("epochs=2")
+    assert (longer.batches.steps, longer.batches.epochs) == (None, 2.0)
+    shorter = Config.parse(longer.text, overrides=["steps=7"])
+    assert (shorter.batches.steps, shorter.batches.epochs) == (7, None) and "epochs" not in shorter.text
+    for text, overrides in ((f"epochs = 2\n{TINY}", ()), (TINY, ("steps=7", "epochs=2"))):
+        with pytest.raises(InvalidConfig, match="exactly one of steps"):
+            config(*overrides, text=text)
 
 
 def test_overrides_are_toml_or_bare_words_and_are_kept() -> None:

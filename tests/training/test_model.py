@@ -452,6 +452,21 @@ def test_a_long_file_is_read_a_part_at_a_time(
     shown = capsys.readouterr().err
     assert "rows counted from 8, column 'age', row 3: the value is not a finite number" in shown and "old" not in shown
     assert not (tmp_path / "p.csv").exists()
+    assert main(["predict", str(folder), str(wrong)]) == 2
+    assert len(capsys.readouterr().out.splitlines()) == 8, "the header and the first part, as docs/cli.md says"
+
+
+def test_nothing_is_written_when_the_first_rows_are_refused(
+    person: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table, folder = person
+    (tmp_path / "semicolons.csv").write_text("age;sex\n30;Male\n")
+    (tmp_path / "words.csv").write_text("age,sex\nold,Male\n")
+    for given in ([table, "--keep", "idx"], [tmp_path / "semicolons.csv"], [tmp_path / "words.csv"]):
+        assert main(["predict", str(folder), *map(str, given)]) == 2
+        shown = capsys.readouterr()
+        assert not shown.out, "not the header either"
+        assert ("--show-values" in shown.err) is ("words.csv" in shown.err), "there is no value to show of the others"
 
 
 @pytest.mark.parametrize(

@@ -174,8 +174,9 @@ def _schema(args: argparse.Namespace) -> int:
         file.write(text.encode())
     print(f"{args.output}: a configuration to start from; `clipwise train {args.output}` trains it.")
     if spend is None:
-        print("note: its bounds and categories were read off the records, which epsilon does not cover. Replace them")
-        print("      by what is publicly known, then remove `columns_public = false`; or pay for them: --epsilon.")
+        print("note: its bounds, categories and classes were read off the records, which epsilon does not cover.")
+        print("      Replace them by what is publicly known, then remove `columns_public = false`. With --epsilon")
+        print("      bounds and categories are found with noise and paid for.")
     else:
         print(f"({args.epsilon:g}, {args.delta:g}) was spent on its bounds and categories; {ledger} keeps it.")
     return 0

@@ -6,6 +6,7 @@ import argparse
 import json
 import math
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,8 @@ from clipwise.cli.terminal import add_show_values, count, table
 from clipwise.errors import DataError
 
 if TYPE_CHECKING:
+    from clipwise.calibration import CalibrationResult
+    from clipwise.data import Predictions
     from clipwise.report import Run
 
 NAME = "evaluate"
@@ -80,19 +83,26 @@ def run(args: argparse.Namespace) -> int:
     result = evaluate(
         found.probabilities, found.labels, classes=found.classes, bins=args.bins, resamples=args.resamples
     )
-    made = Run.judged(args.name or path.stem, result, data=(Path(args.labels) if args.labels else path).name)
+    data = (Path(args.labels) if args.labels else path).name
+    made = Run.judged(args.name or path.stem, result, data=data, warnings=_notes(found, result))
     made.save(folder)
     page = write(made, folder)
     if args.json:
-        body = {"report": str(page), "classes": found.classes, **result.to_dict()}
+        body = {"report": str(page), "classes": found.classes, **result.to_dict(), "warnings": made.warnings}
         print(json.dumps(plain(body), indent=1, allow_nan=False))
     else:
         _print(made, page)
-        if found.off > _NOTED:
-            print(f"note: rows added up to 1 within {found.off:.2g} and were divided by their sum", file=sys.stderr)
-        if math.isinf(result.nll):
-            print("note: NLL is infinite, since a true class got probability 0; give more decimals", file=sys.stderr)
+        for note in made.warnings:
+            print(f"note: {note}", file=sys.stderr)
     return 0
+
+
+def _notes(found: Predictions, result: CalibrationResult) -> Iterator[str]:
+    """What a reader of the numbers has to know of the file."""
+    if found.off > _NOTED:
+        yield f"Rows added up to 1 within {found.off:.2g} and were divided by their sum."
+    if math.isinf(result.nll):
+        yield "NLL is infinite, since a true class got probability 0: give more decimals."
 
 
 def _check_folder(folder: Path) -> None:

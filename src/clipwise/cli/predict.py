@@ -76,11 +76,10 @@ def run(args: argparse.Namespace) -> int:
     count = 0
     with _output(args.output) as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(header)
         for table in read_parts(Path(args.data), args.delimiter, ROWS):
             where = args.data if not count else f"{args.data}, rows counted from {count + 1:,}"
             rows = _predicted(model, table, args.keep, where)
-            writer.writerows(rows)
+            writer.writerows(rows if count else [header, *rows])  # rows that are refused leave no header behind
             count += len(rows)
     print(f"clipwise: {count:,} rows; {_said(model)}", file=sys.stderr)
     return 0

@@ -41,7 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output",
         metavar="PATH",
-        help="the page, or its folder (default: the folder of the runs, and with --publishable a new one in it)",
+        help="the page, or its folder (default: RUN; of several, report/ in the folder that has them all; with "
+        "--publishable, publishable/ there)",
     )
     parser.add_argument("--publishable", action="store_true", help="leave out everything that epsilon does not cover")
     parser.add_argument("--json", action="store_true", help="print the numbers and the page's path as JSON")
@@ -72,12 +73,14 @@ def _order(run: Run) -> tuple[bool, float, str, int]:
 def _place(args: argparse.Namespace) -> Path:
     if args.output is not None:
         return Path(args.output)
-    home = Path(args.runs[0])
-    if len(args.runs) > 1:
+    home, several = Path(args.runs[0]), len({Path(name).absolute() for name in args.runs}) > 1
+    if several:
         home = Path(os.path.commonpath([Path(name).absolute() for name in args.runs]))
         if home == Path(home.anchor):
             raise DataError("these runs have no folder in common; say with --output where the page goes.")
-    return home / "publishable" if args.publishable else home
+    if args.publishable:
+        return home / "publishable"
+    return home / "report" if several else home
 
 
 def _rows(arms: Sequence[ArmResults]) -> tuple[list[str], list[list[str]]]:

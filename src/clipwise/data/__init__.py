@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from clipwise.data.catalog import CATALOG, Entry, entry
     from clipwise.data.dataset import DataSet, TargetBounds, TensorRecords
     from clipwise.data.loaders import Weights, efficientnet_lite0, load, load_text, load_weights
-    from clipwise.data.own import from_file, inputs_of
+    from clipwise.data.own import class_names, from_file, inputs_of
     from clipwise.data.predictions import Predictions, read_predictions
     from clipwise.data.private_statistics import PrivateMoments, PrivateSchema
     from clipwise.data.readers import Table, no_column, read_parts, read_table
@@ -38,6 +38,7 @@ __all__ = [
     "TensorRecords",
     "TextDataSet",
     "Weights",
+    "class_names",
     "efficientnet_lite0",
     "entry",
     "find",
@@ -61,7 +62,7 @@ _HOME = {
     "catalog": ("CATALOG", "Entry", "entry"),
     "dataset": ("DataSet", "TargetBounds", "TensorRecords"),
     "loaders": ("Weights", "efficientnet_lite0", "load", "load_text", "load_weights"),
-    "own": ("from_file", "inputs_of"),
+    "own": ("class_names", "from_file", "inputs_of"),
     "predictions": ("Predictions", "read_predictions"),
     "private_statistics": ("PrivateMoments", "PrivateSchema"),
     "readers": ("Table", "no_column", "read_parts", "read_table"),

@@ -22,7 +22,12 @@ from clipwise.data.readers import LONG, Column, Problems, Table, all_numbers, no
 from clipwise.data.schema import Schema
 from clipwise.errors import DataError
 
-__all__ = ["from_file", "inputs_of"]
+__all__ = ["class_names", "from_file", "inputs_of"]
+
+_CLASSES_READ = (
+    "The classes are those in the records, which epsilon does not cover: name them by `classes = [...]`, in a "
+    "configuration under [data]."
+)
 
 _REMEDY = (
     "Leave the column out with features=[...], or put numbers in; or describe the table with a schema, which takes "
@@ -102,7 +107,7 @@ def from_file(
         classes=names,
         features=_feature_names(schema, tuple(chosen), train),
         source=source.name,
-        note="" if classes or not names else "The classes are those in the records, which epsilon does not cover.",
+        note="" if classes or not names else _CLASSES_READ,
         schema=schema,
     )
 
@@ -223,6 +228,15 @@ def _classes(
         if len(set(classes)) != len(classes) or len(classes) < 2:
             raise DataError(f"classes should be two or more different names, not {list(classes)}.")
         return tuple(map(str, classes))
+    return class_names(file, target, column)
+
+
+def class_names(file: str, target: str, column: Column) -> tuple[str, ...]:
+    """The classes that occur in the column `target` of a file, in their order; epsilon does not cover them.
+
+    >>> class_names("pets.csv", "kind", ["10", "9", "cat", "9"])
+    ('9', '10', 'cat')
+    """
     values = set(_labels(file, target, column))
     if len(values) < 2:
         raise DataError(

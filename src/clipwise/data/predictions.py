@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,8 @@ __all__ = ["Predictions", "read_predictions"]
 _ROUNDING = 1e-3  # files have few digits: a row of ten classes with four of them is off by up to 5e-4
 _MOST_ROUNDING = 0.05  # of hundreds of classes with two digits each a sum says nothing any more
 _CHOOSE = "--classes chooses the columns of probabilities."
+_CASE = "Upper and lower case count."
+_PERCENT = "If these are percentages, divide them by 100."
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +99,11 @@ def read_predictions(
             f"column {label!r}",
             f"the label is none of the {len(chosen)} classes{_named(chosen)}",
             rows=other,
-            remedy=("Columns are named as the labels name the classes; --prefix p_ is for names as p_cat.", _CHOOSE),
+            remedy=(
+                _case({true[row - 1] for row in other}, chosen),
+                "Columns are named as the labels name the classes; --prefix p_ is for names as p_cat.",
+                _CHOOSE,
+            ),
             found=true[other[0] - 1],
         )
     sums = columns.sum(axis=1)
@@ -120,6 +126,11 @@ def _named(classes: Sequence[str]) -> str:
     """The classes, unless the first line of the file may be a record."""
     shown = ", ".join(classes[:FEW]) + (", ..." if len(classes) > FEW else "")
     return "" if any(all_numbers([each]) for each in classes) else f", which are the columns {shown}"
+
+
+def _case(given: Iterable[str], known: Iterable[str]) -> str:
+    """What to say of names that are known in another case."""
+    return _CASE if {each.casefold() for each in given} & {each.casefold() for each in known} else ""
 
 
 def _rounding(columns: NDArray[np.float64]) -> float:
@@ -159,9 +170,16 @@ def _column(problems: Problems, file: str, name: str, table: Table) -> NDArray[n
         rows = np.flatnonzero(wrong) + 1
         if len(rows):
             problems.add(
-                *(file, where, f"the value {what}"), rows=rows.tolist(), remedy=_CHOOSE, found=column[rows[0] - 1]
+                *(file, where, f"the value {what}"),
+                rows=rows.tolist(),
+                remedy=(_PERCENT if wrong is outside and _may_be_percentages(found.values) else "", _CHOOSE),
+                found=column[rows[0] - 1],
             )
     return np.where(outside, np.nan, found.values)
+
+
+def _may_be_percentages(values: NDArray[np.float64]) -> bool:
+    return bool(np.nanmin(values) >= 0 and 2 < np.nanmax(values) <= 100)
 
 
 def _two(
@@ -176,6 +194,13 @@ def _two(
             f"the single column {column!r} of probabilities is not named after a class: name the class that it is "
             "about with --positive."
         )
+    if len(values) > 1 and positive not in values:
+        problems.add(
+            *(file, f"column {label!r}", f"{positive!r} is none of the {len(values)} labels"),
+            remedy=(_case([positive], values), "--positive names one of them."),
+            found=", ".join(values[:FEW]),
+        )
+        problems.check()
     others = [each for each in values if each != positive]
     if len(others) > 1:
         problems.add(file, f"column {label!r}", f"{len(values)} classes, but only one column of probabilities")

@@ -84,6 +84,15 @@ class PrivateSchema:
         self, table: Table, target: str | None, ledger: Ledger, path: str | os.PathLike[str] | None = None
     ) -> Schema:
         """Charge the ledger (and save it at `path`), then look. Gaps are allowed in every column that is found."""
+        return self.proposed(table, target, ledger, path)[0]
+
+    def proposed(
+        self, table: Table, target: str | None, ledger: Ledger, path: str | os.PathLike[str] | None = None
+    ) -> tuple[Schema, dict[str, float]]:
+        """`propose`, and for every column of numbers how many records are surely within its bounds, or missing.
+
+        These are the noisy counts that the bounds were found by, less two deviations of their noise.
+        """
         columns = {name: column for name, column in table.items() if name != target}
         if not columns:
             raise DataError("there is no column to describe.")
@@ -96,10 +105,9 @@ class PrivateSchema:
             raise DataError(f"the columns have different lengths, {sorted(lengths)}.")
         release = _Releases(self.event, self.seed, ledger, path)
         counts, least = release(histogram([cells[name] for name in columns]), math.sqrt(len(columns)))
-        kinds: dict[str, Kind | None] = {
-            name: _number(name, row, least) for name, row in zip(columns, counts, strict=True)
-        }
-        worded = [name for name, row in zip(columns, counts, strict=True) if _is_text(row, least)]
+        deviation, rows = self.event.noise_multiplier * math.sqrt(len(columns)), dict(zip(columns, counts, strict=True))
+        kinds: dict[str, Kind | None] = {name: _number(name, row, least) for name, row in rows.items()}
+        worded = [name for name, row in rows.items() if _is_text(row, least)]
         found = _categories([Counter(cells[name]) for name in worded], release)
         kinds |= {
             name: Category(name, tuple(sorted(words)), missing=True) if words else None
@@ -108,7 +116,9 @@ class PrivateSchema:
         made: list[Kind] = [kind for name in columns if (kind := kinds[name]) is not None]
         if not made:
             raise DataError("no column stands out of the noise: more records, or a larger epsilon, are needed.")
-        return Schema(tuple(made))
+        return Schema(tuple(made)), {
+            kind.name: _surely(rows[kind.name], least, deviation) for kind in made if isinstance(kind, Number)
+        }
 
 
 @dataclass(frozen=True)
@@ -237,6 +247,12 @@ def _number(name: str, row: NDArray[np.float64], least: float) -> Number | None:
     edges = np.concatenate([EDGES[:1], EDGES, EDGES[-1:]])
     low, high = float(edges[filled[0]]), float(edges[filled[-1] + 1])
     return Number(name, low, high, missing=True) if low < high else None
+
+
+def _surely(row: NDArray[np.float64], least: float, deviation: float) -> float:
+    """How many records stand out of the noise in a column of numbers, or are missing, less what noise may add."""
+    counted = [*(row[:BINS][row[:BINS] > least]), row[MISSING]]
+    return max(0.0, float(sum(counted)) - 2 * deviation * math.sqrt(len(counted)))
 
 
 def _categories(columns: Sequence[Mapping[str, int]], release: _Releases) -> list[list[str]]:

@@ -124,10 +124,11 @@ def _check_header(header: list[str], path: Path, delimiter: str) -> None:
     _check_names(header, path)
     other = next((mark for mark in (";", "\t", ",", "|") if mark in header[0]), None) if len(header) == 1 else None
     if other and other != delimiter:
+        is_record = any(all_numbers([each]) for each in header[0].split(other))
         raise DataError(
             f"{path} has a single column; should it be read with another delimiter? Give --delimiter "
             f"{'$' * (other == chr(9))}{other!r}, data.delimiter in a configuration, or delimiter={other!r} in Python.",
-            repr(header[0][:LONG]),
+            repr(header[0][:LONG]) if is_record else "",
         )
 
 

@@ -28,6 +28,7 @@ _MOST_PROPOSED = 100
 _FEWEST_COUNTED = 20
 """In fewer rows, consecutive numbers may be chance."""
 _SAME = "the same in every row"
+_ALLOW_EMPTY = "Allow empty cells with `missing = true` in the column's description."
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ def _report(name: str, column: Column, file: str, problems: Problems, found: Num
         problems.add(
             *(file, f"column {name[:LONG]!r}", "the value is missing"),
             rows=[int(row) + 1 for row in empty],
-            remedy="Allow empty cells with `missing = true` in the column's description.",
+            remedy=_ALLOW_EMPTY,
         )
 
 
@@ -142,18 +143,27 @@ class Category:
         place = {category: k for k, category in enumerate(self.categories)}
         cells = texts(column)
         places = np.array([place.get(cell, place.get(_plain(cell), -1)) for cell in cells])
-        unknown = np.flatnonzero(places < 0)
-        if len(unknown) and not self.missing:
-            problems.add(
-                *(file, f"column {self.name[:LONG]!r}", f"the value is none of the {len(place)} categories"),
-                rows=[int(row) + 1 for row in unknown],
-                remedy="Name all categories, or allow others and empty cells with `missing = true`.",
-                found=cells[unknown[0]],
-            )
+        if not self.missing:
+            self._report(cells, np.flatnonzero(places < 0).tolist(), file, problems)
         made = np.zeros((len(cells), len(place)))
         known = places >= 0
         made[known, places[known]] = 1.0
         return made
+
+    def _report(self, cells: list[str], unknown: list[int], file: str, problems: Problems) -> None:
+        """Add what is wrong with the rows whose cell is not a category."""
+        where = f"column {self.name[:LONG]!r}"
+        empty = [row for row in unknown if is_missing(cells[row])]
+        others = [row for row in unknown if not is_missing(cells[row])]
+        if empty:
+            problems.add(file, where, "the value is missing", rows=[row + 1 for row in empty], remedy=_ALLOW_EMPTY)
+        if others:
+            problems.add(
+                *(file, where, f"the value is none of the {len(self.categories)} categories"),
+                rows=[row + 1 for row in others],
+                remedy="Name all categories, or allow others and empty cells with `missing = true`.",
+                found=cells[others[0]],
+            )
 
 
 def _plain(cell: str) -> str:

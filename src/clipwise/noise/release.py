@@ -39,9 +39,7 @@ __all__ = ["DESCRIPTION", "GRID_POINTS", "GaussianNoise", "grid_of"]
 GRID_POINTS = 1024
 """Points of the grid in one standard deviation, rounded down to a power of two."""
 
-DESCRIPTION = (
-    "float64 ziggurat or Box-Muller on a grid of about std/1024 (decision 0012); labelled seeds (decision 0014)"
-)
+DESCRIPTION = "float64 ziggurat or Box-Muller on a grid of about std/1024"
 """How a run's record names the noise."""
 
 Floats: TypeAlias = npt.NDArray[np.floating[Any]]

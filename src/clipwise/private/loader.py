@@ -277,6 +277,8 @@ def check_dataset(dataset: Dataset[Any], sampling: Sampling) -> int:
 
     Guarantees: where the rate is public, no message has that number.
     """
+    if isinstance(dataset, DataLoader):
+        raise DataError("this is a DataLoader, which draws its own batches: give the data set, loader.dataset.")
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         raise DataError(
             f"sampling needs a data set with a length and indices (map-style), got {type(dataset).__name__}. A stream "

@@ -6,28 +6,36 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 import clipwise
-from clipwise.accounting import INTERRUPTED, Event, Guarantee, neighbours
+from clipwise.accounting import CHANGED_DATA, EARLIER, INTERRUPTED, Event, Guarantee, neighbours
 from clipwise.calibration import metric_named
 from clipwise.correlation import Independent
 from clipwise.plan import Plan
 from clipwise.report.arms import ArmResults, arms_of
 from clipwise.report.content import headline
+from clipwise.report.folder import LEDGER
 from clipwise.report.run import NEW_WEIGHTS, Run
 from clipwise.report.warnings import HELD_OUT, JUDGED, ended_early, without_noise
 from clipwise.report.wording import interval_text, plan_rows, value_text
 
 __all__ = ["card"]
 
+_PHRASES = {
+    INTERRUPTED: INTERRUPTED,
+    CHANGED_DATA: f"on {CHANGED_DATA}",
+    "federated": "of federated training",
+    "repeated": "repeated",
+}
 
-def card(runs: Run | Iterable[Run]) -> str:
-    """The card of a run, or of the seeds of one arm, as Markdown.
+
+def card(runs: Run | Iterable[Run], ledger: str = LEDGER) -> str:
+    """The card of a run, or of the seeds of one arm, as Markdown; `ledger` names the file that verifies its epsilon.
 
     Guarantees: it says nothing that was computed from the private training data without noise, and no seed.
     """
     given = [runs] if isinstance(runs, Run) else list(runs)
     (arm,) = arms_of(run.publishable() for run in given)
     first = arm.first
-    lines = [f"# Privacy and calibration card: {_text(arm.name)}", "", "## Privacy", "", *_privacy(arm.dearest)]
+    lines = [f"# Privacy and calibration card: {_text(arm.name)}", "", "## Privacy", "", *_privacy(arm.dearest, ledger)]
     if len(arm.runs) > 1:
         lines += ["", f"This holds for each of {len(arm.runs)} runs alone. Publishing several of them costs more."]
     lines += ["", "## Quality of the predictions", "", *_quality(arm), ""]
@@ -45,7 +53,7 @@ def card(runs: Run | Iterable[Run]) -> str:
     return "\n".join([*lines, "", f"Made by clipwise {clipwise.__version__}.", ""])
 
 
-def _privacy(run: Run) -> list[str]:
+def _privacy(run: Run, ledger: str) -> list[str]:
     if not run.is_known:
         return ["**Unknown.** These predictions were only judged: nothing is known of the training."]
     if not run.is_private:
@@ -55,11 +63,11 @@ def _privacy(run: Run) -> list[str]:
     best = next(iter(run.guarantees.values()), None)
     if best is None:
         return rows
-    facts = [f"- **{label}:** {text}" for label, text in _facts(run, best).items()]
+    facts = [f"- **{label}:** {text}" for label, text in _facts(run, best, ledger).items()]
     return [best.statement(), "", *rows, "", *facts]
 
 
-def _facts(run: Run, best: Guarantee) -> dict[str, str]:
+def _facts(run: Run, best: Guarantee, ledger: str) -> dict[str, str]:
     """The points that checklists for reporting ask for: Ponomareva et al. 2023 (section 5.3.3), NIST SP 800-226."""
     events = () if run.ledger is None else run.ledger.events
     users = best.unit == "client"
@@ -100,7 +108,7 @@ def _facts(run: Run, best: Guarantee) -> dict[str, str]:
             "that was not measured"
         ),
         "Verification": (
-            f"`clipwise epsilon --ledger ledger.json --delta {best.delta:g}` computes this epsilon again; clipwise is "
+            f"`clipwise epsilon --ledger {ledger} --delta {best.delta:g}` computes this epsilon again; clipwise is "
             "open source (Apache-2.0)"
         ),
     }
@@ -128,14 +136,24 @@ def _spent(events: Sequence[Event], steps: str) -> str:
         key = steps if event.trains else "releases", event.reason
         counts[key] = counts.get(key, 0) + event.count
     listed = [
-        f"{count:,} {what.removesuffix('s') if count == 1 else what} "
-        f"{'interrupted' if reason == INTERRUPTED else f'for {_text(reason)}'}"
+        f"{count:,} {what.removesuffix('s') if count == 1 else what} {_for(reason)}"
         for (what, reason), count in counts.items()
     ]
     said = f"the ledger has {'; '.join(listed)}"
     if not any(reason == INTERRUPTED for _, reason in counts):
         return said
     return f"{said}. Interrupted {steps} were begun before a stop or a crash: they are charged, their results not used"
+
+
+def _for(reason: str) -> str:
+    """What releases were for, as the end of a phrase.
+
+    >>> _for("training"), _for("earlier run, changed data"), _for("interrupted")
+    ('for training', 'of an earlier run, changed data', 'interrupted')
+    """
+    if reason.startswith(EARLIER):
+        return f"of an {_text(reason)}"
+    return _PHRASES.get(reason, f"for {_text(reason)}")
 
 
 def _first_weights(run: Run) -> str:

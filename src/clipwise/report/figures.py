@@ -61,7 +61,8 @@ CAPTIONS = {
         "What the privacy is worth",
         "Left: the pairs of epsilon and delta that hold together; the level is the delta of this page. Right: the most "
         "that an attacker who knows all records (in federated training, all users) but one can find out about that "
-        "one, for each rate of false alarms.",
+        "one, for each rate of false alarms. GDP is Gaussian differential privacy with this mu: the tight one bounds "
+        "the exact curve; that of the central limit theorem (CLT) is an approximation, not a bound.",
     ),
     "correlation": (
         "What is left of the noise",
@@ -112,11 +113,13 @@ class Drawing:
     """What the caption begins with."""
     further: str = ""
     """What the caption ends with."""
+    of: str = ""
+    """The arms that it is about, where a page has several of its kind."""
 
     @property
     def title(self) -> str:
         """What stands above it."""
-        return CAPTIONS[kind_of(self.name)][0]
+        return CAPTIONS[kind_of(self.name)][0] + (f": {self.of}" if self.of else "")
 
     @property
     def caption(self) -> str:
@@ -178,8 +181,8 @@ def _spread(arms: Sequence[ArmResults]) -> str:
     return "Lines are means over the seeds, with one standard deviation to both sides."
 
 
-def _wide(name: str, values: Any, whole: Any, about: str = "", further: str = "") -> Drawing:
-    return Drawing(name, values, (Panel(svg(whole, name)),), whole, about, further)
+def _wide(name: str, values: Any, whole: Any, about: str = "", further: str = "", of: str = "") -> Drawing:
+    return Drawing(name, values, (Panel(svg(whole, name)),), whole, about, further, of)
 
 
 def _calibration(arms: Sequence[ArmResults], drawn_arms: Sequence[ArmResults]) -> list[Drawing]:
@@ -304,8 +307,9 @@ def _privacy(arms: Sequence[ArmResults]) -> list[Drawing]:
             continue  # shuffled and fixed-size batches have an interval, not a curve
         name = "privacy" if len(ledgers) == 1 else f"privacy-{k + 1}"
         drawn = plots.privacy_curves(curve, delta=sharing[0].first.delta, titled=False)
-        about = f"For {' · '.join(arm.name for arm in sharing)}: {curve.about}."
-        found.append(_wide(name, curve.to_dict(), drawn, about))
+        named = _named(sharing)
+        of = named if len(ledgers) > 1 else ""
+        found.append(_wide(name, curve.to_dict(), drawn, f"For {named}: {curve.about}.", of=of))
     return found
 
 
@@ -320,14 +324,18 @@ def _correlations(arms: Sequence[ArmResults]) -> list[Drawing]:
     for k, sharing in enumerate(list(plans.values())[:_CURVES]):
         name = "correlation" if len(plans) == 1 else f"correlation-{k + 1}"
         try:
-            drawn = _correlation(name, sharing)
+            drawn = _correlation(name, sharing, _named(sharing) if len(plans) > 1 else "")
         except (AccountingError, InvalidPlan):
             continue  # a file whose plan cannot be followed
         found += [] if drawn is None else [drawn]
     return found
 
 
-def _correlation(name: str, sharing: Sequence[ArmResults]) -> Drawing | None:
+def _named(arms: Sequence[ArmResults]) -> str:
+    return " · ".join(arm.name for arm in arms)
+
+
+def _correlation(name: str, sharing: Sequence[ArmResults], of: str) -> Drawing | None:
     plan, delta = sharing[0].first.plan, sharing[0].first.delta
     assert isinstance(plan, Plan)
     correlation = plan.correlation
@@ -339,11 +347,11 @@ def _correlation(name: str, sharing: Sequence[ArmResults]) -> Drawing | None:
     where = ("in the same batches", "in Poisson batches")
     usual = " and ".join(f"{end} {batches}" for end, batches in zip(others, where, strict=False))
     about = (
-        f"For {' · '.join(arm.name for arm in sharing)}. {correlation.describe()} In the end the deviation is {own}; "
+        f"For {_named(sharing)}. {correlation.describe()} In the end the deviation is {own}; "
         f"with independent noise it would be {usual}."
     )
     values = {"left": {label: _thinned(each) for label, each in left.items()}, "column": column}
-    return _wide(name, values, plots.correlated_noise(left, column), about)
+    return _wide(name, values, plots.correlated_noise(left, column), about, of=of)
 
 
 def _left(plan: Plan, delta: float | None) -> dict[str, list[float]]:

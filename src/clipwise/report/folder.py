@@ -49,13 +49,13 @@ __all__ = [
 CONFIG, METRICS, LEDGER, RESULT, DIGEST = "config.toml", "metrics.jsonl", "ledger.json", "result.json", "data.digest"
 MODEL, DESCRIPTION = "model.safetensors", "model.json"
 CHARGED, CONTINUED, BEGUN = "charged.json", "continued", "begun_with.json"
-CHECKPOINT, PAGE, CARD, FIGURES = "checkpoint", "report.html", "card.md", "figures"
+CHECKPOINT, PAGE, CARD, FIGURES, LEDGERS = "checkpoint", "report.html", "card.md", "figures", "ledgers"
 _DIGESTS = f"{CHECKPOINT}.digests"
 _REPLACED = (
     *(CONFIG, METRICS, LEDGER, RESULT, DIGEST, MODEL, DESCRIPTION, CHARGED, CONTINUED, CHECKPOINT, _DIGESTS),
     *(BEGUN, PAGE, CARD),
 )
-_OURS = {*_REPLACED, *(f".{name}.part" for name in _REPLACED), f".{CHECKPOINT}.lock", FIGURES, "publishable"}
+_OURS = {*_REPLACED, *(f".{name}.part" for name in _REPLACED), f".{CHECKPOINT}.lock", FIGURES, LEDGERS, "publishable"}
 MOST_ROWS = 2_048
 """Of the curves of a run, in memory."""
 _MOST_LINE = 1 << 24

@@ -16,7 +16,7 @@ from clipwise.report.arms import ArmResults, arms_of
 from clipwise.report.card import card
 from clipwise.report.content import content, result, uncovered
 from clipwise.report.figures import CAPTIONS, Drawing, kind_of, private_drawings, public_drawings
-from clipwise.report.folder import CARD, FIGURES, PAGE, RESULT, is_run, plain, write_json, write_text
+from clipwise.report.folder import CARD, FIGURES, LEDGER, LEDGERS, PAGE, RESULT, is_run, plain, write_json, write_text
 from clipwise.report.reading import advice_of
 from clipwise.report.run import Run
 from clipwise.report.warnings import Joint, joint_of
@@ -30,7 +30,8 @@ def write(runs: Run | Iterable[Run], path: str | os.PathLike[str], publishable: 
     """Write one self-contained page on a run or a comparison of runs; returns its path.
 
     `path` names the page or its folder. Beside the page it writes card.md (a privacy and calibration card for each
-    model), figures/ (each figure as SVG with its values as JSON) and, where no run has its own, result.json.
+    model), figures/ (each figure as SVG with its values as JSON) and, outside a run's own folder, result.json and
+    ledgers/, by which every epsilon can be computed again.
 
     Guarantees: with `publishable=True` nothing that epsilon does not cover is read into the page, its embedded data or
     the files beside it: no statistics of the private training data, no seed of a private run, no run without privacy.
@@ -57,7 +58,9 @@ def write(runs: Run | Iterable[Run], path: str | os.PathLike[str], publishable: 
     data = plain(data)
     write_text(page, _render(arms, joint, public, private, data, publishable, left_out))
     _save_figures(page.parent / FIGURES, [*public, *private])
-    write_text(page.with_name(CARD), "\n---\n\n".join(card(arm.runs) for arm in arms))
+    ledgers = _save_ledgers(page.parent, arms)
+    cards = [card(arm.runs, ledger) for arm, ledger in zip(arms, ledgers, strict=True)]
+    write_text(page.with_name(CARD), "\n---\n\n".join(cards))
     if not is_run(page.parent):
         write_json(page.with_name(RESULT), data)
     return page
@@ -110,6 +113,23 @@ def _render(
 def _tied(text: str) -> str:
     """Numbers stay on the line of their sign and name: no break in "94.0 %" and "R = 1"."""
     return re.sub(r"(?<=\d) (?=%)|(?<=\bR) (?==)|(?<=\bR =) (?=\d)|(?<=ECE) (?=[\d−+])", "\u00a0", text)
+
+
+def _save_ledgers(place: Path, arms: Sequence[ArmResults]) -> list[str]:
+    """Where beside the card the ledger of each arm's dearest run is; copied unless the place is the run's own.
+
+    Nothing in a ledger depends on the records: it may be published.
+    """
+    if is_run(place) and len(arms) == 1 and len(arms[0].runs) == 1:
+        return [LEDGER]
+    folder = place / LEDGERS
+    for old in folder.glob("ledger-*.json"):  # of an earlier page
+        old.unlink()
+    for k, arm in enumerate(arms, 1):
+        if arm.dearest.ledger is not None and arm.dearest.is_private:
+            private_folder(folder)
+            write_text(folder / f"ledger-{k}.json", arm.dearest.ledger.to_json())
+    return [f"{LEDGERS}/ledger-{k}.json" for k in range(1, len(arms) + 1)]
 
 
 def _save_figures(folder: Path, drawings: Sequence[Drawing]) -> None:

@@ -12,7 +12,7 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
@@ -160,7 +160,7 @@ class Run:
         )
 
     @classmethod
-    def judged(cls, name: str, test: Result, *, data: str | None = None) -> Run:
+    def judged(cls, name: str, test: Result, *, data: str | None = None, warnings: Iterable[str] = ()) -> Run:
         """Predictions of whatever model, to be shown beside others: nothing is known of how it was trained.
 
         >>> import clipwise as cw
@@ -168,7 +168,7 @@ class Run:
         False
         """
         origin = {"held_out": test.count} if data is None else {"name": data, "held_out": test.count}
-        return cls(name, test, WrittenPlan({}), provenance={"data": origin})
+        return cls(name, test, WrittenPlan({}), provenance={"data": origin}, warnings=tuple(warnings))
 
     def publishable(self) -> Run:
         """The same run without anything that epsilon does not cover.
@@ -291,7 +291,7 @@ def provenance_of(
         "data": {**data, "since_the_start": looked.state},
         "model": model,
         "parameters": parameters,
-        "noise": DESCRIPTION,
+        "noise": DESCRIPTION if seed is None else f"{DESCRIPTION}; labelled seeds",
         "versions": _versions(),
         **({} if checked is None else {"other_samples": str(checked)}),
     }

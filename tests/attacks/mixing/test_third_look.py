@@ -331,6 +331,6 @@ def test_records_that_are_read_a_whole_batch_at_once_are_exchanged_too(seed: int
             private.step(private.losses(batch))
         return private
 
-    with pytest.raises(cw.NotSeparable, match="shorter records in place of all samples"):
+    with pytest.raises(cw.NotSeparable, match="shorter records in place of all others"):
         train_with(lambda x: int((x != 0).any(0).sum()))
     assert train_with(lambda x: x.shape[1]).checked == Checked((0, 1), ())

@@ -155,13 +155,13 @@ def test_a_private_schema_waits_for_its_turn(path: Path, tmp_path: Path, monkeyp
     table = tmp_path / "table.csv"
     table.write_text("a,y\n" + "".join(f"{k % 9},{k % 2}\n" for k in range(2_000)))
     held: list[bool] = []
-    propose = PrivateSchema.propose
+    proposed = PrivateSchema.proposed
 
     def look(self: PrivateSchema, *rest: Any) -> Any:
         held.append(path.with_name(f".{path.name}.lock").exists())
-        return propose(self, *rest)
+        return proposed(self, *rest)
 
-    monkeypatch.setattr(PrivateSchema, "propose", look)
+    monkeypatch.setattr(PrivateSchema, "proposed", look)
     proposal(str(table), "y", task="classification", spend=PrivateSchema(1.0), ledger=str(path))
     assert held == [True]
 

@@ -142,9 +142,9 @@ class _Repeated:
         moved = self.moved(self.losses(batch)[theirs], ours)
         if bool(moved.any()):
             raise NotSeparable(
-                f"{what} moves another sample's loss by {float(moved.max()):.3g}: samples mix, though the graph may "
-                "not show it. Typical causes: BatchNorm in training mode (affine or not), statistics of the batch, a "
-                "loss divided by the batch size, padding that is not masked."
+                f"{what} by {float(moved.max()):.3g}: samples mix, though the graph may not show it. Typical causes: "
+                "padding that is not masked, BatchNorm in training mode (affine or not), statistics of the batch, a "
+                "loss divided by the batch size."
             )
 
     def with_others(self, again: Again) -> dict[str, tuple[Batch, Tensor]]:
@@ -158,7 +158,7 @@ class _Repeated:
                 "larger": again.scaled(kept, 4.0),
             }
             for how, other in others.items():
-                found[f"putting {how} records in place of all samples but {sample}"] = other, itself
+                found[f"putting {how} records in place of all others moves the loss of sample {sample}"] = other, itself
         return found
 
     def demand_all(self, others: Mapping[str, tuple[Batch, Tensor]]) -> None:
@@ -200,9 +200,8 @@ class _Repeated:
         everybody = torch.arange(self._size, device="cpu")
         for sample in {self._size - 1, 0, *Records.of(self._batch, self._size).extremes()}:
             rest = everybody[everybody != sample]
-            self.demand(
-                f"removing sample {sample}", take(self._batch, rest), rest, torch.arange(self._size - 1, device="cpu")
-            )
+            what = f"removing sample {sample} moves another sample's loss"
+            self.demand(what, take(self._batch, rest), rest, torch.arange(self._size - 1, device="cpu"))
 
 
 def _size_of(losses: Tensor) -> Tensor:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from clipwise.training.config.config import Config
-from clipwise.training.config.datasets import DataChoice, Inputs, proposal, read_data
+from clipwise.training.config.datasets import DataChoice, Inputs, read_data
 from clipwise.training.config.functions import guarded, imported, split_target
 from clipwise.training.config.models import Architecture, FromFunction, WeightsChoice, freeze, saved_architecture
+from clipwise.training.config.starting import proposal
 from clipwise.training.config.steps import LearningRate, OptimizerChoice, read_correlation, read_optimizer
 from clipwise.training.config.toml import TomlTable, TomlText
 

@@ -326,6 +326,7 @@ class Config:
         # An algorithm can train, with what is built on configurations: at the top of this module it would be a circle.
         from clipwise.training.algorithms import read_algorithm
 
+        source = source.preferring("steps", "epochs")
         root = source.root()
         name = _name(root, Path(source.name).stem)
         model, privacy = root.table("model"), Privacy.read(root.table("privacy"))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,36 +15,13 @@ from torch.utils.data import TensorDataset
 
 from clipwise import data
 from clipwise.accounting import Event, Ledger, PrivateStatistics, as_earlier
-from clipwise.data import (
-    DataSet,
-    PrivateSchema,
-    Schema,
-    TargetBounds,
-    TensorRecords,
-    entry,
-    no_column,
-    proposed,
-    read_table,
-)
-from clipwise.errors import DataError, InvalidConfig, LedgerError, MissingExtra
-from clipwise.files import in_turn
+from clipwise.data import DataSet, Schema, TargetBounds, TensorRecords, entry, read_table
+from clipwise.errors import DataError, InvalidConfig, MissingExtra
 from clipwise.training.config.functions import guarded, imported, split_target
-from clipwise.training.config.starting import (
-    NARROW,
-    PAID_HEAD,
-    PROPOSAL,
-    READ_OFF_HEAD,
-    TOO_SPREAD,
-    Start,
-    bounds_of,
-    left_out_of,
-    plain,
-    range_of,
-    short,
-)
-from clipwise.training.config.toml import TomlTable, inline
+from clipwise.training.config.starting import FEWEST_OF_A_CLASS, FEWEST_QUANTITIES
+from clipwise.training.config.toml import TomlTable
 
-__all__ = ["DataChoice", "Inputs", "proposal", "read_data"]
+__all__ = ["DataChoice", "Inputs", "read_data"]
 
 FILES = (".csv", ".npz", ".parquet")
 TEXT = ("snli",)
@@ -65,11 +41,6 @@ MANY_CLASSES = (
     'say data.task = "regression".'
 )
 READ_OFF = "Bounds and categories of [data.columns] were read off the records, which epsilon does not cover."
-READ_OFF_TARGET = " So were data.target_bounds."
-_FEWEST_QUANTITIES = 20
-"""A target with as many different numbers is proposed as a quantity."""
-_FEWEST_OF_A_CLASS = 5
-"""Records of a class, on average, below which classes are doubted."""
 
 
 @dataclass(frozen=True)
@@ -155,10 +126,16 @@ class DataChoice:
         found = self._find().standardised() if self.standardise else self._find()
         if self.target_bounds is not None and found.task != "regression":
             raise InvalidConfig(f"data.target_bounds are for a regression, and {found.name} has classes: omit them.")
-        read_off = "" if self.columns_public else READ_OFF + ("" if self.target_bounds is None else READ_OFF_TARGET)
-        notes = [found.note, read_off, self._unscaled(found), self._unbounded(found), _many_classes(found)]
+        notes = [found.note, self._read_off(), self._unscaled(found), self._unbounded(found), _many_classes(found)]
         found = replace(found, note=" ".join(filter(None, notes)), target_bounds=self.target_bounds)
         return replace(found, train=self.inputs.of(found.train), test=self.inputs.of(found.test))
+
+    def _read_off(self) -> str:
+        """What to say of a schema that is not public, and of what stands with it."""
+        if self.columns_public:
+            return ""
+        bounds = "" if self.target_bounds is None else " So were data.target_bounds."
+        return READ_OFF + bounds + (" So were data.classes." if "classes" in self.options else "")
 
     def _unscaled(self, found: DataSet) -> str:
         """What to say of a table with features far from the order of 1.
@@ -305,88 +282,10 @@ def _target_bounds(table: TomlTable) -> TargetBounds | None:
         table.fail("target_bounds", str(error))
 
 
-def proposal(
-    path: str,
-    target: str,
-    *,
-    delimiter: str = ",",
-    task: str | None = None,
-    spend: PrivateSchema | None = None,
-    ledger: str | None = None,
-    tell: Callable[[str], None] = lambda line: None,
-) -> str:
-    r"""A configuration to start from for a table in a file, as TOML.
-
-    Epsilon does not cover what it reads, unless `spend` says how it looks; what that costs is then charged to the
-    `ledger`, a file that is continued if it is there. `tell` hears what was guessed and left out.
-
-    >>> import tempfile
-    >>> file = Path(tempfile.mkdtemp(), "pets.csv")
-    >>> _ = file.write_text("weight,kind\n4.1,cat\n0.03,bird\n5.0,cat\n")
-    >>> [line for line in proposal(str(file), "kind").splitlines() if line.startswith("weight")]
-    ['weight = { kind = "number", low = 0.03, high = 5 }']
-    """
-    if (spend is None) != (ledger is None):
-        raise DataError("what a private schema costs goes on a ledger: name its file, and how much to spend.")
-    if spend is not None and task is None:
-        raise DataError("say --task classification or regression: otherwise it would be read off the records.")
-    table = read_table(Path(path), delimiter)
-    if target not in table:
-        raise no_column(path, [target], table, "to predict", "Name it with --target.")
-    if spend is None:
-        task = _told_task(table[target], task, tell)
-    chosen: dict[str, Any] = {"source": path, "target": target, "task": task}
-    if delimiter != ",":
-        chosen["delimiter"] = delimiter
-    quantity = target if chosen["task"] == "regression" else None
-    if spend is None or ledger is None:
-        schema, left_out = proposed(table, target)
-        bounds, head = range_of(table[target]) if quantity else None, READ_OFF_HEAD
-        chosen["columns_public"] = False
-    else:
-        with in_turn(os.path.realpath(ledger), LedgerError):  # others may charge it at the same time
-            charged = Ledger.load(ledger) if Path(ledger).exists() else Ledger()
-            found = spend.propose(table, None if quantity else target, charged, ledger)
-        bounds, head = next((bounds_of(each) for each in found.columns if each.name == quantity), None), PAID_HEAD
-        schema = Schema(tuple(column for column in found.columns if column.name != quantity))
-        known = {target, *(column.name for column in schema.columns)}
-        left_out = {name: TOO_SPREAD for name in table if name not in known}
-        chosen["columns_ledger"] = ledger
-    start = Start.of(len(table[target]), chosen["task"])
-    notes = [*left_out_of(left_out, start.records if spend else None)]
-    if bounds is not None:
-        chosen["target_bounds"] = [plain(end) for end in bounds]
-        notes += [NARROW] if spend else []
-    elif quantity:
-        notes.append(f"the bounds of the target were not found: give [data] target_bounds = [low, high] for {target!a}")
-    for note in notes:
-        tell(note)
-    return PROPOSAL.format(
-        head="\n".join([head.format(name=ascii(Path(path).name)), *(f"# {note}" for note in notes)]),
-        start=start,
-        data=inline(chosen),
-        columns=inline({name: short(column) for name, column in schema.to_dict().items()}),
-    )
-
-
-def _told_task(column: Any, task: str | None, tell: Callable[[str], None]) -> str:
-    """The task that was named, or classes unless the target has many different numbers; doubts are reported."""
-    try:
-        count, what = len({float(value) for value in column}), "numbers"
-    except ValueError:
-        count, what = len(set(column)), "texts"
-    if task is None:
-        task = "classification" if what == "texts" or count < _FEWEST_QUANTITIES else "regression"
-        tell(f"task = {task} (the target has {count:,} different {what}); --task changes it")
-    if task == "classification" and count >= _FEWEST_QUANTITIES and count > len(column) // _FEWEST_OF_A_CLASS:
-        tell(f"warning: {count:,} classes for {len(column):,} records; is --target right, or is it a regression?")
-    return task
-
-
 def _many_classes(found: DataSet) -> str:
     """What to say of a target that is hardly one of classes, judged by the held-out records as above."""
     classes, held_out = len(found.classes), len(found.test)
-    if classes < _FEWEST_QUANTITIES or classes <= held_out // _FEWEST_OF_A_CLASS:
+    if classes < FEWEST_QUANTITIES or classes <= held_out // FEWEST_OF_A_CLASS:
         return ""
     return MANY_CLASSES.format(classes=classes, held_out=held_out)
 

@@ -8,7 +8,7 @@ import math
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -115,6 +115,18 @@ class TomlText:
         if self.overrides:
             return write({**absent, **self.values})
         return f"{inline(absent)}\n{self.text}" if absent else self.text
+
+    def preferring(self, *rivals: str) -> TomlText:
+        """Of keys that exclude each other, one that was set on the command line displaces those of the file.
+
+        >>> TomlText.parse("epochs = 5", overrides=["steps=7"]).preferring("steps", "epochs").values
+        {'steps': 7}
+        """
+        given = {override.partition("=")[0].strip() for override in self.overrides}
+        if given.isdisjoint(rivals):
+            return self
+        kept = {key: value for key, value in self.values.items() if key not in rivals or key in given}
+        return replace(self, values=kept)
 
     def root(self) -> TomlTable:
         """The whole configuration as a table to be read."""
