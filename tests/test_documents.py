@@ -24,6 +24,7 @@ from benchmarks import (
     calibration,
     correlated,
     evidence,
+    full,
     jl,
     kills,
     noise,
@@ -283,6 +284,7 @@ PARTS: dict[tuple[Path, str], Callable[[str], str]] = {
     (BENCHMARKS, "evidence"): lambda _: evidence.markdown(kept("benchmarks/evidence.json")),
     (BENCHMARKS, "noise"): lambda _: noise.tables(kept("benchmarks/noise.json")),
     (BENCHMARKS, "correlated"): lambda _: correlated.tables(kept("benchmarks/correlated.json")),
+    (BENCHMARKS, "full"): lambda _: full.tables(kept("benchmarks/full.json")),
 }
 """What stands between marks in a page, by page and name, and what makes it from kept numbers."""
 

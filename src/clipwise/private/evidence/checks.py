@@ -120,7 +120,7 @@ class Checks:
         unclear = check_collate(collate, dataset)
         if unclear:
             self.not_checked(unclear)
-            if self._loss_fn is None:
+            if unclear == PADDED and self._loss_fn is None:
                 warnings.warn(f"not checked: {unclear}. Padding must be masked.", stacklevel=3)
 
     def not_checked(self, why: str) -> None:
