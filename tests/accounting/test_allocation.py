@@ -191,6 +191,29 @@ def test_moments_are_those_of_all_ways_to_deal_factors_to_bins(bins: int, used: 
     assert found[2] == pytest.approx(math.log1p(math.expm1(mu**2) * used / bins**2), rel=1e-9)
 
 
+@pytest.mark.parametrize("mu", [0.05, 0.4, 1.0, 2.0, 3.5])
+def test_moments_of_a_single_bin_are_those_of_a_gaussian_in_both_directions(mu: float) -> None:
+    """E_P[exp((k-1) loss)] = exp(k (k-1) mu^2 / 2), to the last orders that are used."""
+    for reverse in (False, True):
+        found = allocation_moments(Allocation(1, 1, mu, reverse))
+        for order in (2, 3, 8, 20, len(found) - 1):
+            assert found[order] == pytest.approx(order * (order - 1) * mu**2 / 2, rel=1e-8, abs=1e-11)
+
+
+@pytest.mark.parametrize("mu", [0.5, 1.0, 2.0])
+def test_high_moments_of_adding_a_record_to_two_bins_are_no_smaller_than_they_are(mu: float) -> None:
+    """A sum over a plane. They were followed to 13 deviations only, and those of high orders came out too small."""
+    x = np.arange(-75.0, 12.0, 0.1)
+    log_value = np.logaddexp.outer(mu * x, mu * x) - 0.5 * mu**2 - math.log(2.0)
+    log_mass = np.add.outer(-0.5 * x**2, -0.5 * x**2) + 2.0 * math.log(0.1) - math.log(2.0 * math.pi)
+    found = allocation_moments(Allocation(2, 2, mu, reverse=True))
+    for order in (2, 5, 12, 25, 40, 64):
+        true = special.logsumexp(log_mass - (order - 1) * log_value)
+        assert found[order] >= true * (1 - 1e-9)
+        if (order - 1) * mu < 40:  # half of it in each bin: within what is followed
+            assert found[order] <= true * (1 + 1e-3)
+
+
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize(
     ("bins", "used", "mu"), [(2, 2, 1.0), (50, 50, 1.0), (50, 11, 0.4), (3, 3, 2.5), (900, 900, 0.7)]

@@ -470,3 +470,11 @@ def test_steps_and_rounds_move_one_and_the_same_norm() -> None:
         )
         assert torch.allclose(update["weight"], before - model.weight)  # the server shortens what is too long
     assert private.bound == server.bound != 1.0
+
+
+def test_a_norm_at_the_bound_is_within_it_and_a_bound_at_its_limit_is_the_limit() -> None:
+    norms, none_bad = torch.tensor([1.0, 1.0, 2.0]), torch.zeros(3, dtype=torch.bool)
+    assert cw.AdaptiveClip.centred(norms, none_bad, 1.0) == 0.5
+    for floor in (0.1, 0.3, 0.7):  # exp(log(x)) is not x for some of them
+        clip = cw.AdaptiveClip(1.0, quantile=0.5, floor=floor)
+        assert clip.move(floor, within=0.5) == floor

@@ -21,6 +21,7 @@ from torch.utils.data import TensorDataset
 import clipwise as cw
 from clipwise.clipping import Style
 from clipwise.private import checkpoint
+from clipwise.private.state import PrivateState
 from tests.core.common import N, data, losses_of, mlp, plan, refused_elsewhere, same, sgd, train, weights
 from tests.core.doubles import Own, Recorder
 from tests.core.test_private import OPTIMIZERS
@@ -475,6 +476,7 @@ def test_states_that_do_not_fit_are_refused() -> None:
         (fresh(), {**state, "stepps": 1}, "keys"),
         (fresh(), {k: v for k, v in state.items() if k != "ledger"}, "keys"),
         (fresh(), {**state, "steps": 3}, "edited"),
+        (fresh(), {**state, "plan": 3}, "'plan' that makes sense"),
     ]
     for target, broken, match in cases:
         done = target.steps_done
@@ -505,6 +507,12 @@ def test_the_memory_of_a_run_is_kept_since_it_decides_how_sums_are_rounded(tmp_p
                 third.load_state_dict(state)
         with pytest.raises(cw.CheckpointError, match="no 'memory' that makes sense"):
             cw.Private(plan(), model, sgd(model), seed=seed, own_batches=True).load_state_dict({**state, "memory": -1})
+
+
+def test_a_state_without_a_plan_is_refused() -> None:
+    for saved in ({}, {"plan": 3}, {"plan": None}):
+        with pytest.raises(cw.CheckpointError, match="has no plan"):
+            PrivateState.plan_of(saved)
 
 
 # The file format

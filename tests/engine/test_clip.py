@@ -374,3 +374,14 @@ def test_the_zero_of_a_sum_is_in_the_dtype_of_its_parameter() -> None:
         losses = model(torch.randn(size, 3, dtype=torch.bfloat16)).squeeze(1).float()
         found = clipped_gradients(losses, {**named(model), "spare": spare}, Abadi(1.0))
         assert {part.dtype for part in found.gradients.values()} == {torch.float32}
+
+
+def test_what_weights_are_computed_from_is_there_for_a_second_call() -> None:
+    """The graph between parameters and shared values is kept with the rest."""
+    w, scale = (torch.randn(3, 2, requires_grad=True) for _ in range(2))
+    losses = (torch.randn(4, 3) @ (w * scale.exp())).square().sum(1)
+    params = {"w": w, "scale": scale}
+    first, second = (
+        clipped_gradients(losses, params, Abadi(1.0), retain_graph=True, way="bookkeeping").gradients for _ in range(2)
+    )
+    assert all(torch.equal(first[name], second[name]) for name in params)

@@ -673,3 +673,9 @@ def test_two_processes_cannot_go_on_from_one_file(tmp_path: Path) -> None:
     server = Server(PLAN, model)
     server.save(tmp_path / "run", model)
     assert "another process" in refused_elsewhere(lambda: Server(PLAN, model).resume(tmp_path / "run", model))
+
+
+def test_a_large_delta_is_warned_of() -> None:
+    server = Server(make_plan(sampling=cw.Poisson(1_000, 100)), make_model())
+    with pytest.warns(UserWarning, match=r"delta = 0\.01 is over 1/n = 0\.001"):
+        server.epsilon(0.01)

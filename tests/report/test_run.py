@@ -128,6 +128,7 @@ def test_a_last_line_that_was_cut_is_left_out(tmp_path: Path) -> None:
         ("result.json", '{"format": "clipwise run", "version": 99}', "version 99"),
         ("result.json", '{"format": "clipwise run", "version": 1, "name": "x"}', "missing or unknown fields"),
         ("metrics.jsonl", "{\n{}\n", "line 1"),
+        ("metrics.jsonl", '{"step": 1, "private": {"layers": [3]}}\n', "layers"),
         ("ledger.json", "{}", "not a clipwise ledger"),
     ],
 )

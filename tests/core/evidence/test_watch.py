@@ -9,8 +9,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from clipwise.engine import IN_PLACE_WRITE, memory_of, walk
+from clipwise.private.evidence.modes import Modes
 from clipwise.private.evidence.records import Change, Records
 from clipwise.private.evidence.traffic import BATCH, CARRIED, PLACE
 from clipwise.private.evidence.twin import Twin
@@ -328,3 +330,24 @@ def test_leaves_that_are_not_trained_are_asked_for() -> None:
         graph = walk(losses, {id(w): 0}, [w])
         leaves = [watch.node_marks(graph)[k] for k, place in graph.leaf_parameter.items() if place < 0]
         assert leaves == [marks]
+
+
+def test_modes_of_others_above_the_watching_ones_stay() -> None:
+    class Other(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return func(*args, **(kwargs or {}))
+
+    class Silent:
+        def kernel(self, func: Any, args: Any, kwargs: Any) -> Any:
+            return func(*args, **kwargs)
+
+        call = kernel
+
+    modes, others = Modes(Silent()), [Other(), Other()]
+    modes.enter()
+    for other in others:
+        other.__enter__()
+    modes.leave()
+    assert _get_current_dispatch_mode_stack()[-2:] == others
+    for other in reversed(others):
+        other.__exit__(None, None, None)

@@ -235,6 +235,7 @@ def _scatter(found: Floats, first: int, step: float, logs: Floats, mass: Floats)
 
 LARGEST_ORDER = 256
 _LARGEST_REVERSE = 64
+_FARTHEST, _LARGEST_MU = 29.0, 8.0  # no integral is computed for powers of S that reach farther, or for less noise
 _ROUND_OFF = 1e-13  # of the log of a moment
 
 
@@ -271,18 +272,44 @@ def _product(a: Floats, b: Floats) -> Floats:
 
 
 def _reverse_moments(law: Allocation) -> Floats:
+    """The smaller of two bounds: the integral, and what convexity says of a mean, E[S^-a] <= mean of E[X^-a]."""
+    a = np.arange(1.0, _LARGEST_REVERSE)
+    own, others = (math.log(part / law.bins) if part else -math.inf for part in (law.used, law.bins - law.used))
+    logs = np.logaddexp(own + 0.5 * a * (a + 1.0) * law.mu**2, others)
+    if law.mu <= _LARGEST_MU:
+        logs = np.minimum(logs, _integrals(law, a))
+    return np.concatenate([[0.0, 0.0], logs])
+
+
+def _integrals(law: Allocation, a: Floats) -> Floats:
+    """Bounds of log E[S^-a], infinite for powers that would have to be followed too far."""
     # The double exponential has no growth for |Im x| < pi / (2 mu), nor the integrand over log s for |Im| < pi / 2.
     width = min(0.25, 0.24 / law.mu)
-    x = np.arange(-13.0, 13.0 + width, width)
+    # Standard deviations to which powers of S are followed: high ones matter where the noise is large.
+    far = max(13.0, _FARTHEST / max(1.0, law.mu))
+    x = np.arange(-far - 7.0, 13.0 + width, width)
     weight = width / math.sqrt(2.0 * math.pi) * np.exp(-0.5 * x**2)
     step = 0.4 / math.sqrt(_LARGEST_REVERSE)
-    v = np.arange(-50.0, 0.5 * law.mu**2 + 13.0 * law.mu + math.log(law.bins) + 7.0, step)
+    v = np.arange(-50.0, 0.5 * law.mu**2 + far * law.mu + math.log(law.bins) + 7.0, step)
     u = np.exp(v - math.log(law.bins))
     exponents = -np.outer(u, np.exp(law.mu * x - 0.5 * law.mu**2))
     missing, left = -np.expm1(exponents) @ weight, np.exp(exponents) @ weight
     with np.errstate(divide="ignore"):
         one = np.where(missing < 0.5, np.log1p(-np.minimum(missing, 0.5)), np.log(left))
     log_transform = law.used * one - (law.bins - law.used) * u
-    a = np.arange(1.0, _LARGEST_REVERSE)
-    logs = special.logsumexp(np.outer(a, v) + log_transform, axis=1) + math.log(step) - special.gammaln(a)
-    return np.concatenate([[0.0, 0.0], logs])
+    terms = np.outer(a, v) + log_transform
+    whole = np.logaddexp(special.logsumexp(terms, axis=1), _log_rest(terms))
+    return np.asarray(whole + math.log(step) - special.gammaln(a))
+
+
+def _log_rest(terms: Floats) -> Floats:
+    """Bounds of what the sums have beyond their last terms, infinite where these do not fall yet.
+
+    The transform of S is the probability that a sum of independent numbers with log-concave densities exceeds log s, so
+    the terms are log-concave in log s: they fall by no less than they do at last.
+    """
+    last = terms[:, -1]
+    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+        falls = terms[:, -2] - last
+        rest = last - np.log(np.expm1(np.maximum(falls, 0.0)))
+    return np.asarray(np.where(last == -np.inf, -np.inf, np.where(falls > 0.0, rest, np.inf)))
