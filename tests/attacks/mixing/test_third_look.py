@@ -43,6 +43,10 @@ def classes_by_place(model: nn.Module, batch: Any, step: int) -> Tensor:
     return F.cross_entropy(model(batch[0]), torch.arange(len(batch[0])) % 3, reduction="none")
 
 
+def weights_by_place(batch: Any) -> Tensor:
+    return torch.linspace(0.5, 3.0, len(batch[0]))
+
+
 PLACES: Table = {
     "weights": lambda m, b, k: losses_of(m, b) * torch.arange(1.0, 1 + len(b[0])),
     "encoding_along_the_samples": lambda m, b, k: with_x(m, b, b[0] + 3 * ENCODING[: len(b[0])]),
@@ -50,6 +54,11 @@ PLACES: Table = {
     "column": column_of_places,
     "class": classes_by_place,
     "half": lambda m, b, k: torch.where(torch.arange(len(b[0])) < 4, 3.0, 1.0) * losses_of(m, b),
+    "in_place_of_values": lambda m, b, k: with_x(m, b, torch.where(b[0] > 0, b[0], ENCODING[: len(b[0])])),
+    "chosen_by_class": lambda m, b, k: torch.where(b[1] > 0, weights_by_place(b), 1.0) * losses_of(m, b),
+    "times_a_mask": lambda m, b, k: (1 + weights_by_place(b) * (b[1] > 0)) * losses_of(m, b),
+    "times_a_class": lambda m, b, k: weights_by_place(b) * b[1] * losses_of(m, b),
+    "compared_with_classes": lambda m, b, k: (b[1] == torch.arange(len(b[1])) % 3).float() * losses_of(m, b),
 }
 
 
@@ -77,6 +86,9 @@ NO_PLACES: Table = {
     "drawn_from_a_table": lambda m, b, k: with_x(m, b, b[0] + ENCODING[torch.randint(100, (len(b[0]),))]),
     "the_same_for_all": lambda m, b, k: with_x(m, b, b[0] * torch.full((len(b[0]), 1), 0.7)),
     "own_class": lambda m, b, k: -m(b[0]).log_softmax(1)[torch.arange(len(b[0])), b[1]],
+    "own_class_of_all_in_a_row": lambda m, b, k: -m(b[0]).log_softmax(1).flatten()[3 * torch.arange(len(b[1])) + b[1]],
+    "own_class_by_comparison": lambda m, b, k: -(m(b[0]).log_softmax(1) * (b[1][:, None] == torch.arange(3))).sum(1),
+    "a_mask_of_lengths": lambda m, b, k: with_x(m, b, b[0] * (torch.arange(6) < 2 + b[1][:, None])),
     "on_the_log": lambda m, b, k: (v := losses_of(m, b), v.detach() * torch.arange(len(v)))[0],
 }
 

@@ -22,6 +22,7 @@ _ROW_BY_ROW = {
     "binary_cross_entropy", "binary_cross_entropy_with_logits", "cat", "copy_", "gather", "huber_loss", "mse_loss",
     "nll_loss_forward", "smooth_l1_loss",
 }  # fmt: skip
+_COMPARING = {"eq", "ge", "gt", "le", "lt", "ne"}
 
 
 def is_row_by_row(func: Any, name: str) -> bool:
@@ -38,6 +39,14 @@ def operands_of(name: str, args: Any) -> tuple[list[Tensor], list[Tensor]]:
     elif name == "cat" and (len(args) < 2 or args[1] in (0, -found[0].dim())):
         found = []  # one below the other
     return found, found[1:] if name == "copy_" else found
+
+
+def are_row_numbers(name: str, operands: Sequence[Tensor]) -> bool:
+    """Whether a kernel computes numbers of rows, as indices are: whole numbers from whole numbers."""
+    whole = not any(
+        tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool for tensor in operands
+    )
+    return whole and name not in _COMPARING
 
 
 def meets_places(ours: Sequence[Tensor], fixed: Sequence[Tensor], twins: Sequence[Twin], size: int) -> bool:

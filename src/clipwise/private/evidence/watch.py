@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from clipwise.engine import IN_PLACE_WRITE, Graph, Origin, backing, memory_of, op_of
 from clipwise.private.evidence.modes import Modes
-from clipwise.private.evidence.places import is_row_by_row, meets_places, operands_of
+from clipwise.private.evidence.places import are_row_numbers, is_row_by_row, meets_places, operands_of
 from clipwise.private.evidence.records import Records, same
 from clipwise.private.evidence.traffic import BATCH, CARRIED, PLACE, Traffic, tensors_in, users_frame
 from clipwise.private.evidence.twin import Twin
@@ -219,8 +219,8 @@ class Watch:
             operands, read = operands_of(name, args)
         fixed = [t for t in read if not self.marks_of(t) and memory_of(t) not in self.drawn]
         ours = [t for t in operands if self.marks_of(t)]
-        if not any(t.is_floating_point() for t in ours):
-            return 0  # numbers of rows, not values
+        if are_row_numbers(name, (*ours, *fixed)):
+            return 0
         with _disable_current_modes():
             if any(t.dim() and t.shape[0] == self.records.size for t in ours):  # else twins see what becomes of it
                 self.traffic.note_constants(t for t in fixed if self.made_here(memory_of(t)))
