@@ -41,10 +41,10 @@ WHOLE: dict[str, tuple[list[bytes | None], bool]] = {
 def test_a_data_set_stays_the_same(given: list[bytes | None], fits: bool) -> None:
     digests = Digests()
     digests.look_at(given[0])
-    assert digests.looked == Looked("not looked at" if given[0] is None else "unchanged")
+    assert digests.looked == Looked("not compared" if given[0] is None else "unchanged")
     if fits:
         digests.look_at(given[1])
-        assert digests.looked.state == ("not looked at" if given[1] is None else "unchanged")
+        assert digests.looked.state == ("not compared" if given[1] is None else "unchanged")
     else:
         with pytest.raises(cw.CheckpointError, match="the data changed"):
             digests.look_at(given[1])
@@ -62,7 +62,7 @@ def test_records_that_were_drawn_are_not_a_data_set_in_memory() -> None:
 def test_a_record_stays_the_same() -> None:
     digests = Digests()
     digests.note({})
-    assert digests.looked == Looked("not looked at")
+    assert digests.looked == Looked("not compared")
     digests.note({0: A, 1: B})
     digests.note({1: B, 2: C})
     assert digests.looked == Looked("unchanged", 3, 0) and str(digests.looked) == "data unchanged"
@@ -143,7 +143,7 @@ def test_without_a_file_nothing_can_be_said(tmp_path: Path) -> None:
     digests = Digests()
     digests.load(tmp_path / "run")
     digests.note({0: A})
-    assert digests.looked == Looked("not looked at", 1, 0)
+    assert digests.looked == Looked("not compared", 1, 0)
     assert digests.others(0, A) == digests.others(0, B) == 0
 
 

@@ -15,11 +15,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import chain, islice
 
 from torch import Tensor
+from torch.autograd.graph import GradientEdge
 
 from clipwise.engine import passing, routes, views
-from clipwise.engine.graph import Edge, Graph
+from clipwise.engine.graph import Graph, differentiate
 from clipwise.engine.node import IN_PLACE_WRITE, output_metas
 from clipwise.engine.passing import Passing
 from clipwise.engine.products import (
@@ -35,6 +37,8 @@ from clipwise.engine.routes import Route, writing
 from clipwise.engine.rules import Rule, autograd, broadcast, conv, grouped, linear, norm, recurrent, table
 from clipwise.engine.rules.recurrent import States
 from clipwise.engine.views import Region, View
+
+Gradients = tuple[Tensor | None, ...]
 
 
 class BatchEntry(Enum):
@@ -270,10 +274,19 @@ def is_live(graph: Graph, k: int) -> bool:
     return op_of(graph.names[k]).is_live or autograd.is_opaque(graph, k)
 
 
-def outputs_of(graph: Graph, k: int) -> list[Edge]:
-    """The outputs of a node that are asked for their gradients."""
+def _edges(graph: Graph, k: int) -> list[GradientEdge | Tensor]:
+    """Of the outputs of a node that are asked for their gradients."""
     count = 1 if op_of(graph.names[k]).joined is None else len(output_metas(graph.nodes[k]))
-    return [(k, output) for output in range(count)]
+    return [graph.gradient_edge((k, output)) for output in range(count)]
+
+
+def gradients_at(
+    losses: Tensor, graph: Graph, nodes: Sequence[int], cotangent: Tensor, *, keep: bool
+) -> list[Gradients]:
+    """The gradients of nodes, each of the outputs that count; None where nothing arrives."""
+    ends = [_edges(graph, k) for k in nodes]
+    found = iter(differentiate(losses, list(chain.from_iterable(ends)), cotangent, keep=keep))
+    return [tuple(islice(found, len(edges))) for edges in ends]
 
 
 def as_one(graph: Graph, k: int, gradients: Sequence[Tensor | None]) -> Tensor | None:

@@ -9,27 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from itertools import chain, islice
+from itertools import islice
 
 import torch
 from torch import Tensor
 
-from clipwise.engine.graph import Graph, differentiate
+from clipwise.engine.graph import Graph
 from clipwise.engine.layout import Layout, Probe, Scattered, all_finite, colours_of, owners_by_digits, rows_along
 from clipwise.engine.node import LEAF, Node
-from clipwise.engine.ops import as_one, op_of, outputs_of
+from clipwise.engine.ops import Gradients, as_one, gradients_at, op_of
 from clipwise.engine.passing import Passing
-
-Gradients = tuple[Tensor | None, ...]
-
-
-def gradients_at(
-    losses: Tensor, graph: Graph, nodes: Sequence[int], cotangent: Tensor, *, keep: bool
-) -> list[Tensor | None]:
-    """The gradients of the outputs of nodes, those of several outputs as one; None where nothing arrives."""
-    ends = [[graph.gradient_edge(edge) for edge in outputs_of(graph, k)] for k in nodes]
-    found = iter(differentiate(losses, list(chain.from_iterable(ends)), cotangent, keep=keep))
-    return [as_one(graph, k, tuple(islice(found, len(edges)))) for k, edges in zip(nodes, ends, strict=True)]
 
 
 class AutogradProber:
@@ -55,7 +44,8 @@ class AutogradProber:
             return self(nodes)
 
     def _gradients(self, nodes: Sequence[int], cotangent: Tensor) -> list[Tensor]:
-        found = gradients_at(self._losses, self._graph, nodes, cotangent, keep=True)
+        each = gradients_at(self._losses, self._graph, nodes, cotangent, keep=True)
+        found = [as_one(self._graph, k, gradients) for k, gradients in zip(nodes, each, strict=True)]
         shapes = [self._graph.shape((k, 0)) for k in nodes]
         return [self._losses.new_zeros(s) if g is None else g for g, s in zip(found, shapes, strict=True)]
 

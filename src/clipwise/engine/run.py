@@ -19,11 +19,10 @@ from clipwise.engine.grams import Recent
 from clipwise.engine.graph import Edge, Graph, differentiate
 from clipwise.engine.layout import Layout, Scattered, all_finite, blank, pack
 from clipwise.engine.node import LEAF, at_hand, output_meta, saved_floats
-from clipwise.engine.ops import as_one, rule_of
+from clipwise.engine.ops import as_one, gradients_at, rule_of
 from clipwise.engine.owners import Owners, StalePlan
 from clipwise.engine.plan import GraphPlan, Meeting, pattern
 from clipwise.engine.precision import HALF, widened
-from clipwise.engine.probing import gradients_at
 from clipwise.engine.room import Room
 from clipwise.engine.routes import is_identity
 from clipwise.engine.rules import Finish, Operand, Samples
@@ -48,10 +47,7 @@ class _Arrival:
             self._prepared = self.backward.read(self.meeting, self.samples)
 
     def __call__(self, gradients: tuple[Tensor | None, ...]) -> None:
-        self.receive(as_one(self.backward.graph, self.meeting.node, gradients))
-
-    def receive(self, gradient: Tensor | None) -> None:
-        """The gradient of the meeting's output, or of all its outputs."""
+        gradient = as_one(self.backward.graph, self.meeting.node, gradients)
         if gradient is None:
             return
         if self.samples is None:
@@ -125,7 +121,7 @@ class Backward:
             for handle in handles:
                 handle.remove()
         for arrival, gradient in zip(ends, gradients, strict=True):
-            arrival.receive(gradient)
+            arrival(gradient)
 
     @property
     def has_bad_losses(self) -> bool:

@@ -37,7 +37,9 @@ class Samples:
 
     def lengths(self, gradient: Tensor) -> Tensor:
         """Norms of the rows of the node's gradient, which weight and bias share."""
-        found: Tensor = self.once("lengths", lambda: sure_lengths(accurate(gradient)))
+        if "lengths" not in self._made:  # at every layer of every step: no call more than needed
+            self._made["lengths"] = sure_lengths(accurate(gradient))
+        found: Tensor = self._made["lengths"]
         return found
 
     @property
