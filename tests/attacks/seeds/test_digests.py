@@ -267,7 +267,7 @@ def test_the_digest_is_in_its_own_files_and_in_nothing_else(
     said = f"{capsys.readouterr()} {run} {run.publishable()} {json.dumps(run.to_dict())}"
     assert not any(secret.hex()[:8] in said for secret in secrets)
     assert run.provenance["data"]["since_the_start"] == "unchanged"
-    assert "while training" in (tmp_path / "all" / "report.html").read_text()
+    assert "since the start" in (tmp_path / "all" / "report.html").read_text()
 
 
 def test_neither_checkpoint_nor_state_tells_the_data(tmp_path: Path) -> None:
