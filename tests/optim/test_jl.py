@@ -535,3 +535,11 @@ def test_only_errors_of_forward_mode_are_explained(error: Exception, kind: type[
 
     with pytest.raises(kind, match=what):
         fails()
+
+
+@pytest.mark.parametrize(("dtype", "share"), [(torch.float64, 1e-9), (torch.float32, 1e-3)])
+def test_losses_that_come_out_differently_are_refused_beyond_rounding(dtype: torch.dtype, share: float) -> None:
+    losses = torch.tensor([1e6, 2e6, torch.inf], dtype=dtype)
+    demand_same(losses * (1 + 0.5 * share), losses)
+    with pytest.raises(cw.InvalidLosses, match="other losses when it was called again"):
+        demand_same(losses * (1 + 3 * share), losses)
