@@ -263,7 +263,7 @@ def test_slopes_may_differ_by_the_rounding_of_half_precision_and_no_more(samples
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("size", [0.01, 100.0])
+@pytest.mark.parametrize("size", [0.01, 100.0, 1e6])
 def test_losses_of_any_size_may_differ_by_rounding_and_no_more(size: float, dtype: torch.dtype) -> None:
     losses = torch.full((3,), size, dtype=dtype)
     rounding = 1e-3 if dtype == torch.float32 else 1e-9
@@ -535,11 +535,3 @@ def test_only_errors_of_forward_mode_are_explained(error: Exception, kind: type[
 
     with pytest.raises(kind, match=what):
         fails()
-
-
-@pytest.mark.parametrize(("dtype", "share"), [(torch.float64, 1e-9), (torch.float32, 1e-3)])
-def test_losses_that_come_out_differently_are_refused_beyond_rounding(dtype: torch.dtype, share: float) -> None:
-    losses = torch.tensor([1e6, 2e6, torch.inf], dtype=dtype)
-    demand_same(losses * (1 + 0.5 * share), losses)
-    with pytest.raises(cw.InvalidLosses, match="other losses when it was called again"):
-        demand_same(losses * (1 + 3 * share), losses)
