@@ -158,7 +158,7 @@ def test_noise_and_clipping_read_the_same_norm_at_the_same_step(monkeypatch: pyt
     z, clip = 1.2, adaptive(learning_rate=1.0)
     p = plan(sampling=cw.Poisson(N, 6), steps=30, clip=clip, noise_multiplier=cw.Steps({0: z, 10: 2 * z}))
     model = mlp()
-    private = cw.Private(p, model, sgd(model))
+    private = cw.Private(p, model, sgd(model), seed=0)
     norms = []
     for x, y in private.loader(data(), physical_batch_size=2, yield_empty=True):
         style = private.style
