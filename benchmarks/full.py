@@ -1,9 +1,8 @@
 """Models of full size on all threads: `python -m benchmarks.full` writes full.json and a part of README.md.
 
-Wall and CPU time of three steps beside the plain one, in turns: the clipped sum alone, the whole private step of one
-physical batch, and the share of the noise in it. The first call of the engine, which plans and checks, counts in plain
-steps. A logical batch of eight physical ones has one release, so the whole step is then the clipped sum and an eighth
-of what is between the two columns.
+Wall and CPU time in turns: the clipped sum beside forward and backward, and the whole private step of one physical
+batch beside the plain step. The first call of the engine, which plans and checks, counts in plain
+steps. A logical batch of eight physical ones has one release, so noise and optimizer count an eighth there.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The pictures of docs/images, taken from the page of `make demo`: `python -m docs.pictures runs/demo/report.html`.
 
-Needs chromium and the extra `dev`. Colours are cut down to a palette: nobody sees it, and the files are a third as
-large.
+Needs chromium and the extra `dev`. Colours are cut down to a palette, which makes the files smaller.
 """
 
 from __future__ import annotations

@@ -79,9 +79,9 @@ class Op:
         return self.entry is BatchEntry.ROWWISE or (self.view is not None and self.view.is_whole)
 
 
-def _product(names: str, rule: Rule, data: Product) -> Op:
+def _product(names: str, rule: Rule, data: Product, joined: States | None = None) -> Op:
     """A product knows its routing by itself."""
-    return Op(names, rule, data=data, routing=data.routing, passing=data.passing)
+    return Op(names, rule, data=data, routing=data.routing, passing=data.passing, joined=joined)
 
 
 def _view(names: str, view: View) -> Op:
@@ -99,7 +99,6 @@ _FUSED = (
     "is a fused recurrent kernel that hides how often its weights are used. Run the forward pass unfused: `with "
     "torch.backends.cudnn.flags(enabled=False): ...`."
 )
-_RECURRENT = RecurrentProduct(0, 1)
 
 TABLE = (
     # Matrix products: the positions of the two factors among the node's inputs.
@@ -115,8 +114,7 @@ TABLE = (
     _product("ConvolutionBackward0", conv.convolution, ImageProduct(0, 1)),
     Op("ConvolutionBackwardBackward0", autograd.by_autograd, routing=routes.samples_first),
     # Recurrent layers in one kernel.
-    Op("MkldnnRnnLayerBackward0", recurrent.lstm, data=_RECURRENT, routing=_RECURRENT.routing,
-       passing=_RECURRENT.passing, joined=recurrent.STATES),
+    _product("MkldnnRnnLayerBackward0", recurrent.lstm, RecurrentProduct(0, 1), recurrent.STATES),
     # Normalization.
     Op("NativeLayerNormBackward0", norm.layer_norm, entry=BatchEntry.ROWWISE, routing=routes.layer_norm,
        passing=passing.layer_norm),
