@@ -191,14 +191,15 @@ def test_npz_with_parts_of_its_own(tmp_path: Path) -> None:
         (dict(x=np.array(["a", "b"]), y=np.ones(2)), "rows 1 and 2: the value is not a number"),
         (dict(x=np.ones((3, 2)), y=np.ones(2)), "different lengths"),
         (dict(x=np.ones((0, 2)), y=np.ones(0)), "one entry for each record"),
+        (dict(x=np.ones((2, 2)), y=np.ones(2), version=np.array(3)), "'version': 0"),
         (dict(x=np.ones((2, 2)) * 1j, y=np.ones(2)), "type complex128; numbers are needed"),
         (dict(x=np.ones((2, 2)), z=np.ones((2, 2)), y=np.ones(2)), "several arrays can be features only"),
         (dict(a=np.ones(3), b=np.ones(2), y=np.ones(3)), "different lengths: {'a': 3, 'b': 2}"),
         (dict(x=np.array([["1", "2"], ["3", "four"]]), y=np.ones(2)), "row 2: the value is not a number"),
     ],
     ids=[
-        *("no target", "nan", "matrix target", "objects", "text", "lengths", "empty", "complex", "two arrays"),
-        *("lengths of features", "text in a matrix"),
+        *("no target", "nan", "matrix target", "objects", "text", "lengths", "empty", "a number", "complex"),
+        *("two arrays", "lengths of features", "text in a matrix"),
     ],
 )
 def test_bad_npz_files(arrays: dict[str, Any], expected: str, tmp_path: Path) -> None:

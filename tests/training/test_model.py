@@ -324,6 +324,7 @@ EDITS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "no class": (lambda body: body.update(classes=[]), "task should be"),
     "another width": (lambda body: body["architecture"].update(hidden=[5]), "does not fit the model|fewer"),
     "a gigantic network": (lambda body: body["architecture"].update(hidden=[10**9]), "parameters"),
+    "a network beyond 64 bits": (lambda body: body["architecture"].update(hidden=[2**63]), "parameters"),
     "an unknown network": (lambda body: body["architecture"].update(kind="pickle"), "kind should be one of mlp"),
     "a field too many": (lambda body: body.update(extra=1), "unknown fields: extra"),
     "a newer version": (lambda body: body.update(version=2), "has version 2, this clipwise reads 1"),

@@ -165,7 +165,7 @@ def _npz(path: Path, most: int) -> Iterator[Table]:
         raise
     except (OSError, EOFError, RuntimeError, ValueError, LookupError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(f"{path} cannot be read: {error}.") from error
-    lengths = {name: len(array) if array.size else 0 for name, array in arrays.items()}
+    lengths = {name: len(array) if array.ndim and array.size else 0 for name, array in arrays.items()}
     if not arrays or 0 in lengths.values():
         raise DataError(f"{path} should hold named arrays with one entry for each record; it has {lengths}.")
     longest = max(lengths.values())

@@ -136,7 +136,7 @@ def _made(layers: Callable[[], list[tuple[str, nn.Module]]]) -> nn.Module:
     try:
         with torch.device("meta"):
             count: float = sum(p.numel() for _, layer in layers() for p in layer.parameters())
-    except RuntimeError:  # more bytes than there are addresses
+    except (RuntimeError, TypeError):  # more bytes than there are addresses, or sizes beyond 64 bits
         count = math.inf
     if count > _MOST_PARAMETERS:
         raise InvalidConfig(f"[model] has {count:.3g} parameters, more than {_MOST_PARAMETERS:.3g}: make it smaller.")
