@@ -10,6 +10,7 @@ import tracemalloc
 import zipfile
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -302,6 +303,13 @@ def test_parquet_reads_numbers_booleans_and_categories(tmp_path: Path) -> None:
     data = from_file(path, target="kind", test=1)
     assert data.features == ("weight", "legs", "tame") and data.classes == ("bird", "cat", "dog")
     assert (0.5, 2, 0, 0) in everything(data)
+
+
+def test_parquet_that_claims_records_it_does_not_have(tmp_path: Path) -> None:
+    path = parquet(tmp_path, x=[1.0, 2.0], y=[1.0, 2.0])
+    pq = pytest.importorskip("pyarrow.parquet")
+    with mock.patch.object(pq.ParquetFile, "read", lambda self: pq.read_table(path).slice(0, 0)):
+        assert "claims 2 records more than it has" in refused(path)
 
 
 def test_parquet_is_refused_by_column_and_row(tmp_path: Path) -> None:

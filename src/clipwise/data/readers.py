@@ -193,9 +193,14 @@ def _parquet(path: Path, most: int) -> Iterator[Table]:
             _check_names(file.schema_arrow.names, path)
             if not file.metadata.num_rows:
                 raise DataError(f"{path} has no records.")
-            whole = file.metadata.num_rows <= most
-            for table in [file.read()] if whole else map(_as_table, file.iter_batches(most)):
+            left = file.metadata.num_rows
+            for table in [file.read()] if left <= most else map(_as_table, file.iter_batches(most)):
+                left -= table.num_rows
+                if not table.num_rows:
+                    break
                 yield {name: _arrow(f"{path}, column {name!r}", table.column(name)) for name in table.column_names}
+            if left:
+                raise DataError(f"{path} is not a whole Parquet file: it claims {left} records more than it has.")
     except DataError:
         raise
     except (pa.ArrowException, UnicodeError) as error:
