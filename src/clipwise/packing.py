@@ -6,6 +6,7 @@ What is read here may come from anyone: there is room for an array only once its
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping
 from typing import IO, Any
 
@@ -122,7 +123,9 @@ def read_npy(file: IO[bytes], size: int) -> NDArray[Any]:
     try:
         version = np.lib.format.read_magic(file)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, fortran, dtype = read(file)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of files that Python 2 wrote, and of the text of damaged ones
+            shape, fortran, dtype = read(file)
     except Exception as error:  # NumPy takes a header for Python text, and fails in as many ways
         raise ValueError(f"not an array of NumPy ({error})") from error
     if dtype.hasobject:

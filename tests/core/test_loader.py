@@ -19,7 +19,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, Tenso
 import clipwise as cw
 from clipwise.hashing import digest_of, whole
 from clipwise.private.evidence.records import copied
-from clipwise.private.loader import PhysicalBatch, _Again
+from clipwise.private.loader import _Again
+from clipwise.private.parts import PhysicalBatch
 from tests.core.common import N, data, loop_sum, losses_of, mlp, plan, same, sgd, train, weights
 from tests.core.doubles import Constant, Recorder, Unlabelled
 
@@ -274,13 +275,14 @@ def test_a_piece_cannot_be_left_out(skipped: int) -> None:
 
 
 def test_backward_then_step_in_a_loader_loop() -> None:
-    private, model = private_for(plan(sampling=cw.FullBatch(N), steps=2))
+    private, model = private_for(plan(sampling=cw.FullBatch(N), steps=4))
     done = []
     for x, y in private.loader(data(), physical_batch_size=16):
         private.backward(losses_of(model, x, y))
-        done.append(private.step())
-    assert done == [False, False, True] * 2
-    reference, other = private_for(plan(sampling=cw.FullBatch(N), steps=2))
+        done.append((len(x), private.step()))
+    sizes = [[2, 3, 4, 16, 15], [3, 16, 16, 5], [4, 16, 16, 4], [16, 16, 8]]  # of 40; the first steps are checked on few
+    assert done == [(size, k == len(step) - 1) for step in sizes for k, size in enumerate(step)]
+    reference, other = private_for(plan(sampling=cw.FullBatch(N), steps=4))
     train(reference, other, data(), physical_batch_size=16)
     assert same(weights(model), weights(other))
 

@@ -6,6 +6,7 @@ import io
 import json
 import math
 import re
+import struct
 from typing import Any
 
 import numpy as np
@@ -132,6 +133,13 @@ def with_header(body: bytes, **changes: str) -> bytes:
 
 def read(raw: bytes) -> Any:
     return read_npy(io.BytesIO(raw), len(raw))
+
+
+@pytest.mark.filterwarnings("error")
+def test_an_array_that_python_2_wrote_is_read_without_a_word() -> None:
+    header = b"{'descr': '<f8', 'fortran_order': False, 'shape': (2L,), }".ljust(117) + b"\n"
+    raw = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + np.arange(2.0).tobytes()
+    assert read_npy(io.BytesIO(raw), len(raw)).tolist() == [0, 1]
 
 
 @pytest.mark.parametrize("version", [(1, 0), (2, 0)])

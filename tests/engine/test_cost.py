@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -79,6 +80,19 @@ def test_a_bad_sample_is_left_out_also_when_memory_is_short(
 
 def test_free_memory_is_told_on_this_machine() -> None:
     assert 1 << 20 < cost.free_bytes(torch.device("cpu")) < 1 << 62
+
+
+@pytest.mark.parametrize("content", [None, "MemFree: 3 kB\n", "MemAvailable: much\n"])
+def test_where_free_memory_is_not_known_there_is_enough(
+    content: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "meminfo"
+    if content is not None:
+        path.write_text(content)
+    monkeypatch.setattr(cost, "_MEMORY", path)
+    assert cost.free_bytes(torch.device("cpu")) == 1 << 62
+    path.write_text("MemFree: 3 kB\nMemAvailable:   5 kB\n")
+    assert cost.free_bytes(torch.device("cpu")) == 5 << 10
 
 
 def test_each_group_may_be_given_a_backward_of_its_own() -> None:

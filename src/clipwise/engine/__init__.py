@@ -6,6 +6,7 @@ of the package builds on, one line of imports for each subject.
 
 from clipwise.engine.cache import Engine, NothingFinite
 from clipwise.engine.clip import Clipped, Clipper
+from clipwise.engine.cost import free_bytes
 from clipwise.engine.functions import Constants, check, clipped_gradients, per_sample_gradients, per_sample_norms
 from clipwise.engine.graph import Graph, dense, differentiate, walk
 from clipwise.engine.history import Planning
@@ -47,6 +48,7 @@ __all__ = [
     "constant_tensors",
     "dense",
     "differentiate",
+    "free_bytes",
     "memory_of",
     "negligible_norm",
     "op_of",

@@ -6,7 +6,7 @@ gradients of layer outputs between norms and sum. So book-keeping is chosen unle
 
 from __future__ import annotations
 
-import os
+from pathlib import Path
 from typing import Literal, TypeAlias
 
 import torch
@@ -17,6 +17,7 @@ from clipwise.engine.plan import GraphPlan
 from clipwise.engine.precision import HALF
 
 Way: TypeAlias = Literal["bookkeeping", "second_backward"]
+_MEMORY = Path("/proc/meminfo")
 _NEVER_MIND = 1 << 26  # bytes that always fit
 _MOVED = 110  # multiplications in the time that one number is written and read twice; more than one core alone needs
 _SHARE = 0.1  # of what a plain step holds, by default, for gradients of samples beyond what is held anyway
@@ -38,9 +39,12 @@ def free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):  # unknown on this system
-        return 1 << 62
+        for line in _MEMORY.read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) << 10
+    except (OSError, ValueError):
+        pass
+    return 1 << 62  # unknown on this system
 
 
 def default_memory(graph: Graph, plan: GraphPlan) -> int:

@@ -20,6 +20,7 @@ from clipwise.errors import UnsupportedNode
 
 NO_EDGE = (-1, 0)
 
+_SAME = {"ReshapeAliasBackward0": "ViewBackward0"}  # one operation, called the second way while a pass is watched
 _AUTOCASTING = ("cpu", "cuda", "mps", "xpu")
 
 Edge: TypeAlias = tuple[int, int]  # (position of the child node, which of its outputs)
@@ -122,6 +123,7 @@ def walk(losses: Tensor, position: Mapping[int, int], parameters: Sequence[Tenso
     signature: list[object] = []
     for node in nodes:  # grows while it is walked
         name = node.name()
+        name = _SAME.get(name, name)
         names.append(name)
         if name == LEAF:
             place = position.get(id(node.variable), -1)

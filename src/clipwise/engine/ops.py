@@ -151,7 +151,7 @@ TABLE = (
     _view("PermuteBackward0", views.Permuted()),
     _view("SqueezeBackward0 SqueezeBackward1 SqueezeBackward2 SqueezeBackward3 SqueezeBackward4 UnsqueezeBackward0",
           views.Squeezed()),
-    _view("ReshapeAliasBackward0 UnsafeViewBackward0 ViewBackward0", views.Reshaped()),
+    _view("UnsafeViewBackward0 ViewBackward0", views.Reshaped()),
     _view("SelectBackward0", Region(views.selected, drops_axis=True)),
     _view("UnbindBackward0", Region(views.unbound, drops_axis=True)),
     _view("SliceBackward0", Region(views.sliced)),

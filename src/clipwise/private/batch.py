@@ -13,7 +13,7 @@ from clipwise.engine import Clipped, check_vector
 from clipwise.errors import InvalidLosses, InvalidSampling
 from clipwise.mechanisms import AdaptiveClip
 from clipwise.private.fit import Fit
-from clipwise.private.loader import PhysicalBatch
+from clipwise.private.parts import PhysicalBatch
 from clipwise.sampling import Sampling
 
 __all__ = ["Batch"]

@@ -10,7 +10,7 @@ from clipwise.errors import InvalidSampling
 from clipwise.private.batch import Batch
 from clipwise.private.evidence import Checks
 from clipwise.private.evidence.records import Again
-from clipwise.private.loader import PhysicalBatch
+from clipwise.private.parts import PhysicalBatch
 from clipwise.private.release import Release
 
 __all__ = ["Feeding"]
@@ -52,7 +52,7 @@ class Feeding:
         self.release.guard.begun = True
         self.checks.look_at_losses(batch, part.size, again)
         self.batch.offered = part
-        self.checks.open_if_due(batch, part.size, part.step, self.steps_done, again)
+        self.checks.open_if_due(batch, part, self.steps_done, again)
 
     def leave_batch(self, iteration: int) -> None:
         """The loop has done with a batch, whether or not it made a step."""

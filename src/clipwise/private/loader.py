@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -18,23 +18,13 @@ from clipwise.hashing import digest_of
 from clipwise.private.digests import UNSTEADY, Digests
 from clipwise.private.evidence.collate import unchanged_generators
 from clipwise.private.evidence.records import Again, copied, magnitude, scaled
-from clipwise.sampling import Draws, Sampling, split
+from clipwise.private.parts import PhysicalBatch, cut
+from clipwise.sampling import Draws, Sampling
 
-__all__ = ["Loader", "PhysicalBatch"]
+__all__ = ["Loader"]
 
 _OURS = ("batch_size", "batch_sampler", "drop_last", "sampler", "shuffle")
 _POOL = 32  # records among which the longest and the shortest are looked for
-
-
-@dataclass(frozen=True)
-class PhysicalBatch:
-    """One physical batch: piece `part` of the logical batch of step `step`."""
-
-    step: int
-    part: int
-    size: int
-    last: bool
-    indices: tuple[int, ...] = field(default=(), repr=False, compare=False)
 
 
 class Host(Protocol):
@@ -91,15 +81,13 @@ class _Feed:
     def __iter__(self) -> Iterator[list[int]]:
         pending, draws = self.pending, self._draws()  # of the run as it is now: it may have been restored meanwhile
         for step in range(self._start, self.steps):
-            pieces = split(draws.batch(step, self._records), self._size)
-            if not pieces:
-                pending.append(PhysicalBatch(step, 0, 0, last=True))
-            for k, piece in enumerate(pieces):
-                indices = _PartIndices(piece.tolist())
-                pending.append(PhysicalBatch(step, k, len(piece), k == len(pieces) - 1, tuple(indices)))
-                indices.step, indices.part = step, k
-                indices.new = () if self.seen is None else tuple(i for i in indices if i not in self.seen)
-                yield indices
+            for part in cut(draws.batch(step, self._records), step, self._size):
+                pending.append(part)
+                if part.size:
+                    indices = _PartIndices(part.indices)
+                    indices.step, indices.part = step, part.part
+                    indices.new = () if self.seen is None else tuple(i for i in indices if i not in self.seen)
+                    yield indices
 
 
 class _SeededItems(Dataset[Any]):

@@ -17,6 +17,7 @@ from clipwise.engine import Origin, walk
 from clipwise.entropy import Entropy
 from clipwise.private.evidence import Checked, Checks, LossFn
 from clipwise.private.evidence.collate import PADDED
+from clipwise.private.parts import PhysicalBatch
 
 SIZE = 6
 
@@ -186,10 +187,49 @@ def test_a_batch_of_two_is_watched_where_its_turn_has_come() -> None:
         if step:
             run.watched()
             run.checks._next = 100
-        run.checks.open_if_due(batch(size), size, step, step, Again(batch(size)))
+        run.checks.open_if_due(batch(size), PhysicalBatch(step, 0, size, last=True), step, Again(batch(size)))
         assert bool(modes()) is watched
         run.checks.abandon()
         assert not modes() and run.checks.is_due(50) is (watched or not step)
+
+
+def test_where_few_samples_are_watched_the_rest_of_the_step_is_spared_and_a_whole_batch_follows_soon() -> None:
+    nexts, x = set(), batch(4)
+    for seed in range(60):
+        run = Run()
+        run.checks._entropy = Entropy(seed)
+        few, rest = (PhysicalBatch(2, k, 4, last=bool(k), few=1) for k in range(2))
+        for part in (few, rest):
+            run.checks.open_if_due(x, part, 2, Again(x))
+            assert bool(modes()) is (part is few)
+            if modes():
+                run.close(run.losses(x))
+                run.checks.accept(2)
+        nexts.add(run.checks._next - 2)
+    assert min(nexts) == 4 and max(nexts) == 11
+    run.checks.open_if_due(x, PhysicalBatch(13, 0, 4, last=True), 13, Again(x))
+    run.close(run.losses(x))
+    run.checks.accept(13)
+    assert run.checks._next >= 13 + 32
+
+
+def test_where_there_is_no_memory_whole_batches_are_not_watched_and_that_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run, x = Run(), batch(4)
+    for part in (PhysicalBatch(0, 0, 4, last=False, few=1), PhysicalBatch(100, 0, 4, last=True)):
+        run.checks.open_if_due(x, part, part.step, Again(x))
+        assert bool(modes()) is (part.step == 0)
+        if modes():
+            run.close(run.losses(x))
+            run.checks.accept(0)
+        monkeypatch.setattr("clipwise.private.evidence.checks.free_bytes", lambda device: 100)
+    said = "whole physical batches: beside them there is no memory for other records"
+    assert run.checks.found == Checked((0,), (said,)) and run.checks._next > 100
+    run.checks._again = True
+    run.checks.open_if_due(x, PhysicalBatch(100, 0, 4, last=True), 100, Again(x))
+    assert modes(), "after something new a pass is watched all the same"
+    run.checks.abandon()
 
 
 # A pass that came to nothing

@@ -8,10 +8,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from clipwise.engine import LEAF, Graph, Origin, memory_of, walk
+from clipwise.engine import LEAF, Graph, Origin, free_bytes, memory_of, walk
 from clipwise.entropy import Entropy
 from clipwise.errors import NotSeparable
 from clipwise.private.evidence.closure import LossFn, check_losses
@@ -25,10 +26,11 @@ from clipwise.private.evidence.traffic import PLACE
 from clipwise.private.evidence.twin import Twin
 from clipwise.private.evidence.verdict import Findings, judge
 from clipwise.private.evidence.watch import Watch
+from clipwise.private.parts import EARLY, PhysicalBatch
 
-_EARLY = 3  # the first steps are all watched
 _SAMPLES_TO_CHECK, _SAMPLES_TO_WATCH = 3, 2
-_GAPS = (64, 512)  # then about so many steps apart, at random; the last one on and on
+_GAPS = (64, 512)  # after the first steps about so many apart, at random; the last one on and on
+_SOON = 8  # the same, while only few samples were watched at a time
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,8 @@ class Checks:
         self._number = 0
         self._steps: list[int] = []
         self._unclear: dict[str, None] = {}
+        self._held, self._device = 0.0, torch.device("cpu")  # bytes for each sample of a watched pass, and where
+        self._few = False  # the last pass was one of few samples
         self._rigid = False  # shapes follow the records
         self._findings: Findings | None = None  # of the pass that was just judged
         self._carried: set[float] = set()
@@ -145,21 +149,35 @@ class Checks:
 
     # When
 
-    def is_due(self, step: int) -> bool:
-        """Whether the forward pass of this step is watched."""
-        wary = self._again or bool(self._blocked) or self._wary > 0
-        return wary or not self._number or step < _EARLY or step >= self._next
+    def is_due(self, step: int, spared: bool = False) -> bool:
+        """Whether a forward pass of this step is watched. `spared`: others of the same step are, of fewer samples."""
+        return self._is_wary or (step < EARLY and not spared) or step >= self._next
 
-    def open_if_due(self, batch: Any, size: int, drawn_for: int, step: int, again: Again) -> None:
+    @property
+    def _is_wary(self) -> bool:
+        """Whether the next forward pass is watched in any case."""
+        return self._again or bool(self._blocked) or self._wary > 0 or not self._number
+
+    def open_if_due(self, batch: Any, part: PhysicalBatch, step: int, again: Again) -> None:
         """Watch the forward pass on a batch of the loader, where the turn of the step it was drawn for has come."""
-        if size >= _SAMPLES_TO_WATCH and self.is_due(drawn_for):
-            self.open(batch, size, step, again)
+        if part.size < _SAMPLES_TO_WATCH or not self.is_due(part.step, part.is_spared):
+            return
+        if not self._is_wary and part.step >= EARLY and not self._fits(part.size):
+            self.not_checked("whole physical batches: beside them there is no memory for other records")
+            self._schedule(step)
+            return
+        self._few = part.is_few
+        self.open(batch, part.size, step, again)
+
+    def _fits(self, size: int) -> bool:
+        """Whether there is memory for a watched pass, by what the last one took."""
+        return 2 * size * self._held <= free_bytes(self._device)
 
     def _draw(self, purpose: str) -> int:
         return int.from_bytes(self._entropy.take(8, purpose, self._number), "little") >> 1
 
     def _schedule(self, step: int) -> None:
-        gap = _GAPS[min(max(0, self._number - _EARLY), len(_GAPS) - 1)]
+        gap = _SOON if self._few else _GAPS[min(max(0, self._number - EARLY), len(_GAPS) - 1)]
         self._next = step + gap // 2 + self._draw("watch") % gap
 
     # One pass
@@ -221,7 +239,7 @@ class Checks:
         """A watched pass was refused: until the next one, nothing is accepted."""
         if self._watch is not None or self._findings is not None:
             self.abandon()
-            self._blocked, self._findings, self._wary = "the losses of this batch were refused", None, _EARLY
+            self._blocked, self._findings, self._wary = "the losses of this batch were refused", None, EARLY
 
     def lose(self) -> None:
         """The loop was left during a watched pass, such as by `next(iter(loader))`: its losses are not accepted."""
@@ -244,6 +262,7 @@ class Checks:
         graph = walk(losses, position, parameters)
         if not any(place >= 0 for place in graph.leaf_parameter.values()):
             return Seen(self, watch)  # refused by the engine
+        self._held, self._device = sum(twin.nbytes for twin in watch.twins) / watch.records.size, losses.device
         self._findings = judge(watch, losses, graph)
         self._look_at_numbers(watch, graph)
         self.memory.end(watch)

@@ -37,6 +37,11 @@ class Twin:
         return memory in self._storages or memory in self._odd
 
     @property
+    def nbytes(self) -> int:
+        """Memory of its own."""
+        return sum(theirs.nbytes() for _, theirs in self._storages.values())
+
+    @property
     def has_odd(self) -> bool:
         """Whether some values have another shape with other records."""
         return bool(self._odd)

@@ -1,0 +1,68 @@
+"""Physical batches: how a logical batch is cut.
+
+The first steps are checked, which costs several forward and backward passes and the memory of as many. So their first
+physical batches have a few samples only, and those are checked instead of whole ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from clipwise.sampling import Indices, split
+
+__all__ = ["EARLY", "PhysicalBatch", "cut"]
+
+EARLY = 3
+"""How many of the first steps are checked."""
+_FEW = ((7, 5), (6,), (7,))  # sizes that differ before anything is released: a loss may follow the size
+_FEWER = ((2, 3, 4), (3,), (4,))  # where a physical batch is small itself
+_SMALL = 24  # samples
+
+
+@dataclass(frozen=True)
+class PhysicalBatch:
+    """One physical batch: piece `part` of the logical batch of step `step`, of which the first `few` are small."""
+
+    step: int
+    part: int
+    size: int
+    last: bool
+    indices: tuple[int, ...] = field(default=(), repr=False, compare=False)
+    few: int = 0
+
+    @property
+    def is_few(self) -> bool:
+        """Whether it was cut small to be checked."""
+        return self.part < self.few
+
+    @property
+    def is_spared(self) -> bool:
+        """Whether others of the same step are checked instead."""
+        return self.few > 0 and not self.is_few
+
+
+def cut(indices: Indices, step: int, physical_batch_size: int | None) -> Iterator[PhysicalBatch]:
+    """The physical batches of a step. With `None` there is one: a loop may rely on one batch a step.
+
+    A function of its arguments alone, so that a run that is resumed has the same ones. Those of no sample are one too.
+
+    >>> import numpy as np
+    >>> [part.size for part in cut(np.arange(100), 0, 64)], [part.size for part in cut(np.arange(100), 3, 64)]
+    ([7, 5, 64, 24], [64, 36])
+    """
+    few: list[Indices] = []
+    for size in _few_samples(step, physical_batch_size):
+        if len(indices) > size:
+            few.append(indices[:size])
+            indices = indices[size:]
+    pieces = [*few, *split(indices, physical_batch_size)] or [indices]
+    for k, piece in enumerate(pieces):
+        yield PhysicalBatch(step, k, len(piece), k == len(pieces) - 1, tuple(piece.tolist()), len(few))
+
+
+def _few_samples(step: int, physical_batch_size: int | None) -> tuple[int, ...]:
+    if physical_batch_size is None or step >= EARLY:
+        return ()
+    sizes = (_FEW if physical_batch_size >= _SMALL else _FEWER)[step]
+    return tuple(size for size in sizes if size < physical_batch_size)
