@@ -280,7 +280,7 @@ def test_backward_then_step_in_a_loader_loop() -> None:
     for x, y in private.loader(data(), physical_batch_size=16):
         private.backward(losses_of(model, x, y))
         done.append((len(x), private.step()))
-    sizes = [[2, 3, 4, 16, 15], [3, 16, 16, 5], [4, 16, 16, 4], [16, 16, 8]]  # of 40; the first steps are checked on few
+    sizes = [[2, 3, 4, 16, 15], [3, 16, 16, 5], [4, 16, 16, 4], [16, 16, 8]]  # of 40
     assert done == [(size, k == len(step) - 1) for step in sizes for k, size in enumerate(step)]
     reference, other = private_for(plan(sampling=cw.FullBatch(N), steps=4))
     train(reference, other, data(), physical_batch_size=16)
