@@ -1,8 +1,8 @@
 """Models of full size on all threads: `python -m benchmarks.full` writes full.json and a part of README.md.
 
-Wall and CPU time in turns: the clipped sum beside forward and backward, and the whole private step of one physical
-batch beside the plain step. The first call of the engine, which plans and checks, counts in plain
-steps. A logical batch of eight physical ones has one release, so noise and optimizer count an eighth there.
+Wall time in turns (CPU time of the first two besides): the clipped sum beside forward and backward; the whole private
+step beside the plain step, on one physical batch and on a logical one of eight; peers on one physical batch; and the
+first step of a run with the loader, which plans and checks.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from datetime import date
 from functools import partial
 from importlib import import_module
@@ -22,10 +22,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 import clipwise as cw
-from benchmarks.measure import Json
-from benchmarks.methods import CLIP, Clipwise, Plain
+from benchmarks.measure import CannotRun, Json, prepare
+from benchmarks.methods import CLIP, METHODS, NOISE, Clipwise, Method, Plain
 from benchmarks.report import header, row
 from benchmarks.workloads import (
     BERT_VOCABULARY,
@@ -50,6 +51,7 @@ from papers.pages import BENCHMARKS, put
 HERE = Path(__file__).parent
 THREADS = 2
 PHYSICAL = 8
+PEERS = ("vmap", "opacus_hooks", "opacus_ghost")
 LLAMA_VOCABULARY = 32_000
 
 
@@ -141,49 +143,113 @@ def timed(work: Callable[[], object]) -> tuple[float, float]:
     return time.perf_counter() - wall, time.process_time() - cpu
 
 
+class _Samples(Dataset[Batch]):
+    """The samples of some batches."""
+
+    def __init__(self, batches: Sequence[Batch]) -> None:
+        self._batch = {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
+
+    def __len__(self) -> int:
+        return len(next(iter(self._batch.values())))
+
+    def __getitem__(self, index: int) -> Batch:
+        return {name: values[index] for name, values in self._batch.items()}
+
+
+def first_steps(workload: Workload, steps: int) -> list[float]:
+    """Wall seconds of the first steps of a run with the loader, each of eight physical batches."""
+    method, dataset = Plain(workload), _Samples([workload.batch(k) for k in range(PHYSICAL)])
+    plan = cw.Plan(sampling=cw.FullBatch(len(dataset)), steps=steps, clip=cw.Abadi(CLIP), noise_multiplier=NOISE)
+    private = cw.Private(plan, method.model, method.optimizer)
+    found, begun = [], time.perf_counter()
+    for batch in private.loader(dataset, physical_batch_size=workload.batch_size):
+        if private.step(method.losses(batch)):
+            found.append(time.perf_counter() - begun)
+            begun = time.perf_counter()
+    return found
+
+
+def turns(ways: Mapping[str, Callable[[int], object]], rounds: int) -> dict[str, list[tuple[float, float]]]:
+    """Wall and CPU seconds of each way, in rounds in which each is made once."""
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
+    for number in range(rounds):
+        for name, way in ways.items():
+            found[name].append(timed(partial(way, number)))
+    return found
+
+
+def ratio(found: Mapping[str, Sequence[tuple[float, float]]], over: str, under: str, clock: int = 0) -> float:
+    """The median over rounds."""
+    pairs = zip(found[over], found[under], strict=True)
+    return round(median(a[clock] / b[clock] for a, b in pairs), 3)
+
+
+def peers(workload: Workload, plain: Plain, rounds: int) -> tuple[dict[str, float], dict[str, str]]:
+    """Whole steps of others over plain ones on one physical batch, and why some cannot be made."""
+    ratios, failures = {}, {}
+    for name in PEERS:
+        try:
+            method = prepare(workload, name).method
+        except CannotRun as reason:
+            failures[name] = str(reason)
+            continue
+
+        def step(number: int, method: Method = method) -> None:
+            method.step(method.workload.batch(1 + number))
+
+        ways = {"plain": lambda number: plain.step(workload.batch(1 + number)), "peer": step}
+        ratios[name] = ratio(turns(ways, rounds), "peer", "plain")
+    return ratios, failures
+
+
 def cost(workload: Workload, most: int) -> Json:
     """Ratios to the plain step, as medians over rounds in which each is made once."""
     plain, private = Plain(workload), Clipwise(workload)
     clipper = Clipper(trainable(plain.model))
-    clip = cw.Abadi(CLIP)
+    clip = cw.Flat(cw.Abadi(CLIP))  # as a plan has it: a rule alone is checked at every call
 
     def backward(batch: Batch) -> None:
         torch.autograd.grad(plain.losses(batch).mean(), trainable(plain.model), allow_unused=True)
 
-    ways: dict[str, Callable[[Batch], object]] = {
-        "backward": backward,
-        "clipped": lambda batch: clipper(plain.losses(batch), clip),
-        "step": plain.step,
-        "private": private.step,
-    }
     warm = workload.batch(0)
-    for _ in range(2):
-        ways["backward"](warm)
+    for _ in range(3):  # those that are watched, too
+        backward(warm)
         plain.step(warm)
-    first = timed(lambda: ways["clipped"](warm))[0]
-    for _ in range(3):  # those that are watched
+        clipper(plain.losses(warm), clip)
         private.step(warm)
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
-    for number in range(min(most, workload.rounds)):
-        batch = workload.batch(1 + number)
-        for name, way in ways.items():
-            found[name].append(timed(partial(way, batch)))
-
-    def ratio(over: str, under: str, clock: int) -> float:
-        pairs = zip(found[over], found[under], strict=True)
-        return median(a[clock] / b[clock] for a, b in pairs)
-
-    usual = median(wall for wall, _ in found["backward"])
-    clipped = median(wall for wall, _ in found["clipped"])
+    rounds = min(most, workload.rounds)
+    batches = [workload.batch(1 + number) for number in range(max(rounds, PHYSICAL))]
+    found = turns(
+        {
+            "backward": lambda number: backward(batches[number]),
+            "clipped": lambda number: clipper(plain.losses(batches[number]), clip),
+            "step": lambda number: plain.step(batches[number]),
+            "private": lambda number: private.step(batches[number]),
+        },
+        rounds,
+    )
+    logical = turns(
+        {
+            "plain": lambda number: plain.logical(batches[:PHYSICAL]),
+            "private": lambda number: private.logical(batches[:PHYSICAL]),
+        },
+        max(2, rounds // 3),
+    )
+    others, failures = peers(workload, plain, max(2, rounds // 2))
+    usual, after = (median(wall for wall, _ in logical[name]) for name in ("plain", "private"))
+    first = first_steps(workload, 1)[0]
     return {
         "workload": workload.title,
         "parameters": sum(p.numel() for p in trainable(plain.model)),
-        "plain_ms": round(1e3 * usual, 2),
-        "clipped": round(ratio("clipped", "backward", 0), 3),
-        "clipped_cpu": round(ratio("clipped", "backward", 1), 3),
-        "private": round(ratio("private", "step", 0), 3),
-        "private_cpu": round(ratio("private", "step", 1), 3),
-        "first": round((first - clipped) / usual, 1),
+        "plain_ms": round(1e3 * median(wall for wall, _ in found["backward"]), 2),
+        "clipped": ratio(found, "clipped", "backward"),
+        "clipped_cpu": ratio(found, "clipped", "backward", 1),
+        "private": ratio(found, "private", "step"),
+        "private_cpu": ratio(found, "private", "step", 1),
+        "logical": ratio(logical, "private", "plain"),
+        "first": round((first - after) / usual, 2),
+        "peers": others,
+        "failures": failures,
     }
 
 
@@ -195,18 +261,25 @@ def measured(most: int, names: list[str]) -> Json:
 
 def tables(found: Json) -> str:
     lines = [
-        f"`python -m benchmarks.full` on {found['date']}, torch {found['torch']}, {found['threads']} threads, medians "
-        "of ratios in turns; wall time, CPU time in brackets. *Clipped sum* is forward, backward and clipping over "
-        "forward and backward. *Whole step* has noise and optimizer too, over the plain step with its optimizer, for "
-        f"one physical batch; of {PHYSICAL} physical ones the noise counts an eighth. *First* is what planning and "
-        "checking add to the first call, in plain steps.",
+        f"`python -m benchmarks.full` on {found['date']}, torch {found['torch']}, {found['threads']} threads, no GPU; "
+        "medians of ratios in turns, wall time, CPU time in brackets. *Clipped sum* is forward, backward and clipping "
+        "over forward and backward. *Whole step* has noise and optimizer too, over the plain step with its optimizer: "
+        f"on one physical batch, and on a logical batch of {PHYSICAL}, which has one release. *First* is what planning "
+        f"and checking add to the first step of a run with the loader, in plain steps of {PHYSICAL} physical batches. "
+        "Peers make a whole step on one physical batch; a dash is a model that they do not run.",
         "",
-        *header("workload", "parameters", "plain, ms", "clipped sum", "whole step", "first"),
+        *header(
+            *("workload", "parameters", "plain, ms", "clipped sum", "whole step", f"of {PHYSICAL}", "first"),
+            *(METHODS[name].title for name in PEERS),
+        ),
     ]
     for each in found["rows"]:
         pairs = (f"{each[name]:.2f} ({each[f'{name}_cpu']:.2f})" for name in ("clipped", "private"))
         count, plain = f"{each['parameters']:,}", f"{each['plain_ms']:,.1f}"
-        lines.append(row(each["workload"], count, plain, *pairs, f"+{each['first']:.1f}"))
+        others = (f"{each['peers'][name]:.2f}" if name in each["peers"] else "–" for name in PEERS)
+        lines.append(
+            row(each["workload"], count, plain, *pairs, f"{each['logical']:.2f}", f"+{each['first']:.2f}", *others)
+        )
     return "\n".join(lines) + "\n"
 
 

@@ -8,6 +8,7 @@ run a workload raises, and the reason is recorded as it was given.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -60,7 +61,12 @@ class Plain(Method):
     name, title = "plain", "plain step"
 
     def step(self, batch: Batch) -> None:
-        self.losses(batch).mean().backward()
+        self.logical([batch])
+
+    def logical(self, batches: Sequence[Batch]) -> None:
+        """One step on several physical batches."""
+        for batch in batches:
+            self.losses(batch).mean().backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
 
@@ -84,6 +90,12 @@ class Clipwise(Method):
 
     def step(self, batch: Batch) -> None:
         self.private.step(self.losses(batch))
+
+    def logical(self, batches: Sequence[Batch]) -> None:
+        """One step on several physical batches."""
+        for batch in batches:
+            self.private.backward(self.losses(batch))
+        self.private.step()
 
     def clipped(self, batch: Batch) -> ClippedSum:
         import clipwise as cw

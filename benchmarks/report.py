@@ -253,7 +253,7 @@ def draw_scaling(results: Json, path: Path) -> None:
     plt = _pyplot()
     found = results.get("scaling", {})
     studies = list(dict.fromkeys(key.split(" x")[0] for key in found))
-    figure, panels = plt.subplots(1, max(1, len(studies)), figsize=(8, 2.9), layout="constrained", squeeze=False)
+    figure, panels = plt.subplots(1, max(1, len(studies)), figsize=(11, 2.9), layout="constrained", squeeze=False)
     for axes, study in zip(panels[0], studies, strict=False):
         for method in ("plain", "clipwise", *OPACUS):
             pairs = [
@@ -330,7 +330,8 @@ length): a length that was never met must not cost more than one that was.
 
 ### Growth
 
-A BERT with 2 layers, everything trained; size x1 is batch 4, length 64, width 128. Ratios to the plain step.
+A BERT, everything trained; size x1 is batch 4, length 64, width 128,
+2 layers, 1,000 words. Ratios to the plain step.
 
 ![growth](scaling.svg)
 

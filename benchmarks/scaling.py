@@ -1,8 +1,8 @@
-"""How the cost grows: batch size x1..x8, sequence length x1..x8, width x1..x4, on a small BERT."""
+"""How the cost grows on a small BERT: with batch size, sequence length, width, depth and vocabulary."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from benchmarks.measure import CannotRun, Json, interleaved, peak_between_steps, prepare
@@ -27,19 +27,27 @@ class Point:
         return f"{self.study} x{self.factor}"
 
 
-def small_bert(length: int = 64, batch_size: int = 4, width: int = 128) -> Workload:
+def small_bert(
+    length: int = 64, batch_size: int = 4, width: int = 128, layers: int = 2, vocabulary: int = VOCABULARY
+) -> Workload:
     """The study's model at one size."""
-    return bert_workload(length, batch_size, width, layers=2, vocabulary=VOCABULARY)
+    return bert_workload(length, batch_size, width, layers, vocabulary)
 
 
-def points(largest: int = 8) -> Iterator[Point]:
+STUDIES: dict[str, tuple[tuple[int, ...], Callable[[int], Workload]]] = {
+    "batch": ((1, 2, 4, 8, 16), lambda factor: small_bert(batch_size=4 * factor)),
+    "length": ((1, 2, 4, 8, 16, 32), lambda factor: small_bert(length=64 * factor)),
+    "width": ((1, 2, 4), lambda factor: small_bert(width=128 * factor)),
+    "depth": ((1, 2, 4), lambda factor: small_bert(layers=2 * factor)),
+    "vocabulary": ((1, 8, 64), lambda factor: small_bert(vocabulary=VOCABULARY * factor)),
+}
+
+
+def points() -> Iterator[Point]:
     """Every size of every study, smallest first."""
-    for factor in (f for f in (1, 2, 4, 8) if f <= largest):
-        yield Point("batch", factor, small_bert(batch_size=4 * factor))
-    for factor in (f for f in (1, 2, 4, 8) if f <= largest):
-        yield Point("length", factor, small_bert(length=64 * factor))
-    for factor in (f for f in (1, 2, 4) if f <= largest):
-        yield Point("width", factor, small_bert(width=128 * factor))
+    for study, (factors, workload) in STUDIES.items():
+        for factor in factors:
+            yield Point(study, factor, workload(factor))
 
 
 def _methods(point: Point) -> dict[str, Method]:

@@ -164,7 +164,14 @@ def vit(width: int, layers: int, heads: int, image: int = 224) -> Any:
     return transformers.ViTForImageClassification(config)
 
 
-def bert(width: int, layers: int, heads: int, last_layer_only: bool = False, vocabulary: int = BERT_VOCABULARY) -> Any:
+def bert(
+    width: int,
+    layers: int,
+    heads: int,
+    last_layer_only: bool = False,
+    vocabulary: int = BERT_VOCABULARY,
+    length: int = 512,
+) -> Any:
     """`BertForSequenceClassification`; with `last_layer_only` the last block, the pooler and the head are trained."""
     transformers: Any = import_module("transformers")
 
@@ -174,6 +181,7 @@ def bert(width: int, layers: int, heads: int, last_layer_only: bool = False, voc
         num_hidden_layers=layers,
         num_attention_heads=heads,
         intermediate_size=4 * width,
+        max_position_embeddings=length,
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
         num_labels=2,
@@ -228,7 +236,7 @@ def bert_workload(
     return Workload(
         "bert_wide",
         "BERT width, 3 layers, all trained, batch 4",
-        partial(bert, width, layers, max(width // 64, 1), vocabulary=vocabulary),
+        partial(bert, width, layers, max(width // 64, 1), vocabulary=vocabulary, length=max(length, 512)),
         partial(texts, vocabulary, length),
         classification_losses,
         batch_size,

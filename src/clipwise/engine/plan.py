@@ -431,4 +431,4 @@ def _read_each_step(layout: Layout | Scattered) -> bool:
 
 def pattern(graph: Graph, k: int) -> tuple[bool, ...]:
     """Which axes of a node's output are longer than one: what tells (1, T, D) from (B, T, D)."""
-    return tuple(size > 1 for size in output_meta(graph.nodes[k]).shape)
+    return tuple([size > 1 for size in output_meta(graph.nodes[k]).shape])

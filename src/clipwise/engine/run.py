@@ -323,17 +323,19 @@ class Backward:
         for parameter, edges in self.plan.roots.items():
             direct: list[Use] = []
             for edge in edges:
-                if not self.uses.get(edge):
+                uses = self.uses.get(edge)
+                if not uses:
                     continue
                 chain = self.plan.chains.get(edge)
                 if chain is None or not chain.direct:
                     through.setdefault(id(factors(parameter)), []).append((edge, parameter))
                     continue
-                direct += self._in_frame(edge)
+                direct += self._in_frame(edge) if chain.transposed else uses
                 if consume:
                     del self.uses[edge]
             if direct:
-                sums[parameter] = _weighted(direct, factors(parameter)).view(self.graph.parameters[parameter].shape)
+                total, shape = _weighted(direct, factors(parameter)), self.graph.parameters[parameter].shape
+                sums[parameter] = total if total.shape == shape else total.view(shape)
         for pairs in through.values():
             self._pull_back(pairs, factors, sums)
         return sums
@@ -370,6 +372,8 @@ def _turned(gradients_B: Tensor, parameter: Tensor) -> Tensor:
 
 def _weighted(uses: Sequence[Use], factors_B: Tensor) -> Tensor:
     """The weighted sum of several uses of one tensor; rows of a table come last, to be added to what there is."""
+    if len(uses) == 1:
+        return uses[0].weighted(factors_B)
     first, *others = sorted(uses, key=lambda use: isinstance(use, Gathered))
     total = first.weighted(factors_B)
     for use in others:

@@ -20,7 +20,7 @@ from clipwise.engine.precision import HALF
 from clipwise.engine.room import Room
 
 _ALL = slice(None)
-_FEW = 1 << 13  # elements up to which float64 costs less than to look whether it is needed
+_FEW = 1 << 15  # elements up to which float64 costs less than to look whether it is needed
 _FAINT = 1e-17  # lengths whose float32 squares begin to lose digits
 _NARROW = 16  # columns below which a matrix product leaves most of a vector register empty
 
@@ -223,12 +223,14 @@ class Outer(Use):
 
     def weighted(self, factors_B: Tensor) -> Tensor:
         left, right = self.left, self.right
-        factors = per_sample(factors_B.to(left.dtype), left.dim())
+        rows = left.dim() == 2
+        factors = factors_B.to(left.dtype)
+        factors = factors.unsqueeze(1) if rows else per_sample(factors, left.dim())
         if left.shape[-1] < right.shape[-1]:
             left = left * factors
         else:
             right = right * factors
-        product = _product(left, right) if left.dim() == 2 else _rows_product(left, right)
+        product = _product(left, right) if rows else _rows_product(left, right)
         return product if product.shape == self.shape else product.reshape(self.shape)
 
     def without(self, bad_B: Tensor) -> Use:
