@@ -160,6 +160,8 @@ class Backward:
             raise StalePlan
         if not all(is_identity(graph, k) for k in plan.identities):
             raise StalePlan
+        if not all(region.holds(graph) for region in plan.regions):
+            raise StalePlan
         if plan.at_hand and not all(at_hand(graph.nodes[meeting.node]) for meeting in plan.meetings):
             raise StalePlan
         for edges in plan.parted:
