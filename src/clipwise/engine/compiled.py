@@ -56,7 +56,7 @@ def keeps_apart(node: Node, axis: int, operands: Sequence[Operand]) -> bool:
 
     Guarantees: true only if it holds for all numbers, in these shapes.
     """
-    kind = getattr(type(node), "_forward_cls", None)
+    kind: Any = getattr(type(node), "_forward_cls", None)
     if getattr(kind, "__module__", "") != _MADE_BY or not at_hand(node) or len(output_metas(node)) != 1:
         return False
     try:
@@ -262,15 +262,23 @@ def _reduced(call: _Call) -> int:
 def _squeezed(call: _Call) -> int:
     dims = {d % call.rank for d in ([call.args[1]] if isinstance(call.args[1], int) else call.args[1])}
     _demand(call.axis not in dims)
-    return call.axis - sum(d < call.axis and call.args[0].shape[d] == 1 for d in dims)
+    removed = [d for d in dims if d < call.axis and call.args[0].shape[d] == 1]
+    return call.axis - len(removed)
 
 
-def _along(place: int, default: int = 0) -> Callable[[_Call], int]:
-    """Something is done along an axis, which is not that of the samples."""
+def _softmax(call: _Call) -> int:
+    """Along another axis than that of the samples."""
+    _demand(call.dim(2, 0) != call.axis)
+    return call.axis
+
+
+def _sliced(place: int) -> Callable[[_Call], int]:
+    """A part along another axis than that of the samples, or all of them: of the same length is only the whole."""
 
     def after(call: _Call) -> int:
-        _demand(call.dim(place, default) != call.axis)
-        return call.axis
+        axis = call.axis
+        _demand(call.dim(place, 0) != axis or call.value.shape[axis] == call.args[0].shape[axis])
+        return axis
 
     return after
 
@@ -293,9 +301,17 @@ def _joined(call: _Call) -> int:
 
 
 def _written(call: _Call) -> int:
-    """A part is written into a whole, along another axis than that of the samples."""
+    """A part is written into a whole, along another axis than that of the samples, or all of them."""
     axis = _one(axis for _, axis in call.carrying)
-    _demand(call.dim(2, 0) != axis and not any(call.mine[2:]))
+    _demand(call.dim(2, 0) != axis or call.args[1].shape[axis] == call.args[0].shape[axis])
+    return axis
+
+
+def _written_at(call: _Call) -> int:
+    """The same at one place of an axis, which the part does not have."""
+    dim = call.dim(2, 0)
+    axis = _one(axis + (dim <= axis if operand.dim() < call.rank else 0) for operand, axis in call.carrying)
+    _demand(dim != axis)
     return axis
 
 
@@ -321,7 +337,7 @@ def _nll(call: _Call) -> int:
 
 _ONLY_SHAPES = frozenset(
     f"aten::{name}"
-    for name in "empty_like full_like new_empty new_full new_ones new_zeros ones_like zeros_like".split()
+    for name in ("empty_like", "full_like", "new_empty", "new_full", "new_zeros", "ones_like", "zeros_like")
 )
 _KEEPING: dict[str, Callable[[_Call], Axis | tuple[Axis, ...]]] = {
     **dict.fromkeys(["aten::_to_copy", "aten::alias", "aten::detach", "aten::expand"], _in_place),
@@ -336,14 +352,15 @@ _KEEPING: dict[str, Callable[[_Call], Axis | tuple[Axis, ...]]] = {
     "aten::unsqueeze": _with_one_more,
     **dict.fromkeys(["aten::amax", "aten::amin", "aten::mean", "aten::sum"], _reduced),
     "aten::squeeze": _squeezed,
-    "aten::slice": _along(1),
-    "aten::slice_backward": _along(2),
+    "aten::slice": _sliced(1),
+    "aten::slice_backward": _sliced(2),
     "aten::slice_scatter": _written,
+    "aten::select_scatter": _written_at,
     "aten::select": _selected,
     "aten::select_backward": _unselected,
     "aten::cat": _joined,
-    "aten::_softmax_backward_data": _along(2),
-    "aten::_log_softmax_backward_data": _along(2),
+    "aten::_softmax_backward_data": _softmax,
+    "aten::_log_softmax_backward_data": _softmax,
     **dict.fromkeys(["aten::bmm", "aten::mm"], _product),
     "aten::_scaled_dot_product_flash_attention_for_cpu_backward": _attention,
     "aten::nll_loss_backward": _nll,

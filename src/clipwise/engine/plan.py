@@ -219,15 +219,15 @@ class Planner:
     def _refuse_compiled(self, optimistic: Sequence[_State], cautious: Sequence[_State]) -> None:
         """Refuse compiled regions with parameters inside, before any backward pass through them.
 
-        Weights that are computed from parameters and constants alone may be compiled. An operand of unseen origin is
-        taken for the batch where the region's output could hold it.
+        Weights that are computed from parameters and constants alone may be compiled. What is not a parameter is taken
+        for the batch here where the region's output could hold it; any other is judged by what it shows.
         """
         refused = []
         for k in (k for k, name in enumerate(self.graph.names) if name == COMPILED and self.reaches[k]):
             shared = self._shared_operands(k, optimistic)
             unseen = self.origins[k] is not Origin.CONSTANT and any(child < 0 for child, _ in self.graph.edges[k])
             holds = any(size and size % self.batch_size == 0 for size in self.graph.shape((k, 0)))
-            if shared and (cautious[k] is _State.BATCH or (unseen and holds)):
+            if shared and holds and (cautious[k] is _State.BATCH or unseen):
                 refused.append(self._no_rule(k, shared))
         if refused:
             raise UnsupportedNode("\n".join(dict.fromkeys(refused)))
@@ -392,7 +392,9 @@ class Planner:
             "these parameters, or ask for a rule."
         )
 
-    def _bind(self, meetings: list[Meeting], moves: Mapping[int, Routing | CompiledRegion], shared: tuple[int, ...]) -> GraphPlan:
+    def _bind(
+        self, meetings: list[Meeting], moves: Mapping[int, Routing | CompiledRegion], shared: tuple[int, ...]
+    ) -> GraphPlan:
         roots: dict[int, dict[Edge, None]] = {}
         chains: dict[Edge, Chain] = {}
         met: Counter[Edge] = Counter()
