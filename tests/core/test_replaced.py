@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
+import torch._functorch.config
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 import clipwise as cw
 from clipwise.errors import InvalidPlan, UnsupportedNode
@@ -107,6 +111,37 @@ def test_a_compiled_model_is_recognised_before_it_is_run(where: str) -> None:
         model.compile()
     with pytest.raises(UnsupportedNode, match=r"torch\.compile"):
         cw.Private(plan(), whole, sgd(model))
+
+
+class Gate(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(x) * torch.sigmoid(x)
+
+
+def compiled_nodes(root: Any) -> int:
+    nodes = [root]
+    for node in nodes:
+        nodes.extend(child for child, _ in node.next_functions if child is not None and child not in nodes)
+    return sum(node.name() == "CompiledFunctionBackward" for node in nodes)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_compiled_module_without_parameters_stays_compiled_after_watched_passes() -> None:
+    """Torch never again compiles a function that was called below a mode; while one watches, nothing is compiled."""
+    torch.compiler.reset()
+    with torch._functorch.config.patch(donated_buffer=False):
+        model = nn.Sequential(nn.Linear(6, 8), Gate(), nn.Linear(8, 3))
+        model[1].compile(backend="aot_eager")
+        private = cw.Private(plan(sampling=cw.Poisson(40, 16), steps=10), model, sgd(model), seed=0)
+        counts, stances = [], set()
+        for x, y in private.loader(TensorDataset(torch.randn(40, 6), torch.randint(3, (40,)))):
+            losses = F.cross_entropy(model(x), y, reduction="none")
+            counts.append(compiled_nodes(losses.grad_fn))
+            private.step(losses)
+            stances.add(torch._dynamo.eval_frame._stance.stance)
+    assert counts[:3] == [0, 0, 0] and counts[-1] == 1
+    assert stances == {"default"} and private.ledger.steps == 10
+    assert private.checked.steps[:3] == (0, 1, 2)
 
 
 def test_a_number_as_a_parameter_and_one_sample() -> None:

@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from clipwise.clipping import Abadi, Flat, Layerwise, Normalize
 from clipwise.engine import check, clipped_gradients, per_sample_gradients, per_sample_norms
+from clipwise.engine.cost import Way
 from clipwise.engine.grams import Gram
 from clipwise.engine.rules.conv import Geometry, gram_of_patches
 from clipwise.engine.uses import Dense, Gathered, Outer, joint_squared_norms
@@ -140,6 +141,26 @@ def test_terms_that_cancel_do_not_break_the_bound_in_float32(rest: float) -> Non
         only = torch.nn.functional.one_hot(torch.tensor(sample), 8)
         clipped = clipped_gradients(cancelling(layer, x) * only, params, Normalize(1.0))
         assert flat_sum(clipped.gradients).norm() <= 1 + limit
+
+
+@pytest.mark.parametrize("way", ["bookkeeping", "second_backward"])
+@pytest.mark.parametrize("bad", [False, True])
+def test_doubtful_norms_are_settled_before_they_are_used(way: Way, bad: bool) -> None:
+    """At steps without a check against autograd all doubts are looked at together, also beside a loss that is NaN."""
+    torch.manual_seed(0)
+    layer = nn.Linear(32, 32, bias=False)
+    params = named(layer)
+    x = torch.randn(8, 1, 32) + 1e-3 * torch.randn(8, 8, 32)
+    expected = per_sample_norms(cancelling(layer.double(), x.double()), named(layer))
+    layer.float()
+    for step in range(3):
+        losses = cancelling(layer, x)
+        if bad and step:
+            losses = losses + torch.tensor([torch.nan] + 7 * [0.0])
+        clipped = clipped_gradients(losses, params, Normalize(1.0), way=way)
+        assert clipped.bad.tolist() == [bad and step > 0] + 7 * [False]
+        found = clipped.norms[~clipped.bad].double()
+        torch.testing.assert_close(found, expected[~clipped.bad], rtol=1e-3, atol=0)
 
 
 @pytest.mark.parametrize("rest", [1.0, 0.1, 0.01])

@@ -84,7 +84,8 @@ def table(shape: tuple[int, ...], entries: int, axes: int = 1, padding: bool = F
         for k in range(entries):
             if index[sample, k] >= 0:
                 gradients[sample, index[sample, k]] += values[sample, k]
-    return Gathered(index, values, shape, None if axes == 1 else rows), gradients.view(B, *shape)
+    use = Gathered(index, values, shape, None if axes == 1 else rows, padded=bool((index < 0).any()))
+    return use, gradients.view(B, *shape)
 
 
 def convolved(images: int, groups: int = 1, transposed: bool = False, **options: int) -> Made:
@@ -279,6 +280,11 @@ def test_lengths_are_right_beyond_what_squares_hold() -> None:
         ordinary = torch.randn(5, width)
         torch.testing.assert_close(sure_lengths(ordinary), ordinary.double().norm(dim=1), rtol=1e-6, atol=0)
         torch.testing.assert_close(sure_lengths(rows.double()), rows.double().norm(dim=1))
+
+
+def test_lengths_on_a_device_are_not_waited_for() -> None:
+    """Whoever reads a number from the meta device fails."""
+    assert sure_lengths(torch.empty(64, 1000, device="meta")).dtype == torch.float64
 
 
 @pytest.mark.parametrize("shape", [(), (3,), (3, 2), (3, 2, 2), (2, 2, 1, 3)])

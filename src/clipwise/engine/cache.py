@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from clipwise.engine.compiled import refuse_donated
 from clipwise.engine.cost import Way, choose_way, reduced_precision
 from clipwise.engine.graph import Graph, refuse_nested, walk
 from clipwise.engine.history import History, Planning
@@ -77,6 +78,7 @@ class Engine:
 
     def entry(self, losses: Tensor, graph: Graph, parameters: Parameters, evidence: Evidence) -> CachedPlan:
         """The plan of this graph's structure, from the cache or made now."""
+        refuse_donated(graph)
         key = (parameters.identity, graph.signature, evidence.key)
         entry = self._cache.get(key)
         if entry is None or not entry.belongs_to(parameters.tensors):

@@ -138,11 +138,16 @@ def _several(
 ) -> Clipped[Any]:
     """The walk for a batch: one backward pass gives the norms, the norms give factors, these weight the sum."""
     backward = ENGINE.backward(losses, parameters, evidence, keep=keep, way=way, groups=len(groups), room=room)
-    squared = backward.squared_norms()
+    squared = backward.unsettled_norms()
     dtype = working_dtype(losses, parameters.tensors)
     bad = None
     by_group, norms = _norms(squared, groups, losses)
-    if not math.isfinite(float((norms + losses).sum())):  # or the sum of finite numbers overflowed: look at each
+    clear = _all_clear(norms, losses, backward.doubt)
+    if not clear:
+        backward.settle()
+        by_group, norms = _norms(squared, groups, losses)
+        clear = _all_clear(norms, losses)
+    if not clear:  # or the sum of finite numbers overflowed: look at each
         if backward.norms_only:  # plain autograd would spread NaN: form the uses after all
             backward = ENGINE.backward(losses, parameters, evidence, keep=True, way="bookkeeping", groups=len(groups))
         squared = settled(backward, squared, losses)
@@ -160,6 +165,15 @@ def _several(
     if bad is None:
         bad = torch.zeros_like(losses, dtype=torch.bool)
     return _record(parameters, style, norms.to(dtype), factors, bad, _filled(sums, parameters), own)
+
+
+def _all_clear(norms: Tensor, losses: Tensor, doubt: Tensor | None = None) -> bool:
+    """Whether all norms and losses are finite and none is in doubt: one question, so that a device is waited for once.
+
+    Guarantees: no norm that is in doubt is used.
+    """
+    total = (norms + losses).sum()
+    return math.isfinite(float(total if doubt is None else total.masked_fill(doubt, torch.nan)))
 
 
 def _norms(

@@ -55,8 +55,35 @@ class Gram:
 Pair: TypeAlias = tuple[Gram, Gram]  # of the left and the right factor; the left one is used up
 
 
-def ghost_norms(grams: Callable[[], Pair], exact: Callable[[Tensor], Pair]) -> Tensor:
+class Doubts:
+    """Squared norms of which some may have to be computed again, looked at together: a device is waited for once.
+
+    Norms that were added are not to be used before `settle`, unless `any` is false.
+    """
+
+    def __init__(self) -> None:
+        self._open: list[tuple[Tensor, Tensor, Callable[[Tensor], Tensor]]] = []
+
+    def add(self, squared: Tensor, doubtful: Tensor, again: Callable[[Tensor], Tensor]) -> None:
+        """Doubt some of `squared`, (B,); `again(mask)` computes those."""
+        self._open.append((squared, doubtful, again))
+
+    def any(self, device: torch.device) -> Tensor | None:
+        """Whether there is any, as a tensor that nobody has waited for; None where nothing was added."""
+        return torch.stack([doubtful.any().to(device) for _, doubtful, _ in self._open]).any() if self._open else None
+
+    def settle(self) -> None:
+        """Compute again what is doubtful, in place."""
+        for squared, doubtful, again in self._open:
+            if bool(doubtful.any()):
+                squared[doubtful] = again(doubtful).to(squared.dtype)
+        self._open.clear()
+
+
+def ghost_norms(grams: Callable[[], Pair], exact: Callable[[Tensor], Pair], doubts: Doubts | None = None) -> Tensor:
     """Squared norms, (B,), from Gram matrices; `exact(mask)` gives those of some samples in float64.
+
+    Given `doubts`, what would be computed again is left to it.
 
     Rounding of a Gram matrix is relative to a_t = |l_t||r_t|, not to the gradient: a norm that reads low by
     cancellation would let a sample through with more than its bound. The T^2 errors are relative to a_t a_s, so they
@@ -72,11 +99,15 @@ def ghost_norms(grams: Callable[[], Pair], exact: Callable[[Tensor], Pair]) -> T
         faint = _faint(l_lengths.flatten(1).amax(1), r_lengths.flatten(1).amax(1))
     squared = left.times_(right)
     if single:
-        doubtful = (squared < least) | faint
-        if bool(doubtful.any()):
-            again, other = exact(doubtful)
-            squared[doubtful] = again.times_(other).to(squared.dtype)
+        own = Doubts() if doubts is None else doubts
+        own.add(squared, (squared < least) | faint, lambda some: _times(exact(some)))
+        if doubts is None:
+            own.settle()
     return squared.clamp_(min=0)
+
+
+def _times(pair: Pair) -> Tensor:
+    return pair[0].times_(pair[1]).clamp_(min=0)
 
 
 def _faint(a: Tensor, b: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from torch import Tensor
 LEAF = "torch::autograd::AccumulateGrad"
 IN_PLACE_WRITE = "torch::autograd::CopySlices"
 REENTRANT = "CheckpointFunctionBackward"
+COMPILED = "CompiledFunctionBackward"
 
 _SAVED = "_saved_"
 _RAW = "_raw_saved_"

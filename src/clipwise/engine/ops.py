@@ -22,7 +22,7 @@ from torch.autograd.graph import GradientEdge
 
 from clipwise.engine import passing, routes, views
 from clipwise.engine.graph import Graph, differentiate
-from clipwise.engine.node import IN_PLACE_WRITE, output_metas
+from clipwise.engine.node import COMPILED, IN_PLACE_WRITE, output_metas
 from clipwise.engine.passing import Passing
 from clipwise.engine.products import (
     BatchedProduct,
@@ -98,6 +98,12 @@ def _pointwise(names: str, rule: Rule | None = None, entry: BatchEntry = BatchEn
 _FUSED = (
     "is a fused recurrent kernel that hides how often its weights are used. Run the forward pass unfused: `with "
     "torch.backends.cudnn.flags(enabled=False): ...`."
+)
+
+_COMPILED = (
+    "is a region compiled by torch.compile with parameters inside: compiled code does not show where they are used. "
+    "Compile only functions and modules without parameters (activations, losses, the core of attention), and call "
+    "layers that have parameters without torch.compile."
 )
 
 TABLE = (
@@ -249,6 +255,8 @@ TABLE = (
     ),
     # Others that their own backward serves.
     Op("CdistBackward0 TrilinearBackward0", autograd.by_autograd),
+    # A region without parameters may keep the samples apart. With parameters it is refused.
+    Op(COMPILED, routing=routes.compiled, refusal=_COMPILED),
     # Refused, with a way out.
     Op("CudnnRnnBackward0 CudnnRnnBackwardBackward0 MiopenRnnBackward0", refusal=_FUSED),
 )  # fmt: skip

@@ -19,11 +19,11 @@ import torch
 from clipwise.engine.chains import Chain, chain_of, is_simple
 from clipwise.engine.graph import Edge, Graph
 from clipwise.engine.layout import Layout, Probe, Scattered, all_finite
-from clipwise.engine.node import LEAF, REENTRANT, at_hand, output_meta
+from clipwise.engine.node import COMPILED, LEAF, REENTRANT, at_hand, output_meta
 from clipwise.engine.ops import BatchEntry, is_live, op_of, rule_of
 from clipwise.engine.origin import Evidence, Origin
 from clipwise.engine.probing import layouts_of, pass_dead_ends
-from clipwise.engine.routes import Routing, Site, in_place, keeps_sizes
+from clipwise.engine.routes import CompiledRegion, Routing, Site, in_place, keeps_sizes, region
 from clipwise.engine.rules import norm
 from clipwise.engine.suspects import Suspects
 from clipwise.errors import NotSeparable, UnsupportedNode
@@ -85,6 +85,7 @@ class GraphPlan:
     decided: bool  # every layout is known beyond doubt
     cacheable: bool  # nothing was taken from numbers that may tell something else at the next step
     identities: tuple[int, ...]  # nodes whose leading index must be the identity at every step
+    regions: tuple[CompiledRegion, ...]  # compiled ones, whose code must keep the samples apart at every step
     routed: bool  # rows may be moved between samples by data: layouts are probed at every step
     entries: tuple[
         tuple[int, tuple[bool, ...]], ...
@@ -190,6 +191,7 @@ class Planner:
             )
         optimistic = self._states(lambda k: True)
         cautious = self._states(lambda k: self.entries[k] is _Entry.STRONG)
+        self._refuse_compiled(optimistic, cautious)
         wanted = {k for k, entry in self.entries.items() if entry is not _Entry.NO}
         wanted.update(self._meetings(optimistic), self._meetings(cautious), self._after_meetings(optimistic))
         probes: dict[int, Probe] = {}
@@ -213,6 +215,22 @@ class Planner:
         met = [self._meeting(k, states, probes[k], layouts[k]) for k in meetings]
         shared = tuple(k for k in self.entries if states[k] is _State.SHARED)
         return self._bind(met, self._moves(states, layouts), shared)
+
+    def _refuse_compiled(self, optimistic: Sequence[_State], cautious: Sequence[_State]) -> None:
+        """Refuse compiled regions with parameters inside, before any backward pass through them.
+
+        Weights that are computed from parameters and constants alone may be compiled. What is not a parameter is taken
+        for the batch here where the region's output could hold it; any other is judged by what it shows.
+        """
+        refused = []
+        for k in (k for k, name in enumerate(self.graph.names) if name == COMPILED and self.reaches[k]):
+            shared = self._shared_operands(k, optimistic)
+            unseen = self.origins[k] is not Origin.CONSTANT and any(child < 0 for child, _ in self.graph.edges[k])
+            holds = any(size and size % self.batch_size == 0 for size in self.graph.shape((k, 0)))
+            if shared and holds and (cautious[k] is _State.BATCH or unseen):
+                refused.append(self._no_rule(k, shared))
+        if refused:
+            raise UnsupportedNode("\n".join(dict.fromkeys(refused)))
 
     def _is_unseen(self, k: int) -> bool:
         """Whether a node has an operand that is not differentiated, and nobody saw where it comes from."""
@@ -276,7 +294,7 @@ class Planner:
 
     def _moves(
         self, states: Sequence[_State], layouts: Mapping[int, tuple[Layout | Scattered, ...]]
-    ) -> dict[int, Routing]:
+    ) -> dict[int, Routing | CompiledRegion]:
         """How far each node after a meeting can be trusted to keep the samples apart."""
 
         def is_batch(i: int) -> bool:
@@ -288,7 +306,13 @@ class Planner:
             return layout if joined is None or layout is None else joined.layout(layout, edge[1])
 
         after = (k for k in self.entries if is_batch(k) and self._has_batch_below(k, states))
-        return {k: op_of(self.graph.names[k]).routing(Site(self.graph, k, layout_of, is_batch)) for k in after}
+        moves: dict[int, Routing | CompiledRegion] = {}
+        for k in after:
+            site = Site(self.graph, k, layout_of, is_batch)
+            move = op_of(self.graph.names[k]).routing(site)
+            found = region(site) if move is Routing.COMPILED else None
+            moves[k] = move if found is None else found
+        return moves
 
     def _refuse_unseen(self, states: Sequence[_State]) -> None:
         """Where passes are watched, a value that may hold the batch and that nobody saw being made is not shared."""
@@ -358,11 +382,6 @@ class Planner:
         refusal = op_of(name).refusal
         if refusal:
             return f"{name} (parameters {parameters}) {refusal}"
-        if "CompiledFunction" in name:
-            return (
-                f"{name} (parameters {parameters}): a compiled graph hides the uses of its parameters. Call the model "
-                "without torch.compile for private training."
-            )
         if self._is_complex(k):
             return (
                 f"{name} (parameters {parameters}) computes with complex numbers, for which there are no per-sample "
@@ -373,7 +392,9 @@ class Planner:
             "these parameters, or ask for a rule."
         )
 
-    def _bind(self, meetings: list[Meeting], moves: Mapping[int, Routing], shared: tuple[int, ...]) -> GraphPlan:
+    def _bind(
+        self, meetings: list[Meeting], moves: Mapping[int, Routing | CompiledRegion], shared: tuple[int, ...]
+    ) -> GraphPlan:
         roots: dict[int, dict[Edge, None]] = {}
         chains: dict[Edge, Chain] = {}
         met: Counter[Edge] = Counter()
@@ -410,6 +431,7 @@ class Planner:
             decided=self.finite and all(len(meeting.layouts) == 1 for meeting in meetings),
             cacheable=self.finite and all(len(meeting.layouts) <= 1 for meeting in meetings),
             identities=tuple(k for k, move in moves.items() if move is Routing.IDENTITY),
+            regions=tuple(move for move in moves.values() if isinstance(move, CompiledRegion)),
             routed=any(move is Routing.MAYBE for move in moves.values())
             or any(_read_each_step(layout) for meeting in meetings for layout in meeting.layouts),
             shared=shared,

@@ -8,6 +8,7 @@ any other on the graph the layouts are probed at every step, which is exact and 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from enum import Enum
 from functools import wraps
 from typing import NamedTuple, TypeAlias
@@ -15,6 +16,7 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
+from clipwise.engine.compiled import keeps_apart
 from clipwise.engine.graph import Edge, Graph
 from clipwise.engine.layout import Layout
 from clipwise.engine.node import Node, saved, saved_axes, saved_int
@@ -25,7 +27,8 @@ class Routing(Enum):
 
     NEVER = 0
     IDENTITY = 1  # not while its leading index is 0, 1, 2, ...: to be looked at in every step
-    MAYBE = 2  # layouts must be probed in every step
+    COMPILED = 2  # not while the code behind it is such: to be looked at in every step
+    MAYBE = 3  # layouts must be probed in every step
 
 
 class Site(NamedTuple):
@@ -170,6 +173,43 @@ def stack(site: Site, own: Layout, inputs: list[Layout]) -> bool:
 def loss(site: Site, own: Layout, inputs: list[Layout]) -> bool:
     """Element by element, unless it is reduced."""
     return bool(saved(site.node, "reduction") == 0)
+
+
+# Compiled regions.
+
+
+class CompiledRegion(NamedTuple):
+    """A compiled region that keeps the samples apart, and the axes that they lie along."""
+
+    k: int
+    axis: int
+    operands: tuple[int, ...]
+
+    def holds(self, graph: Graph) -> bool:
+        """Whether the code that was run in this step keeps them apart."""
+        edges = [edge for edge in graph.edges[self.k] if edge[0] >= 0]
+        shapes = [tuple(graph.shape(edge)) for edge in edges]
+        if len(shapes) != len(self.operands):
+            return False
+        return keeps_apart(graph.nodes[self.k], self.axis, list(zip(shapes, self.operands, strict=True)))
+
+
+def region(site: Site) -> CompiledRegion | None:
+    """The region of a node, if all its operands are computed from the batch and their layouts are known and alike."""
+    edges = [edge for edge in site.graph.edges[site.k] if edge[0] >= 0]
+    layouts = [site.layout_of(edge) for edge in edges]
+    own, known = site.own, [layout for layout in layouts if layout is not None]
+    if own is None or own.rest is not None or len(known) < len(edges) or site.inputs != edges:
+        return None
+    if any(replace(layout, axis=own.axis) != own for layout in known):
+        return None
+    return CompiledRegion(site.k, own.axis, tuple(layout.axis for layout in known))
+
+
+def compiled(site: Site) -> Routing:
+    """A region compiled by torch, of which no more is known than the graph of its backward pass says."""
+    found = region(site)
+    return Routing.COMPILED if found is not None and found.holds(site.graph) else Routing.MAYBE
 
 
 # Indices.

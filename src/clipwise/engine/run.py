@@ -15,7 +15,7 @@ from torch import Tensor
 
 from clipwise.engine.chains import below_view, interval, overlapping
 from clipwise.engine.cost import kept
-from clipwise.engine.grams import Recent
+from clipwise.engine.grams import Doubts, Recent
 from clipwise.engine.graph import Edge, Graph, differentiate
 from clipwise.engine.layout import Layout, Scattered, all_finite, blank, pack
 from clipwise.engine.node import LEAF, at_hand, output_meta, saved_floats
@@ -95,6 +95,8 @@ class Backward:
         self.uses: dict[Edge, list[Use]] = {}
         self._norms: dict[Edge, Tensor] = {}
         self._recent = Recent()
+        # Settled at the end, for which all operands are held; where only norms are wanted nothing is.
+        self._doubts = None if norms_only else Doubts()
         self._room = room
         self._kept = frozenset[Edge]()
         if room is not None and plan.streaming and not norms_only:
@@ -145,7 +147,8 @@ class Backward:
         for edge, finish in finishers:
             use = finish(gradient)
             if edge in self.plan.solo:
-                self._norms[edge], use = (use.formed(self._room) if edge in self._kept else use).settled(self._recent)
+                use = use.formed(self._room) if edge in self._kept else use
+                self._norms[edge], use = use.settled(self._recent, self._doubts)
                 if self.norms_only:
                     continue
             self.uses.setdefault(edge, []).append(use)
@@ -156,6 +159,8 @@ class Backward:
         if any(pattern(graph, k) != seen for k, seen in plan.entries):
             raise StalePlan
         if not all(is_identity(graph, k) for k in plan.identities):
+            raise StalePlan
+        if not all(region.holds(graph) for region in plan.regions):
             raise StalePlan
         if plan.at_hand and not all(at_hand(graph.nodes[meeting.node]) for meeting in plan.meetings):
             raise StalePlan
@@ -189,8 +194,23 @@ class Backward:
         seen = [use if isinstance(use, (Dense, Outer)) else Dense(use.gradients(), use.shape) for use in uses]
         return [use.transposed() for use in seen]
 
+    @property
+    def doubt(self) -> Tensor | None:
+        """Whether some norm must be settled first, as a tensor that nobody has waited for; None where none can be."""
+        return None if self._doubts is None else self._doubts.any(self._losses.device)
+
+    def settle(self) -> None:
+        """Compute norms again that float32 could not tell, in place: those that were given out already, too."""
+        if self._doubts is not None:
+            self._doubts.settle()
+
     def squared_norms(self) -> dict[int, Tensor]:
         """Squared per-sample gradient norm (B,) of every parameter that is reached."""
+        self.settle()
+        return self.unsettled_norms()
+
+    def unsettled_norms(self) -> dict[int, Tensor]:
+        """The same, to be used only where there is no `doubt`, or after `settle`."""
         norms = {
             parameter: self._simple_squared_norms(parameter, edges)
             for parameter, edges in self.plan.roots.items()

@@ -15,7 +15,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from clipwise.engine.grams import Gram, Recent, cancelled, ghost_norms
+from clipwise.engine.grams import Doubts, Gram, Recent, cancelled, ghost_norms
 from clipwise.engine.precision import HALF
 from clipwise.engine.room import Room
 
@@ -39,11 +39,12 @@ def lengths(tensor: Tensor) -> Tensor:
 def sure_lengths(tensor: Tensor) -> Tensor:
     """The same in float64 where a float32 square over- or underflows, to be multiplied with the lengths of a factor.
 
-    1e30 times an exact 0 is 0, not NaN; and 1e-22, whose square has lost its digits, may meet 1e20.
+    1e30 times an exact 0 is 0, not NaN; and 1e-22, whose square has lost its digits, may meet 1e20. Away from the
+    processor all are found in float64: to wait for a device costs more.
     """
     if tensor.dtype == torch.float64:
         return lengths(tensor)
-    if tensor.numel() <= _FEW:
+    if tensor.numel() <= _FEW or tensor.device.type != "cpu":
         few: Tensor = torch.linalg.vector_norm(tensor, dim=-1, dtype=torch.float64)
         return few
     norms = lengths(tensor)
@@ -94,8 +95,11 @@ class Use(ABC):
     def squared_norms(self) -> Tensor:
         """||g_i||^2, shape (B,)."""
 
-    def settled(self, recent: Recent) -> tuple[Tensor, Use]:
-        """The norms, and a use that gives the same weighted sum and holds no more than it must."""
+    def settled(self, recent: Recent, doubts: Doubts | None = None) -> tuple[Tensor, Use]:
+        """The norms, and a use that gives the same weighted sum and holds no more than it must.
+
+        Given `doubts`, norms that may have to be computed again are left to it.
+        """
         return self.squared_norms(), self
 
     def formed(self, room: Room | None = None) -> Use:
@@ -193,20 +197,20 @@ class Outer(Use):
             return squared if squared.dim() == 1 else squared.flatten(1).sum(1)
         return self._ghost(Gram.of(left)) if self.ghost_is_cheaper else squares(left.mT @ right)
 
-    def _ghost(self, gram: Gram) -> Tensor:
+    def _ghost(self, gram: Gram, doubts: Doubts | None = None) -> Tensor:
         """Squared norms, with the Gram matrix of the left side at hand."""
 
         def exact(some: Tensor) -> tuple[Gram, Gram]:
             return Gram.of(self.right[some].double()), Gram.of(self.left[some].double())
 
-        return ghost_norms(lambda: (Gram.of(self.right), gram), exact)
+        return ghost_norms(lambda: (Gram.of(self.right), gram), exact, doubts)
 
-    def settled(self, recent: Recent) -> tuple[Tensor, Use]:
+    def settled(self, recent: Recent, doubts: Doubts | None = None) -> tuple[Tensor, Use]:
         """The norms, and this use in the form that takes the least memory for the weighted sum."""
         if self.one_position:
             return self.squared_norms(), self
         if self.ghost_is_cheaper:
-            return self._ghost(recent.of(self.left)), self
+            return self._ghost(recent.of(self.left), doubts), self
         return self.formed().settled(recent)
 
     def formed(self, room: Room | None = None) -> Use:
@@ -245,42 +249,44 @@ class Outer(Use):
 class Gathered(Use):
     """Rows of a table picked by index, as in an embedding: row `index` receives `right`.
 
-    `index` is (B, T), `right` (B, T, n); a negative index receives nothing (padding).
+    `index` is (B, T), `right` (B, T, n); a negative index receives nothing (padding). `padded` is False where no index
+    can be negative. How many entries count is not asked for: a device would have to be waited for.
     """
 
     how = "rows"
 
-    def __init__(self, index: Tensor, right: Tensor, shape: Sequence[int], rows: int | None = None) -> None:
-        self.index, self.right = index, accurate(right)
+    def __init__(
+        self, index: Tensor, right: Tensor, shape: Sequence[int], rows: int | None = None, *, padded: bool = True
+    ) -> None:
+        self.index, self.padded = index, padded
+        right = accurate(right)
+        self.right = torch.where((index >= 0).unsqueeze(2), right, 0) if padded else right
         self.shape = tuple(shape)
         self.rows = self.shape[0] if rows is None else rows
-        self.padded = bool((index < 0).any())
         self.batch_size = index.shape[0]
 
-    def _by_sample(self, samples: slice) -> tuple[Tensor, Tensor]:
-        """(sample * rows + index, value) of every entry that counts."""
-        index, right = self.index[samples], self.right[samples]
-        offset = torch.arange(index.shape[0], device=index.device).unsqueeze(1) * self.rows
-        return self._kept(index + offset, right, index)
+    @property
+    def _row(self) -> Tensor:
+        """The row of every entry; that of padding, which adds zero, is the first."""
+        return self.index.clamp(min=0) if self.padded else self.index
 
-    def _kept(self, keys: Tensor, right: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-        if not self.padded:
-            return keys.flatten(), right.flatten(0, 1)
-        keep = index >= 0
-        return keys[keep], right[keep]
+    def _added(self, keys: Tensor, samples: slice, count: int) -> Tensor:
+        """The values of some samples, added up by `keys`, each sample's own being 0 to count - 1: (b * count, n)."""
+        values = self.right[samples]
+        offset = torch.arange(values.shape[0], device=keys.device).unsqueeze(1) * count
+        flat = values.new_zeros(values.shape[0] * count, values.shape[-1])
+        return flat.index_add_(0, (keys + offset).flatten(), values.flatten(0, 1))
 
     def squared_norms(self) -> Tensor:
-        keys, values = self._by_sample(_ALL)
-        distinct, inverse = torch.unique(keys, return_inverse=True)  # an index met twice adds before it is squared
-        totals = values.new_zeros(distinct.numel(), values.shape[-1]).index_add_(0, inverse, values)
-        norms = values.new_zeros(self.batch_size)
-        return norms.index_add_(0, distinct // self.rows, totals.square().sum(1))
+        row = self._row  # a row met twice adds before it is squared
+        ordered, order = row.sort(1)
+        later = ordered[:, 1:] != ordered[:, :-1]
+        place = torch.zeros_like(order).scatter_(1, order[:, 1:], later.cumsum(1))  # among the sample's distinct rows
+        return self._added(place, _ALL, row.shape[1]).square_().view(self.batch_size, -1).sum(1)
 
     def gradients(self, samples: slice = _ALL) -> Tensor:
-        keys, values = self._by_sample(samples)
-        batch = self.index[samples].shape[0]
-        flat = values.new_zeros(batch * self.rows, values.shape[-1]).index_add_(0, keys, values)
-        return flat.view(batch, *self.shape)
+        flat = self._added(self._row[samples], samples, self.rows)
+        return flat.view(-1, *self.shape)
 
     def weighted(self, factors_B: Tensor) -> Tensor:
         table = self.right.new_zeros(self.rows, self.right.shape[-1])
@@ -291,10 +297,10 @@ class Gathered(Use):
         """Only the rows that were picked are touched."""
         values = self.right * per_sample(factors_B.to(self.right.dtype), 3)
         table = total.view(self.rows, values.shape[-1])
-        table.index_add_(0, *self._kept(self.index, values, self.index))
+        table.index_add_(0, self._row.flatten(), values.flatten(0, 1))
 
     def without(self, bad_B: Tensor) -> Use:
-        return Gathered(self.index, _zeroed(self.right, bad_B), self.shape, self.rows)
+        return Gathered(self.index, _zeroed(self.right, bad_B), self.shape, self.rows, padded=self.padded)
 
 
 def _product(left: Tensor, right: Tensor) -> Tensor:
@@ -343,10 +349,9 @@ def merge(uses: Sequence[Use]) -> list[Use]:
             outers[0] if len(outers) == 1 else Outer(torch.cat(left, 1), torch.cat(right, 1), outers[0].shape)
         )
     if gathered:
-        index = torch.cat([use.index for use in gathered], 1)
-        merged.append(
-            Gathered(index, torch.cat([use.right for use in gathered], 1), gathered[0].shape, gathered[0].rows)
-        )
+        index, padded = torch.cat([use.index for use in gathered], 1), any(use.padded for use in gathered)
+        values = torch.cat([use.right for use in gathered], 1)
+        merged.append(Gathered(index, values, gathered[0].shape, gathered[0].rows, padded=padded))
     if dense:
         merged.append(Dense(sum((use.gradients() for use in dense[1:]), dense[0].gradients()), dense[0].shape))
     return merged

@@ -131,12 +131,16 @@ def _entries(tables: Iterable[Mapping[str, object]]) -> list[int]:
 
 
 def _check_not_compiled(model: nn.Module) -> None:
-    """Refuse compiled modules now, rather than after minutes of compiling."""
+    """Refuse compiled modules with parameters now, rather than after minutes of compiling."""
     for name, module in model.named_modules():
-        if type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None:
+        compiled = (
+            type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None
+        )
+        if compiled and any(True for _ in module.parameters()):
             raise UnsupportedNode(
                 f"{name or 'the model'} is compiled (torch.compile): a compiled graph hides where its parameters are "
-                "used. Give the model as it was before torch.compile, or build it without module.compile()."
+                "used. Give the model as it was before torch.compile, or build it without module.compile(). Functions "
+                "and modules without parameters may be compiled (activations, losses, the core of attention)."
             )
 
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from clipwise.engine.grams import Gram, Recent, ghost_norms
+from clipwise.engine.grams import Doubts, Gram, Recent, ghost_norms
 from clipwise.engine.node import Node, saved
 from clipwise.engine.rules.base import Finish, Operand, Samples, carries_batch
 from clipwise.engine.uses import Dense, Outer, Use, accurate, per_sample, squares
@@ -87,8 +87,10 @@ class Convolved(Use):
             return self._ghost() if self._pixels_suffice else self._products().squared_norms()
         return torch.cat([squares(self.gradients(chunk)) for chunk in self._chunks()])
 
-    def settled(self, recent: Recent) -> tuple[Tensor, Use]:
+    def settled(self, recent: Recent, doubts: Doubts | None = None) -> tuple[Tensor, Use]:
         held = self.inputs.numel() + self.outputs.numel()
+        if self._as_products and self._pixels_suffice:
+            return self._ghost(doubts), self
         if self._as_products or self.batch_size * prod(self.shape) > _KEPT * held:
             return self.squared_norms(), self
         return Dense(torch.cat([self.gradients(chunk) for chunk in self._chunks()]), self.shape).settled(recent)
@@ -101,11 +103,13 @@ class Convolved(Use):
         channels = self.shape[0] + self.shape[1] + passes
         return self.geometry.stride == (1, 1) and max(pixels, outputs) * channels <= prod(self.shape)
 
-    def _ghost(self) -> Tensor:
+    def _ghost(self, doubts: Doubts | None = None) -> Tensor:
         size = max(1, _GRAM_ELEMENTS // self.inputs.shape[3:].numel() ** 2)
+        if size >= self.batch_size:
+            return self._ghost_of(slice(None), doubts)
         return torch.cat([self._ghost_of(slice(i, i + size)) for i in range(0, self.batch_size, size)])
 
-    def _ghost_of(self, samples: slice) -> Tensor:
+    def _ghost_of(self, samples: slice, doubts: Doubts | None = None) -> Tensor:
         pixels, outputs = self.inputs[samples, 0], self.outputs[samples, 0]
 
         def grams(pixels: Tensor, outputs: Tensor) -> tuple[Gram, Gram]:
@@ -114,7 +118,7 @@ class Convolved(Use):
             return Gram((patches,)), Gram((flat.mT @ flat,))
 
         return ghost_norms(
-            lambda: grams(pixels, outputs), lambda some: grams(pixels[some].double(), outputs[some].double())
+            lambda: grams(pixels, outputs), lambda some: grams(pixels[some].double(), outputs[some].double()), doubts
         )
 
     def _chunks(self) -> list[slice]:

@@ -21,7 +21,9 @@ def _without_padding(index: Tensor, padding: int, rows: int) -> Tensor:
     return index.masked_fill(index == padding, -1) if 0 <= padding < rows else index
 
 
-def _gather(operand: Operand, samples: Samples, index: Tensor, rows: int | None = None) -> Finish:
+def _gather(
+    operand: Operand, samples: Samples, index: Tensor, rows: int | None = None, *, padded: bool = False
+) -> Finish:
     """`table[index]`: the output's leading axes are the index's, the trailing ones the row's."""
     if samples.axis >= index.dim():
         raise carries_batch(operand, _NOT_INDEX)
@@ -29,7 +31,7 @@ def _gather(operand: Operand, samples: Samples, index: Tensor, rows: int | None 
 
     def finish(gradient: Tensor) -> Use:
         split = samples.split(gradient)
-        return Gathered(index_BT, split.reshape(*index_BT.shape, -1), operand.shape, rows)
+        return Gathered(index_BT, split.reshape(*index_BT.shape, -1), operand.shape, rows, padded=padded)
 
     return finish
 
@@ -39,8 +41,9 @@ def embedding(operand: Operand, samples: Samples) -> Finish:
     node = operand.node
     if saved(node, "scale_grad_by_freq"):
         raise unsupported(operand, _FREQUENCY)
-    index = _without_padding(saved(node, "indices"), saved(node, "padding_idx"), operand.shape[0])
-    return _gather(operand, samples, index)
+    given = saved(node, "indices")
+    index = _without_padding(given, saved(node, "padding_idx"), operand.shape[0])
+    return _gather(operand, samples, index, padded=index is not given)
 
 
 def index(operand: Operand, samples: Samples) -> Finish:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import get_ident
@@ -62,17 +63,45 @@ class Modes:
         self._kernels.__enter__()  # type: ignore[no-untyped-call]
         self._thread = get_ident()
         self._active.append(self)
+        _Uncompiled.hold(self)
 
     def leave(self) -> None:
         """Take them off, also when others were entered above them and not left. On another thread they fall silent."""
         if self in self._active:
             self._active.remove(self)
+        _Uncompiled.release(self)
         if self._thread == get_ident():
             _remove(self._kernels, *_DISPATCH_STACK)
             _remove(self._calls, *_FUNCTION_STACK)
             self._thread = None
         elif self._thread is not None:
             self._calls.watcher = self._kernels.watcher = _Silent()
+
+
+class _Uncompiled:
+    """While a pass is watched, functions given to `torch.compile` run as they were written.
+
+    A mode does not see into compiled code. Torch would not compile below a mode either, and would never again compile
+    what was called there once.
+    """
+
+    _holders: ClassVar[set[Modes]] = set()
+    _stance: ClassVar[Any] = None
+
+    @classmethod
+    def hold(cls, modes: Modes) -> None:
+        """From here on; nothing is compiled where the compiler was not even imported."""
+        if not cls._holders and "torch._dynamo" in sys.modules:
+            cls._stance = torch.compiler.set_stance("force_eager")
+        cls._holders.add(modes)
+
+    @classmethod
+    def release(cls, modes: Modes) -> None:
+        """Until the last pass that is watched has ended."""
+        cls._holders.discard(modes)
+        if not cls._holders and cls._stance is not None:
+            cls._stance.__exit__(None, None, None)
+            cls._stance = None
 
 
 @contextmanager
