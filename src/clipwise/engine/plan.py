@@ -25,6 +25,7 @@ from clipwise.engine.origin import Evidence, Origin
 from clipwise.engine.probing import layouts_of, pass_dead_ends
 from clipwise.engine.routes import Routing, Site, in_place, keeps_sizes
 from clipwise.engine.rules import norm
+from clipwise.engine.stages import Stages, stages
 from clipwise.engine.suspects import Suspects
 from clipwise.errors import NotSeparable, UnsupportedNode
 
@@ -93,6 +94,7 @@ class GraphPlan:
     unseen: Mapping[int, frozenset[int]]  # shared nodes with an operand of unseen origin -> parameters below
     data_meetings: frozenset[int]  # meetings with data that is not computed from parameters
     indexed: bool  # some node moves values computed from the batch by an index
+    stages: Stages  # the parts of the backward pass between meetings whose rule goes on by itself
 
     @property
     def must_keep(self) -> bool:
@@ -212,7 +214,20 @@ class Planner:
         self._refuse_unknown(meetings, states)
         met = [self._meeting(k, states, probes[k], layouts[k]) for k in meetings]
         shared = tuple(k for k in self.entries if states[k] is _State.SHARED)
-        return self._bind(met, self._moves(states, layouts), shared)
+        stops = {meeting.node for meeting in met if self._is_stop(meeting, states)}
+        when = stages(self.graph, stops, self._is_batch_in(states))
+        return self._bind(met, self._moves(states, layouts), shared, when)
+
+    def _is_stop(self, meeting: Meeting, states: Sequence[_State]) -> bool:
+        """Whether the rule of a meeting gives the gradients of all its inputs that are computed from the batch."""
+        known, edges = op_of(self.graph.names[meeting.node]).backward, self.graph.edges[meeting.node]
+        if known is None or meeting.end or not meeting.layouts:
+            return False
+        is_batch = self._is_batch_in(states)
+        return all(at in known.positions for at, (child, _) in enumerate(edges) if child >= 0 and is_batch(child))
+
+    def _is_batch_in(self, states: Sequence[_State]) -> Callable[[int], bool]:
+        return lambda k: states[k] is _State.BATCH
 
     def _is_unseen(self, k: int) -> bool:
         """Whether a node has an operand that is not differentiated, and nobody saw where it comes from."""
@@ -373,7 +388,13 @@ class Planner:
             "these parameters, or ask for a rule."
         )
 
-    def _bind(self, meetings: list[Meeting], moves: Mapping[int, Routing], shared: tuple[int, ...]) -> GraphPlan:
+    def _bind(
+        self,
+        meetings: list[Meeting],
+        moves: Mapping[int, Routing],
+        shared: tuple[int, ...],
+        when: Stages,
+    ) -> GraphPlan:
         roots: dict[int, dict[Edge, None]] = {}
         chains: dict[Edge, Chain] = {}
         met: Counter[Edge] = Counter()
@@ -416,6 +437,7 @@ class Planner:
             unseen={k: self.reaches[k] for k in shared if self._is_unseen(k)},
             data_meetings=frozenset(m.node for m in meetings if self.entries[m.node] is not _Entry.NO),
             indexed=any(op_of(self.graph.names[k]).by_index for k in moves),
+            stages=when,
             entries=tuple(
                 (k, pattern(self.graph, k))
                 for k, entry in self.entries.items()

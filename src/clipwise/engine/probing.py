@@ -44,7 +44,7 @@ class AutogradProber:
             return self(nodes)
 
     def _gradients(self, nodes: Sequence[int], cotangent: Tensor) -> list[Tensor]:
-        each = gradients_at(self._losses, self._graph, nodes, cotangent, keep=True)
+        each = gradients_at([self._losses], [cotangent], self._graph, nodes, keep=True)
         found = [as_one(self._graph, k, gradients) for k, gradients in zip(nodes, each, strict=True)]
         shapes = [self._graph.shape((k, 0)) for k in nodes]
         return [self._losses.new_zeros(s) if g is None else g for g, s in zip(found, shapes, strict=True)]

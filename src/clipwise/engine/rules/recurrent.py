@@ -52,6 +52,7 @@ class _Layer:
         outputs = self._in_order(accurate(saved(node, "result0")))
         first = accurate(saved(node, "hx_")).unsqueeze(0)
         self.states = torch.cat([first, outputs[:-1]])
+        self._found: tuple[Tensor, Tensor, Tensor] | None = None
         self._first_cell = accurate(saved(node, "cx_"))
         self._weights = [accurate(saved(node, f"weight{k}")) for k in range(4 if saved(node, "has_biases") else 2)]
 
@@ -68,6 +69,20 @@ class _Layer:
 
     def gate_gradients(self, joined: Tensor) -> Tensor:
         """The gradients of the gates, (T, N, 4 H), from those of all outputs."""
+        return self._gradients(joined)[0]
+
+    def input_gradients(self, joined: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The gradients of the inputs, (T, N, I), of the first hidden state and of the first cell."""
+        gates, hidden, cell = self._gradients(joined)
+        return self._in_order(gates @ self._weights[0]), hidden, cell
+
+    def _gradients(self, joined: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Those of the gates, in the order in which times are read, and of both first states; computed once."""
+        if self._found is None:
+            self._found = self._through_time(joined)
+        return self._found
+
+    def _through_time(self, joined: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         times = self.inputs.shape[0]
         arrived, hidden, cell = self._in_order(accurate(joined[:times])), accurate(joined[-2]), accurate(joined[-1])
         gates = self._gates()
@@ -90,7 +105,30 @@ class _Layer:
             torch.mul(cell.unsqueeze(1), inner, out=three)
             torch.mul(hidden, outer, out=last)
             hidden, cell = row @ recurrent, cell * share
-        return found.flatten(2)
+        return found.flatten(2), hidden, cell
+
+
+class Pulled:
+    """The gradients of the inputs of a fused layer, from those of its outputs."""
+
+    positions = (0, 5, 6)  # what it reads, and its first states
+
+    def __call__(self, node: Node, samples: Samples, joined: Tensor) -> dict[int, Tensor]:
+        """By position among the inputs of the node."""
+        found = _layer(node, samples).input_gradients(joined)
+        names = ("input", "hx_", "cx_")
+        return {
+            position: gradient.to(saved(node, name).dtype)
+            for position, name, gradient in zip(self.positions, names, found, strict=True)
+        }
+
+
+PULLED = Pulled()
+
+
+def _layer(node: Node, samples: Samples) -> _Layer:
+    found: _Layer = samples.once("layer", lambda: _Layer(node))
+    return found
 
 
 def lstm(operand: Operand, samples: Samples) -> Finish:
@@ -99,7 +137,7 @@ def lstm(operand: Operand, samples: Samples) -> Finish:
         raise carries_batch(operand, "samples lie along the times of a recurrent layer (batch_first?)")
     if operand.position not in _WEIGHTS or saved(operand.node, "mode") != _LSTM:
         raise unsupported(operand, "only weights and biases of an LSTM have a rule in a fused layer")
-    layer: _Layer = samples.once("layer", lambda: _Layer(operand.node))
+    layer = _layer(operand.node, samples)
 
     def rows(name: str, make: Callable[[], Tensor]) -> Tensor:
         """From (T, N, K) to (B, T * N / B, K)."""
