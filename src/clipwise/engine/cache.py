@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from clipwise.engine.cost import Way, choose_way, reduced_precision
+from clipwise.engine.fold import folded
 from clipwise.engine.graph import Graph, refuse_nested, walk
 from clipwise.engine.history import History, Planning
 from clipwise.engine.origin import Declared, Evidence, Origin
@@ -66,7 +67,7 @@ class Engine:
 
     def graph(self, losses: Tensor, parameters: Parameters) -> Graph:
         """The graph of the losses; refused when it reaches none of the parameters."""
-        graph = walk(losses, parameters.position, parameters.tensors)
+        graph = folded(walk(losses, parameters.position, parameters.tensors))
         if all(place < 0 for place in graph.leaf_parameter.values()):
             raise InvalidLosses(
                 "no parameter is reached from the losses. Pass the parameters that the losses were computed from "

@@ -22,7 +22,7 @@ from torch.autograd.graph import GradientEdge
 
 from clipwise.engine import passing, routes, views
 from clipwise.engine.graph import Graph, differentiate
-from clipwise.engine.node import IN_PLACE_WRITE, output_metas
+from clipwise.engine.node import IN_PLACE_WRITE, STEPS, output_metas
 from clipwise.engine.passing import Passing
 from clipwise.engine.products import (
     BatchedProduct,
@@ -35,7 +35,7 @@ from clipwise.engine.products import (
 )
 from clipwise.engine.routes import Route, writing
 from clipwise.engine.rules import Rule, autograd, broadcast, conv, grouped, linear, norm, recurrent, table
-from clipwise.engine.rules.recurrent import Pulled, States
+from clipwise.engine.rules.recurrent import Joined, Pulled
 from clipwise.engine.views import Region, View
 
 Gradients = tuple[Tensor | None, ...]
@@ -64,7 +64,7 @@ class Op:
     routing: Route = routes.unknown
     passing: Passing = passing.finite
     by_index: bool = False  # rows are moved by an index or a mask
-    joined: States | None = None  # several outputs that receive gradients, as one
+    joined: Joined | None = None  # several outputs that receive gradients, as one
     backward: Pulled | None = None  # gives the gradients of inputs, so that autograd need not run the node
     only_input: bool = False  # reads nothing but its input, whatever it makes of it
     refusal: str = ""  # why there is no rule, and what to do
@@ -80,7 +80,7 @@ class Op:
         return self.entry is BatchEntry.ROWWISE or (self.view is not None and self.view.is_whole)
 
 
-def _product(names: str, rule: Rule, data: Product, joined: States | None = None, backward: Pulled | None = None) -> Op:
+def _product(names: str, rule: Rule, data: Product, joined: Joined | None = None, backward: Pulled | None = None) -> Op:
     """A product knows its routing by itself."""
     return Op(names, rule, data=data, routing=data.routing, passing=data.passing, joined=joined, backward=backward)
 
@@ -116,6 +116,8 @@ TABLE = (
     Op("ConvolutionBackwardBackward0", autograd.by_autograd, routing=routes.samples_first),
     # Recurrent layers in one kernel.
     _product("MkldnnRnnLayerBackward0", recurrent.lstm, RecurrentProduct(0, 1), recurrent.STATES, recurrent.PULLED),
+    # A recurrent layer without one, over packed sequences (`fold.py`).
+    Op(STEPS, recurrent.steps, entry=BatchEntry.INDEX, joined=recurrent.ROWS),
     # Normalization.
     Op("NativeLayerNormBackward0", norm.layer_norm, entry=BatchEntry.ROWWISE, routing=routes.layer_norm,
        passing=passing.layer_norm),
@@ -275,6 +277,8 @@ def is_live(graph: Graph, k: int) -> bool:
 
 def _edges(graph: Graph, k: int, whole: bool) -> list[GradientEdge | Tensor]:
     """Of the outputs of a node that are asked for their gradients."""
+    if graph.names[k] == STEPS:
+        return [GradientEdge(product, 0) for product in graph.nodes[k].products]
     count = len(output_metas(graph.nodes[k])) if whole or op_of(graph.names[k]).joined is not None else 1
     return [graph.gradient_edge((k, output)) for output in range(count)]
 

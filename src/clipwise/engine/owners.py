@@ -9,8 +9,8 @@ from torch import Tensor
 
 from clipwise.engine.grams import same_memory
 from clipwise.engine.graph import Graph
-from clipwise.engine.layout import Probe, Scattered, all_finite, owners_by_digits, rows_along
-from clipwise.engine.node import Node, saved_floats, saved_or
+from clipwise.engine.layout import Probe, Scattered, all_finite, owners_by_digits, peaks
+from clipwise.engine.node import Node, Steps, output_meta, saved_floats, saved_or
 from clipwise.engine.plan import GraphPlan, mixing
 from clipwise.engine.probing import AutogradProber
 
@@ -26,6 +26,8 @@ class Owners:
 
     def __init__(self, losses: Tensor, graph: Graph, plan: GraphPlan) -> None:
         self.losses, self.graph, self.plan, self.batch_size = losses, graph, plan, losses.shape[0]
+        self.gradients: dict[int, Tensor | None] = {}
+        """Of the meetings, as they are: the backward pass to them need not run again."""
 
     def moved_rows(self) -> dict[int, Tensor]:
         """Rows may move between samples by data: read the owners of scattered ones, test every other layout."""
@@ -42,22 +44,29 @@ class Owners:
                 if read is None:
                     raise StalePlan
                 owners[meeting.node] = read
-                arrived = rows_along(gradient, layout.axis).any(1)
-                known[meeting.node] = torch.where(arrived, read, _UNKNOWN)
+                arrived = peaks(gradient, layout.axis)[0] > 0
+                known[meeting.node] = self._of_first_time(meeting.node, torch.where(arrived, read, _UNKNOWN))
                 continue
             if not layout.fits(shape, self.batch_size):
                 raise StalePlan
             expected = layout.owners(shape, self.batch_size)
             if not probe.agrees(expected, layout.axis):
                 raise StalePlan
-            known[meeting.node] = expected
+            known[meeting.node] = self._of_first_time(meeting.node, expected)
         self._refuse_two_samples_in_one_loss(known)
         return owners
+
+    def _of_first_time(self, k: int, owners: Tensor) -> Tensor:
+        """Of a folded layer the rows that read its first state, which is data; the others are computed from them."""
+        node = self.graph.nodes[k]
+        return owners[: output_meta(node.products[0]).shape[0]] if isinstance(node, Steps) else owners
 
     def _probes(self) -> Mapping[int, Probe]:
         """Probes of all meetings; past what is not finite, which would hide whose it is."""
         prober, nodes = AutogradProber(self.losses, self.graph), [meeting.node for meeting in self.plan.meetings]
-        found = dict(prober(nodes))
+        gradients = prober.gradients(nodes)
+        self.gradients.update(zip(nodes, gradients, strict=True))
+        found = dict(prober.beside(nodes, gradients))
         spoilt = [k for k, probe in found.items() if self._hides_whose(k, probe)]
         if spoilt:
             found.update(prober.passing(spoilt))

@@ -214,9 +214,11 @@ class Planner:
         self._refuse_unknown(meetings, states)
         met = [self._meeting(k, states, probes[k], layouts[k]) for k in meetings]
         shared = tuple(k for k in self.entries if states[k] is _State.SHARED)
-        stops = {meeting.node for meeting in met if self._is_stop(meeting, states)}
+        moves = self._moves(states, layouts)
+        routed = _is_routed(met, moves)  # probes give the gradients of all meetings
+        stops = {meeting.node for meeting in met if not routed and self._is_stop(meeting, states)}
         when = stages(self.graph, stops, self._is_batch_in(states))
-        return self._bind(met, self._moves(states, layouts), shared, when)
+        return self._bind(met, moves, shared, when)
 
     def _is_stop(self, meeting: Meeting, states: Sequence[_State]) -> bool:
         """Whether the rule of a meeting gives the gradients of all its inputs that are computed from the batch."""
@@ -431,8 +433,7 @@ class Planner:
             decided=self.finite and all(len(meeting.layouts) == 1 for meeting in meetings),
             cacheable=self.finite and all(len(meeting.layouts) <= 1 for meeting in meetings),
             identities=tuple(k for k, move in moves.items() if move is Routing.IDENTITY),
-            routed=any(move is Routing.MAYBE for move in moves.values())
-            or any(_read_each_step(layout) for meeting in meetings for layout in meeting.layouts),
+            routed=_is_routed(meetings, moves),
             shared=shared,
             unseen={k: self.reaches[k] for k in shared if self._is_unseen(k)},
             data_meetings=frozenset(m.node for m in meetings if self.entries[m.node] is not _Entry.NO),
@@ -444,6 +445,12 @@ class Planner:
                 if entry is not _Entry.NO or self._keeps_order(k)
             ),
         )
+
+
+def _is_routed(meetings: Sequence[Meeting], moves: Mapping[int, Routing]) -> bool:
+    """Whether rows may be moved between samples by data."""
+    layouts = (layout for meeting in meetings for layout in meeting.layouts)
+    return any(move is Routing.MAYBE for move in moves.values()) or any(map(_read_each_step, layouts))
 
 
 def _read_each_step(layout: Layout | Scattered) -> bool:

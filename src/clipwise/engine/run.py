@@ -53,7 +53,10 @@ class _Arrival:
             self._prepared = self.backward.read(self.meeting, self.samples)
 
     def __call__(self, gradients: Gradients) -> None:
-        gradient = as_one(self.backward.graph, self.meeting.node, gradients)
+        self.receive(as_one(self.backward.graph, self.meeting.node, gradients))
+
+    def receive(self, gradient: Tensor | None) -> None:
+        """The gradient of all outputs that count, as one."""
         if gradient is None:
             return
         if self.samples is None:
@@ -109,11 +112,16 @@ class Backward:
             room.begin()
             self._kept = kept(graph, plan, self.batch_size, room.memory)
         self._refuse_stale()
-        moved = Owners(losses, graph, plan).moved_rows() if plan.routed else {}
+        owners = Owners(losses, graph, plan)
+        moved = owners.moved_rows() if plan.routed else {}
         arrivals = [
             _Arrival(self, meeting, self._samples(meeting, moved.get(meeting.node))) for meeting in plan.meetings
         ]
         self._held: dict[Edge, Tensor] = {}
+        if plan.routed:
+            for arrival in arrivals:
+                arrival.receive(owners.gradients.pop(arrival.meeting.node))
+            return
         for stage in range(plan.stages.count):
             due = [arrival for arrival in arrivals if plan.stages.of[arrival.meeting.node] == stage]
             self._differentiate(losses, stage, due, retain_graph)

@@ -8,17 +8,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from clipwise.engine.layout import Layout
-from clipwise.engine.node import Node, output_metas, saved
+from clipwise.engine.node import Node, output_meta, output_metas, saved
 from clipwise.engine.rules.base import Finish, Operand, Samples, carries_batch, unsupported
 from clipwise.engine.uses import Dense, Outer, Use, accurate
 
 _LSTM = 2  # torch's number for this kind of cell
 _WEIGHTS, _INPUT_WEIGHT, _BIASES = (1, 2, 3, 4), 1, (3, 4)  # positions among the inputs of the node
+
+
+class Joined(Protocol):
+    """Several outputs of a node that receive gradients, as one."""
+
+    def join(self, node: Node, gradients: Sequence[Tensor | None]) -> Tensor | None:
+        """Their gradients as one; None where nothing reached any."""
+        ...
+
+    def layout(self, joined: Layout, output: int) -> Layout | None:
+        """The layout of one output, where it follows from that of all."""
+        ...
 
 
 class States:
@@ -41,6 +54,25 @@ class States:
 
 
 STATES = States()
+
+
+class Rows:
+    """The products of all times of a folded layer, one below the other."""
+
+    def join(self, node: Node, gradients: Sequence[Tensor | None]) -> Tensor | None:
+        """The gradients of all rows; None where nothing reached any."""
+        known = next((gradient for gradient in gradients if gradient is not None), None)
+        if known is None:
+            return None
+        shapes = (torch.Size(output_meta(product).shape) for product in node.products)
+        return torch.cat([known.new_zeros(s) if g is None else g for g, s in zip(gradients, shapes, strict=True)])
+
+    def layout(self, joined: Layout, output: int) -> Layout | None:
+        """The values that leave the layer have other rows."""
+        return None
+
+
+ROWS = Rows()
 
 
 class _Layer:
@@ -151,5 +183,25 @@ def lstm(operand: Operand, samples: Samples) -> Finish:
         if operand.position == _INPUT_WEIGHT:
             return Outer(gates, rows("inputs", lambda: layer.inputs), operand.shape)
         return Outer(gates, rows("states", lambda: layer.states), operand.shape)
+
+    return finish
+
+
+def steps(operand: Operand, samples: Samples) -> Finish:
+    """Z_t = H_t W^T + b for every time t: one product with the rows of all times."""
+    products, with_bias = operand.node.products, len(operand.graph.edges[operand.k]) == 3
+    of_weight = operand.position == int(with_bias)
+    if samples.axis != 0:
+        raise carries_batch(operand, "samples lie along the columns of a product of rows")
+    if operand.position > int(with_bias):
+        raise unsupported(operand, "only weight and bias of a recurrent layer over packed sequences have a rule")
+    name = "mat1" if with_bias else "self"
+    states = torch.cat([accurate(saved(product, name)) for product in products]) if of_weight else None
+
+    def finish(gradient: Tensor) -> Use:
+        left = samples.once("left", lambda: samples.split(gradient))
+        if states is None:
+            return Dense(accurate(left).sum(1), operand.shape)
+        return Outer(left, samples.split(states), operand.shape)
 
     return finish
