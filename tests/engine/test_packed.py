@@ -157,13 +157,14 @@ def test_rows_that_begin_to_move_between_samples_are_refused() -> None:
 
 
 def by_hand(model: Packed, x: Tensor, cell: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-    """Packed rows of three times, with the weights of the first layer."""
-    weight, bias = model.rnn.weight_hh_l0[:5], model.rnn.bias_hh_l0[:5]
-    weight, bias, rows = weight.clone(), bias.clone(), nn.functional.linear(x[:, 0], model.rnn.weight_ih_l0[:5])
+    """Packed rows of three times, with some of the weights of the first layer."""
+    weight, bias = model.rnn.weight_hh_l0[:5].clone(), model.rnn.bias_hh_l0[:5].clone()
+    times = x[:, :3].transpose(0, 1).flatten(0, 1)
+    rows = nn.functional.linear(times, model.rnn.weight_ih_l0[:5].clone(), model.rnn.bias_ih_l0[:5].clone())
     h = torch.zeros(len(x), 5, dtype=x.dtype)
     steps = []
-    for _ in range(3):
-        h = cell(torch.addmm(bias, h, weight.t()), rows[:]).tanh()
+    for t in range(3):
+        h = cell(torch.addmm(bias, h, weight.t()), rows[t * len(x) : (t + 1) * len(x)]).tanh()
         steps.append(h)
     return torch.cat(steps).view(3, len(x), 5).sum(0)
 
@@ -172,6 +173,7 @@ APART: dict[str, tuple[int, Program]] = {
     "plain": (1, lambda m, x, n: by_hand(m, x, torch.add)),
     "a parameter in every step": (0, lambda m, x, n: by_hand(m, x, lambda z, r: z * m.scale + r)),
     "an operation that is not known inside": (0, lambda m, x, n: by_hand(m, x, lambda z, r: (z + r).exp())),
+    "rows that are read twice": (0, lambda m, x, n: by_hand(m, x, lambda z, r: z + r + r.flip(1)[:, [4, 3, 2, 1, 0]])),
     "a first state that is computed": (
         0, lambda m, x, n: m.rnn(m.packed(x, n), (s := m.enter(x[:, 0])[None, :, [0, 1, 2, 3, 3]], s))[1][0][0],
     ),
@@ -202,3 +204,29 @@ def test_owners_are_read_in_either_palette(palette: tuple[float, ...]) -> None:
     assert torch.equal(owners_by_digits(probe, 0), owners)
     coloured[-1][5, 3] += plain[5, 3] * 1e-3
     assert owners_by_digits(probe, 0) is None
+
+
+def test_a_layer_that_reads_no_sample_is_shared_by_all() -> None:
+    """Such as one over the names of classes: nothing is folded, whichever plan is used."""
+    torch.manual_seed(4)
+    model, names, lengths = Packed(), torch.randn(3, 5, 4, dtype=torch.float64), torch.tensor([5, 2, 4])
+    params = dict(model.named_parameters())
+    for size in (4, 4, 5):
+        x = torch.randn(size, 10, dtype=torch.float64)
+        losses = (x @ model.states(names, lengths).T).square().sum(1)
+        loop = loop_gradients(losses, params)
+        found = per_sample_gradients(losses, params)
+        assert relative_errors(flat(found), flat(loop), norms_of(loop), torch.float64).max() <= 1e-10
+
+
+def test_the_same_rows_read_for_different_samples_are_refused() -> None:
+    """Two layers that read the same data in different orders: a loss would be computed from two samples."""
+    one, other = Packed(), Packed()
+    params = {**{f"one.{k}": p for k, p in one.rnn.named_parameters()}}
+    params.update({f"other.{k}": p for k, p in other.rnn.named_parameters()})
+    x, lengths = torch.randn(4, 6, 4, dtype=torch.float64), torch.tensor([6, 5, 5, 3])
+    packed = pack_padded_sequence(x, lengths, batch_first=True)
+    honest = one.rnn(packed)[1][0][0] + other.rnn(packed)[1][0][0]
+    per_sample_norms(honest.square().sum(1), params)
+    with pytest.raises(NotSeparable):
+        per_sample_norms((one.rnn(packed)[1][0][0] + other.rnn(packed)[1][0][0].flip(0)).square().sum(1), params)

@@ -2,11 +2,12 @@
 
 Without a fused kernel such a layer is a chain of small operations for every time: as many products with its weight as
 there are times, and a structure that differs with the lengths of every batch. Here the whole chain becomes one node:
-the products of all times are one product with a row for each, and the plan of one batch serves the next.
+the products of all times are one product with a row for each, beside that of what the layer reads, and the plan of one
+batch serves the next.
 
 Nothing is assumed about the cell. A chain is folded if its products share weight and bias, if only operations that
-take no parameters lie between them, if it reads one value from outside, and if what leaves it are joined rows or last
-states. Whose row is whose is read by colours at every step, as it is where the chain is not folded.
+take no parameters lie between them, if it reads the parts of one product from outside, and if what leaves it are joined
+rows or last states. Whose row is whose is read by colours at every step, as it is where the chain is not folded.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ _STATES = 2  # of an LSTM
 _PRODUCTS = {"AddmmBackward0": (0, 1, 2), "MmBackward0": (None, 0, 1)}  # positions of bias, rows and weight
 _JOINED = "CatBackward0"
 _TURNED = "TBackward0"
-_PARTS = frozenset(("SliceBackward0", "UnsafeSplitBackward0"))
+_PART = "SliceBackward0"
+_PARTS = frozenset((_PART, "UnsafeSplitBackward0"))
 _INSIDE = _PARTS | {
     "AddBackward0", "MulBackward0", "ReluBackward0", "RsubBackward1", "SigmoidBackward0", "SubBackward0",
     "TanhBackward0", _JOINED,
@@ -32,8 +34,10 @@ _INSIDE = _PARTS | {
 
 class _Chain(NamedTuple):
     products: list[int]
+    entry: int  # the product of all rows that are read
+    parts: list[int]  # of it, one for each time
     nodes: set[int]
-    edges: tuple[Edge, ...]  # bias, weight, what it reads
+    edges: tuple[Edge, ...]  # bias and weight of the products, of the entry, and what it reads
 
 
 def folded(graph: Graph) -> Graph:
@@ -66,19 +70,56 @@ def _groups(graph: Graph) -> list[list[int]]:
 def _chain(graph: Graph, group: Sequence[int]) -> _Chain | None:
     """All between some products, up to where rows of several times are joined; None where it is not only that."""
     nodes = _between(graph, set(group))
-    if nodes is None:
-        return None
-    if not _closed(graph, nodes):
+    if nodes is None or not _closed(graph, nodes):
         return None
     own = _own_operands(graph, group, nodes)
-    if own is None:
+    order = _in_order_of_rows(graph, group)
+    if own is None or order is None:
         return None
     nodes |= _turned(graph, group)
     inputs = {edge for k in nodes for edge in graph.edges[k] if edge[0] >= 0 and edge[0] not in nodes}.difference(own)
-    order = _in_order_of_rows(graph, group)
-    if len(inputs) != 1 or order is None or any(graph.names[k] in (LEAF, _TURNED) for k, _ in inputs):
+    entry = next(iter(inputs))[0] if len(inputs) == 1 else None
+    if entry is None or graph.names[entry] != graph.names[group[0]]:
         return None
-    return _Chain(order, nodes, (*own, *inputs))
+    parts = _parts(graph, entry, nodes, order)
+    below = _own_operands(graph, [entry], nodes | {entry})
+    if parts is None or below is None or set(own) & set(below) - {NO_EDGE}:
+        return None
+    read = graph.edges[entry][_PRODUCTS[graph.names[entry]][1]]
+    if read[0] >= 0 and not _reaches_parameters(graph, read[0]):  # data with a gradient of its own
+        return None
+    nodes |= {entry, *_turned(graph, [entry])}
+    return _Chain(order, entry, parts, nodes, (*own, *below, read))
+
+
+def _parts(graph: Graph, entry: int, nodes: set[int], order: Sequence[int]) -> list[int] | None:
+    """The parts of a product that a chain reads, in the order of rows; None unless they are those of all times."""
+    parts = [k for k, edges in enumerate(graph.edges) if any(child == entry for child, _ in edges)]
+    if any(k not in nodes or graph.names[k] != _PART for k in parts):
+        return None
+    parts.sort(key=lambda k: saved_int(graph.nodes[k], "start"))
+    shapes = [graph.shape((k, 0)) for k in parts]
+    if shapes != [graph.shape((k, 0)) for k in order] or sum(s[0] for s in shapes) != graph.shape((entry, 0))[0]:
+        return None
+    start = 0
+    for k, shape in zip(parts, shapes, strict=True):
+        node = graph.nodes[k]
+        if saved_int(node, "dim") != 0 or saved_int(node, "step") != 1 or saved_int(node, "start") != start:
+            return None
+        start += shape[0]
+    return parts
+
+
+def _reaches_parameters(graph: Graph, k: int) -> bool:
+    seen, todo = {k}, [k]
+    while todo:
+        k = todo.pop()
+        if graph.leaf_parameter.get(k, -1) >= 0:
+            return True
+        more = [child for child, _ in graph.edges[k] if child >= 0 and child not in seen]
+        seen.update(more)
+        todo += more
+    return False
 
 
 def _turned(graph: Graph, group: Sequence[int]) -> set[int]:
@@ -194,5 +235,6 @@ def _contracted(graph: Graph, chains: Sequence[_Chain]) -> Graph:
 
 
 def _steps(graph: Graph, chain: _Chain, ends: Sequence[int]) -> Steps:
-    inner = [graph.nodes[k] for k in chain.nodes]
-    return Steps([graph.nodes[k] for k in chain.products], inner, [graph.nodes[k] for k in ends])
+    several = (chain.products, chain.parts, chain.nodes, ends)
+    products, parts, inner, left = ([graph.nodes[k] for k in some] for some in several)
+    return Steps(products, graph.nodes[chain.entry], parts, inner, left)

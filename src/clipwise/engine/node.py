@@ -57,17 +57,19 @@ class _Rows(NamedTuple):
 
 
 class Steps:
-    """The products of all times as one node, in place of those of torch.
+    """The products of all times, and that of what they read, as one node in place of those of torch (`fold.py`).
 
-    Its first output is the product itself; the others are the values that leave the chain.
+    Its first output are the rows of the products; the others are the values that leave the chain. Its inputs are bias
+    and weight of the products, bias and weight of the entry, and what the entry reads; without biases three of them.
     """
 
-    def __init__(self, products: Sequence[Node], inner: Sequence[Node], ends: Sequence[Node]) -> None:
-        self.products, self.inner, self.ends = products, inner, ends
+    def __init__(
+        self, products: Sequence[Node], entry: Node, parts: Sequence[Node], inner: Sequence[Node], ends: Sequence[Node]
+    ) -> None:
+        self.products, self.entry, self.parts, self.inner, self.ends = products, entry, parts, inner, ends
         first = output_meta(products[0])
-        rows = sum(output_meta(product).shape[0] for product in products)
-        joined = _Rows((rows, first.shape[1]), first.dtype)
-        self._input_metadata: Sequence[Meta] = [joined, *(output_meta(end) for end in ends)]
+        rows = _Rows((output_meta(entry).shape[0], first.shape[1]), first.dtype)
+        self._input_metadata: Sequence[Meta] = [rows, *(output_meta(end) for end in ends)]
         self.next_functions: tuple[Any, ...] = ()
 
     def _sequence_nr(self) -> int:
@@ -119,7 +121,7 @@ def _members(kind: type, prefix: str) -> tuple[str, ...]:
 def saved_tensors(node: Node) -> Iterator[Tensor]:
     """The tensors that a node saved for its backward pass."""
     if isinstance(node, Steps):
-        for product in node.products:
+        for product in (*node.products, node.entry):
             yield from saved_tensors(product)
     for name in _members(node.__class__, _SAVED):
         value = getattr(node, name)
@@ -136,7 +138,7 @@ def saved_floats(node: Node) -> list[Tensor]:
 def at_hand(node: Node) -> bool:
     """Whether a node holds the tensors it saved, rather than a way to make them again (checkpointing, offloading)."""
     if isinstance(node, Steps):
-        return all(map(at_hand, node.products))
+        return all(map(at_hand, (*node.products, node.entry)))
     for name in _members(node.__class__, _RAW):
         value = getattr(node, name)
         for item in value if isinstance(value, (tuple, list)) else (value,):

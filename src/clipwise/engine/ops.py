@@ -278,7 +278,7 @@ def is_live(graph: Graph, k: int) -> bool:
 def _edges(graph: Graph, k: int, whole: bool) -> list[GradientEdge | Tensor]:
     """Of the outputs of a node that are asked for their gradients."""
     if graph.names[k] == STEPS:
-        return [GradientEdge(product, 0) for product in graph.nodes[k].products]
+        return [GradientEdge(product, 0) for product in (*graph.nodes[k].products, *graph.nodes[k].parts)]
     count = len(output_metas(graph.nodes[k])) if whole or op_of(graph.names[k]).joined is not None else 1
     return [graph.gradient_edge((k, output)) for output in range(count)]
 

@@ -19,7 +19,7 @@ import torch
 from clipwise.engine.chains import Chain, chain_of, is_simple
 from clipwise.engine.graph import Edge, Graph
 from clipwise.engine.layout import Layout, Probe, Scattered, all_finite
-from clipwise.engine.node import LEAF, REENTRANT, at_hand, output_meta
+from clipwise.engine.node import LEAF, REENTRANT, STEPS, at_hand, output_meta
 from clipwise.engine.ops import BatchEntry, is_live, op_of, rule_of
 from clipwise.engine.origin import Evidence, Origin
 from clipwise.engine.probing import layouts_of, pass_dead_ends
@@ -100,6 +100,10 @@ class GraphPlan:
     def must_keep(self) -> bool:
         """Whether the graph is needed again after the backward pass to the meetings."""
         return self.live or self.routed or not self.decided or not self.at_hand
+
+
+class NotFolded(Exception):
+    """A folded layer shows no samples: its nodes are to be looked at one by one. Never leaves the engine."""
 
 
 def mixing(graph: Graph, after: str, whose: str) -> NotSeparable:
@@ -205,6 +209,8 @@ class Planner:
             states = self._states(lambda k: self._is_batch(k, probes[k], layouts[k]))
             meetings = self._meetings(states)
             wanted = {k for k in meetings if k not in probes}
+        if any(name == STEPS and states[k] is _State.SHARED for k, name in enumerate(self.graph.names)):
+            raise NotFolded
         if states[0] is _State.SHARED:  # the losses themselves show no layout
             raise self._mixing(0)
         self._refine(layouts, probe)

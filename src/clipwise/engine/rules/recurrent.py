@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from clipwise.engine.grams import same_memory
 from clipwise.engine.layout import Layout
 from clipwise.engine.node import Node, output_meta, output_metas, saved
 from clipwise.engine.rules.base import Finish, Operand, Samples, carries_batch, unsupported
@@ -57,15 +58,19 @@ STATES = States()
 
 
 class Rows:
-    """The products of all times of a folded layer, one below the other."""
+    """The products of all times of a folded layer, one below the other, and beside them the rows that it reads."""
 
     def join(self, node: Node, gradients: Sequence[Tensor | None]) -> Tensor | None:
-        """The gradients of all rows; None where nothing reached any."""
+        """The gradients of all rows; None where nothing reached any. Where both sides are the same, one of them."""
         known = next((gradient for gradient in gradients if gradient is not None), None)
         if known is None:
             return None
-        shapes = (torch.Size(output_meta(product).shape) for product in node.products)
-        return torch.cat([known.new_zeros(s) if g is None else g for g, s in zip(gradients, shapes, strict=True)])
+        shapes = [torch.Size(output_meta(product).shape) for product in node.products] * 2
+        parts = [known.new_zeros(s) if g is None else g for g, s in zip(gradients, shapes, strict=True)]
+        states, read = parts[: len(node.products)], parts[len(node.products) :]
+        rows = torch.cat(states)
+        same = all(same_memory(a, b) for a, b in zip(states, read, strict=True))
+        return rows if same else torch.cat([rows, torch.cat(read)], 1)
 
     def layout(self, joined: Layout, output: int) -> Layout | None:
         """The values that leave the layer have other rows."""
@@ -188,20 +193,28 @@ def lstm(operand: Operand, samples: Samples) -> Finish:
 
 
 def steps(operand: Operand, samples: Samples) -> Finish:
-    """Z_t = H_t W^T + b for every time t: one product with the rows of all times."""
-    products, with_bias = operand.node.products, len(operand.graph.edges[operand.k]) == 3
-    of_weight = operand.position == int(with_bias)
+    """Z_t = H_t V^T + d and Y = X W^T + b, of which Y_t is read at time t: products with the rows of all times."""
+    node, position = operand.node, operand.position
+    kinds = 2 if len(operand.graph.edges[operand.k]) == 5 else 1  # bias and weight, or weight
     if samples.axis != 0:
         raise carries_batch(operand, "samples lie along the columns of a product of rows")
-    if operand.position > int(with_bias):
-        raise unsupported(operand, "only weight and bias of a recurrent layer over packed sequences have a rule")
-    name = "mat1" if with_bias else "self"
-    states = torch.cat([accurate(saved(product, name)) for product in products]) if of_weight else None
+    if position >= 2 * kinds:
+        raise unsupported(operand, "only weights and biases of a recurrent layer over packed sequences have a rule")
+    of_entry, of_weight = position >= kinds, position % kinds == kinds - 1
+    width, name = output_meta(node).shape[1], "mat1" if kinds == 2 else "self"
+
+    def rows() -> Tensor:
+        products = [node.entry] if of_entry else node.products
+        return samples.split(torch.cat([accurate(saved(product, name)) for product in products]))
+
+    read = rows() if of_weight else None
 
     def finish(gradient: Tensor) -> Use:
-        left = samples.once("left", lambda: samples.split(gradient))
-        if states is None:
-            return Dense(accurate(left).sum(1), operand.shape)
-        return Outer(left, samples.split(states), operand.shape)
+        left: Tensor = samples.once("left", lambda: samples.split(accurate(gradient)))
+        if left.shape[-1] > width:
+            left = left[..., width:] if of_entry else left[..., :width]
+        if read is None:
+            return Dense(left.sum(1), operand.shape)
+        return Outer(left, read, operand.shape)
 
     return finish
