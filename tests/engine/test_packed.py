@@ -101,7 +101,7 @@ def test_a_folded_layer_agrees_with_the_loop(name: str, streaming: bool, monkeyp
         assert torch.allclose(torch.cat([g.flatten() for g in clipped.values()]), expected, atol=1e-10)
 
 
-@pytest.mark.parametrize("name", ["LSTM", "LSTM, two layers and directions", "GRU", "RNN"])
+@pytest.mark.parametrize("name", ["LSTM", "LSTM, outputs", "LSTM, two layers and directions", "GRU", "RNN"])
 def test_one_plan_serves_all_lengths(name: str) -> None:
     program, kind, options = PROGRAMS[name]
     model = Packed(kind, **options)

@@ -17,7 +17,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from clipwise.engine.graph import NO_EDGE, Edge, Graph, leaf_entry, node_entry
-from clipwise.engine.node import LEAF, STEPS, Steps, saved, saved_int
+from clipwise.engine.node import IN_PLACE_WRITE, LEAF, STEPS, Steps, saved, saved_int
 
 _FEWEST = 3  # times
 _STATES = 2  # of an LSTM
@@ -196,8 +196,28 @@ def _closed(graph: Graph, nodes: set[int]) -> bool:
         if k in read and k not in read_elsewhere and graph.names[k] in _PARTS:
             nodes.add(k)
         (read if k in nodes else read_elsewhere).update(child for child, _ in graph.edges[k])
-    nodes |= ends
+    nodes |= ends.union(*(_padding(graph, k) for k in ends))
     return True
+
+
+def _padding(graph: Graph, joined: int) -> set[int]:
+    """What writes joined rows into a padded tensor (`pad_packed_sequence`), if nothing else reads them."""
+    rows, views = _readers(graph, {joined}, _PART), set[int]()
+    if rows:
+        views = _readers(graph, rows, "ViewBackward0")
+    writes = _readers(graph, views, IN_PLACE_WRITE) if views else set()
+    into = [graph.edges[k][0] for k in writes]
+    in_chain = all(edge == NO_EDGE or edge[0] in writes for edge in into) and len(set(into)) == len(into)
+    inner = writes.intersection(k for k, _ in into)
+    if not writes or not in_chain or _readers(graph, inner, IN_PLACE_WRITE) - writes or len(inner) != len(writes) - 1:
+        return set()
+    return rows | views | writes
+
+
+def _readers(graph: Graph, read: set[int], name: str) -> set[int]:
+    """The nodes that read some others, if all are of one kind; else none."""
+    found = {k for k, edges in enumerate(graph.edges) if any(child in read for child, _ in edges)}
+    return found if all(graph.names[k] == name for k in found) else set()
 
 
 def _contracted(graph: Graph, chains: Sequence[_Chain]) -> Graph:
