@@ -16,7 +16,7 @@ from clipwise.engine.layout import (
     colours_of,
     owners_by_digits,
     pack,
-    rows_along,
+    peaks,
 )
 
 
@@ -215,9 +215,10 @@ def test_positions_of_each_sample_are_packed_in_their_order() -> None:
         assert pack(torch.tensor(owners, dtype=torch.long), batch).tolist() == expected
 
 
-def test_rows_along_an_axis_are_finite_numbers() -> None:
-    values = torch.tensor([[1.0, torch.nan], [torch.inf, 2.0], [-torch.inf, 3.0]])
-    assert rows_along(values, 0).tolist() == [[1, 0], [0, 2], [0, 3]]
-    assert rows_along(values, 1).tolist() == [[1, 0, 0], [0, 2, 3]]
-    assert rows_along(torch.tensor([2.0, 3.0]), 0).tolist() == [[2], [3]]
-    assert rows_along(torch.tensor([[1 + 2j, 3 + 4j]]).conj(), 1).tolist() == [[1, -2], [3, -4]]
+def test_the_peak_of_a_row_is_its_largest_finite_number() -> None:
+    values = torch.tensor([[1.0, torch.nan], [-torch.inf, -2.0], [0.0, 0.0]])
+    assert [found.tolist() for found in peaks(values, 0)] == [[1, 2, 0], [0, 1, 0]]
+    assert [found.tolist() for found in peaks(values, 1)] == [[1, 2], [0, 1]]
+    assert peaks(torch.tensor([2.0, -3.0]), 0)[0].tolist() == [2, 3]
+    assert peaks(torch.tensor([[1 + 2j, 3 - 4j]]).conj(), 1)[0].tolist() == [2, 4]
+    assert peaks(torch.zeros(2, 0), 0)[0].tolist() == [0, 0]

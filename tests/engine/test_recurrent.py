@@ -31,6 +31,7 @@ class Recurrent(nn.Module):
         self.one = nn.LSTM(4, 5, **{"batch_first": True, **options})
         self.other = nn.LSTM(5, 5, batch_first=True)
         self.state = nn.Parameter(torch.randn(1, 1, 5))
+        self.enter = nn.Linear(4, 4)
 
 
 def everything(model: Recurrent, x: Tensor) -> Tensor:
@@ -52,6 +53,13 @@ def several_sequences_of_a_sample(model: Recurrent, x: Tensor) -> Tensor:
     return model.one(x.reshape(-1, 3, 4))[1][0][-1].reshape(len(x), -1)
 
 
+def beside(model: Recurrent, x: Tensor) -> Tensor:
+    """A way around a layer: the values below it are reached with and without it."""
+    below = model.enter(x)
+    out = model.one(below)[0]
+    return model.other(out)[1][0][-1] + out.tanh().sum(1) + below.square().sum((1, 2)).unsqueeze(1)
+
+
 PROGRAMS: dict[str, tuple[Program, dict[str, Any]]] = {
     "last output": (lambda m, x: m.one(x)[0][:, -1], {}),
     "all outputs": (lambda m, x: m.one(x)[0], {}),
@@ -63,6 +71,9 @@ PROGRAMS: dict[str, tuple[Program, dict[str, Any]]] = {
     "states of another": (handed_on, {}),
     "a learned first state": (learned, {}),
     "used twice": (lambda m, x: m.one(x)[0][:, -1] + m.one(x.flip(1))[1][0][0], {}),
+    "last hidden state of three layers": (lambda m, x: m.one(m.enter(x))[1][0][-1], {"num_layers": 3, "dropout": 0.5}),
+    "first hidden state of two layers": (lambda m, x: m.one(m.enter(x))[1][0][0], {"num_layers": 2}),
+    "a layer and what lies below it": (beside, {}),
     "several sequences of a sample": (several_sequences_of_a_sample, {}),
 }
 
@@ -104,6 +115,26 @@ def test_its_layouts_are_not_probed_at_every_step(name: str) -> None:
     with unrecorded():
         plan = ENGINE.backward(losses, parameters, keep=True).plan
     assert plan.decided and plan.cacheable and not plan.routed
+
+
+@pytest.mark.parametrize(("name", "stages"), [
+    ("last output", 1),
+    ("last hidden state of three layers", 4),
+    ("states of another", 2),
+    ("a layer and what lies below it", 3),
+])  # fmt: skip
+def test_the_kernels_own_backward_never_runs(name: str, stages: int) -> None:
+    program, options = PROGRAMS[name]
+    model = Recurrent(**options)
+    params = dict(model.named_parameters())
+    x = torch.randn(4, 6, 4)
+    per_sample_norms(losses_of(program, model, x), params)  # plans, and checks with autograd
+    losses = losses_of(program, model, x)
+    with unrecorded(), torch.profiler.profile(record_shapes=True) as profile:
+        plan = ENGINE.backward(losses, Parameters(params), keep=False).plan
+    assert plan.stages.count == stages
+    calls = [event.input_shapes for event in profile.events() if event.name == "aten::mkldnn_rnn_layer_backward"]
+    assert not any(any(shapes[10:13]) for shapes in calls)  # without gradients, on the way to a joint, it does nothing
 
 
 def test_a_bad_sample_spoils_no_other() -> None:

@@ -15,12 +15,13 @@ from torch import Tensor
 
 from clipwise.engine.compiled import refuse_donated
 from clipwise.engine.cost import Way, choose_way, reduced_precision
+from clipwise.engine.fold import folded
 from clipwise.engine.graph import Graph, refuse_nested, walk
 from clipwise.engine.history import History, Planning
 from clipwise.engine.origin import Declared, Evidence, Origin
 from clipwise.engine.owners import StalePlan
 from clipwise.engine.parameters import Parameters
-from clipwise.engine.plan import GraphPlan, Planner, mixing
+from clipwise.engine.plan import GraphPlan, NotFolded, Planner, mixing
 from clipwise.engine.probing import AutogradProber
 from clipwise.engine.room import Room
 from clipwise.engine.run import Backward
@@ -57,6 +58,7 @@ class Engine:
 
     def __init__(self) -> None:
         self._cache: OrderedDict[tuple[object, ...], CachedPlan] = OrderedDict()
+        self._not_folded: OrderedDict[tuple[object, ...], None] = OrderedDict()
         self._history = History()
         self.plans = 0
         """How many were made, for any parameters."""
@@ -67,7 +69,10 @@ class Engine:
 
     def graph(self, losses: Tensor, parameters: Parameters) -> Graph:
         """The graph of the losses; refused when it reaches none of the parameters."""
-        graph = walk(losses, parameters.position, parameters.tensors)
+        whole = walk(losses, parameters.position, parameters.tensors)
+        graph = folded(whole)
+        if (parameters.identity, graph.signature) in self._not_folded:
+            graph = whole
         if all(place < 0 for place in graph.leaf_parameter.values()):
             raise InvalidLosses(
                 "no parameter is reached from the losses. Pass the parameters that the losses were computed from "
@@ -125,6 +130,27 @@ class Engine:
         where per-sample gradients may be kept.
         """
         graph = self.graph(losses, parameters)
+        try:
+            return self._backward(losses, graph, parameters, evidence, keep, way, groups, room)
+        except NotFolded:
+            whole = walk(losses, parameters.position, parameters.tensors)
+            backward = self._backward(losses, whole, parameters, evidence, keep, way, groups, room)
+        self._not_folded[parameters.identity, graph.signature] = None
+        while len(self._not_folded) > _CACHE_SIZE:
+            self._not_folded.popitem(last=False)
+        return backward
+
+    def _backward(
+        self,
+        losses: Tensor,
+        graph: Graph,
+        parameters: Parameters,
+        evidence: Evidence,
+        keep: bool,
+        way: Way | None,
+        groups: int,
+        room: Room | None,
+    ) -> Backward:
         entry = self.entry(losses, graph, parameters, evidence)
         verify = not entry.checked or entry.uses % _VERIFY_EVERY == 0
         entry.uses += 1

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from clipwise.engine.node import LEAF, Node, output_meta, output_metas, structure_readers
+from clipwise.engine.node import LEAF, STEPS, Node, output_meta, output_metas, structure_readers
 from clipwise.errors import UnsupportedNode
 
 NO_EDGE = (-1, 0)
@@ -62,7 +62,17 @@ class Graph:
     def gradient_edge(self, edge: Edge) -> GradientEdge | Tensor:
         """What `torch.autograd.grad` takes for this edge, as an input or an output."""
         k, output = edge
+        if self.names[k] == STEPS:
+            return GradientEdge(self.nodes[k].ends[output - 1], 0)
         return self.nodes[k].variable if self.names[k] == LEAF else GradientEdge(self.nodes[k], output)
+
+    def kernels(self) -> Iterator[tuple[Node, str]]:
+        """All nodes of torch with their names, also those that are folded into one."""
+        for node, name in zip(self.nodes, self.names, strict=True):
+            if name == STEPS:
+                yield from ((inner, inner.name()) for inner in node.inner)
+            else:
+                yield node, name
 
     def computes_in(self, dtype: torch.dtype) -> bool:
         """Whether some value of the graph has this dtype."""
@@ -129,7 +139,7 @@ def walk(losses: Tensor, position: Mapping[int, int], parameters: Sequence[Tenso
             place = position.get(id(node.variable), -1)
             leaf_parameter[len(edges)] = place
             edges.append(())
-            signature.append((place, True) if node.variable._backward_hooks else place)
+            signature.append(leaf_entry(node, place))
             continue
         row: list[Edge] = []
         for child, output in node.next_functions:
@@ -143,8 +153,18 @@ def walk(losses: Tensor, position: Mapping[int, int], parameters: Sequence[Tenso
             row.append((k, output))
         entry = tuple(row)
         edges.append(entry)
-        signature.append((name, entry, *[read(node) for read in structure_readers(node.__class__)]))
+        signature.append(node_entry(node, name, entry))
     return Graph(nodes, names, edges, leaf_parameter, parameters, tuple(signature))
+
+
+def leaf_entry(node: Node, place: int) -> object:
+    """What of a leaf is structure: which parameter it is, and whether a hook may change its gradient."""
+    return (place, True) if node.variable._backward_hooks else place
+
+
+def node_entry(node: Node, name: str, edges: tuple[Edge, ...]) -> object:
+    """What of a node is structure."""
+    return (name, edges, *[read(node) for read in structure_readers(node.__class__)])
 
 
 def dense(gradient: Tensor) -> Tensor:

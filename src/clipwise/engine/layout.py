@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -21,17 +22,20 @@ _SLACK = 8
 _HALF_FAINT = 2.0**-20  # float16 has few exponents: what is smaller has lost its digits
 _FEW = 512  # elements that are looked at before all are
 
-_PALETTE = tuple(sign * 2.0**k for k in range(8) for sign in (1, -1))
+NARROW = tuple(sign * 2.0**k for k in range(8) for sign in (1, -1))  # for float16, which overflows soon
+WIDE = tuple(sign * 2.0**k for k in range(16) for sign in (1, -1))
+
+Palette: TypeAlias = tuple[float, ...]
 
 
-def colours_of(batch_size: int, like: Tensor) -> list[Tensor]:
-    """Colourings that together tell every sample from every other: the digits of its number in base 16."""
-    palette = torch.tensor(_PALETTE, dtype=like.dtype, device=like.device)
+def colours_of(batch_size: int, like: Tensor, palette: Palette = NARROW) -> list[Tensor]:
+    """Colourings that together tell every sample from every other: the digits of its number, one colour each."""
+    colours = torch.tensor(palette, dtype=like.dtype, device=like.device)
     number = torch.arange(batch_size, device=like.device)
     digits = []
     while True:
-        digits.append(palette[number % len(_PALETTE)])
-        number = number // len(_PALETTE)
+        digits.append(colours[number % len(palette)])
+        number = number // len(palette)
         if not bool(number.any()):
             return digits
 
@@ -132,6 +136,7 @@ class Probe:
     coloured: Sequence[Tensor]
     colours: Sequence[Tensor]
     bad: Tensor
+    palette: Palette = NARROW
 
     @cached_property
     def blank(self) -> bool:
@@ -143,7 +148,8 @@ class Probe:
         """Some elements, by their numbers, which tell most wrong layouts at little cost."""
         step = 1 + self.plain.numel() // _FEW
         number = torch.arange(0, self.plain.numel(), step, device=self.plain.device)
-        few = Probe(self.plain.flatten()[number], [c.flatten()[number] for c in self.coloured], self.colours, self.bad)
+        coloured = [c.flatten()[number] for c in self.coloured]
+        few = Probe(self.plain.flatten()[number], coloured, self.colours, self.bad, self.palette)
         return number, few
 
     def agrees(self, owners: Tensor, axis: int) -> bool:
@@ -188,25 +194,38 @@ def owners_by_digits(probe: Probe, axis: int) -> Tensor | None:
     given to the first bad sample, or to the first of all.
     """
     plain = probe.plain
-    palette = torch.tensor(_PALETTE, dtype=torch.float64, device=plain.device)
-    rows = rows_along(plain, axis)
-    energy = rows.square().sum(1)
-    owners = torch.zeros(rows.shape[0], dtype=torch.long, device=plain.device)
+    palette = torch.tensor(probe.palette, dtype=torch.float64, device=plain.device)
+    sizes, places = peaks(plain, axis)
+    numbers = _row_at(plain, axis, places)
+    owners = torch.zeros(len(places), dtype=torch.long, device=plain.device)
     for place, colour in enumerate(probe.coloured):
-        projected = (rows_along(colour, axis) * rows).sum(1)
-        ratio = torch.where(energy > 0, projected / energy, palette[0])
-        owners += (ratio.unsqueeze(1) - palette).abs().argmin(1) * len(_PALETTE) ** place
-    owners = torch.where(energy > 0, owners, int(probe.bad.to(torch.uint8).argmax()))
+        ratio = torch.where(sizes > 0, (_row_at(colour, axis, places) / numbers).nan_to_num(0, 0, 0), palette[0])
+        owners += (ratio.unsqueeze(1) - palette).abs().argmin(1) * len(probe.palette) ** place
+    owners = torch.where(sizes > 0, owners, int(probe.bad.to(torch.uint8).argmax()))
     if bool((owners >= probe.bad.numel()).any()) or not probe.agrees(owners, axis):
         return None
     return owners
 
 
-def rows_along(tensor: Tensor, axis: int) -> Tensor:
-    """The positions along an axis as rows of finite numbers in float64."""
+def _rows(tensor: Tensor, axis: int) -> Tensor:
+    """The positions along an axis as rows of real numbers."""
     rows = tensor.movedim(axis, 0).unsqueeze(-1).flatten(1)
-    real = torch.view_as_real(rows.resolve_conj()).flatten(1) if rows.is_complex() else rows
-    return real.double().nan_to_num(0, 0, 0)
+    return torch.view_as_real(rows.resolve_conj()).flatten(1) if rows.is_complex() else rows
+
+
+def _row_at(tensor: Tensor, axis: int, places: Tensor) -> Tensor:
+    """One number of each row."""
+    return _rows(tensor, axis).gather(1, places.unsqueeze(1)).squeeze(1).double()
+
+
+def peaks(tensor: Tensor, axis: int) -> tuple[Tensor, Tensor]:
+    """The size of the largest finite number at each position along an axis, 0 where there is none, and its place."""
+    rows = _rows(tensor, axis)
+    if rows.shape[1] == 0:
+        nothing = torch.zeros(rows.shape[0], device=rows.device)
+        return nothing, nothing.long()
+    sizes, places = (rows if all_finite(rows) else rows.nan_to_num(0, 0, 0)).abs().max(1)
+    return sizes, places
 
 
 def pack(owners: Tensor, batch_size: int) -> Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from operator import attrgetter
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ LEAF = "torch::autograd::AccumulateGrad"
 IN_PLACE_WRITE = "torch::autograd::CopySlices"
 REENTRANT = "CheckpointFunctionBackward"
 COMPILED = "CompiledFunctionBackward"
+STEPS = "clipwise::Steps"
 
 _SAVED = "_saved_"
 _RAW = "_raw_saved_"
@@ -46,6 +47,35 @@ def output_metas(node: Node) -> Sequence[Meta]:
 def output_meta(node: Node, output: int = 0) -> Meta:
     """One output of a node."""
     return output_metas(node)[output]
+
+
+class _Rows(NamedTuple):
+    """What is known about the rows of all times."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    is_nested_tensor: bool = False
+
+
+class Steps:
+    """The products of all times, and that of what they read, as one node in place of those of torch (`fold.py`).
+
+    Its first output are the rows of the products; the others are the values that leave the chain. Its inputs are bias
+    and weight of the products, bias and weight of the entry, and what the entry reads; without biases three of them.
+    """
+
+    def __init__(
+        self, products: Sequence[Node], entry: Node, parts: Sequence[Node], inner: Sequence[Node], ends: Sequence[Node]
+    ) -> None:
+        self.products, self.entry, self.parts, self.inner, self.ends = products, entry, parts, inner, ends
+        first = output_meta(products[0])
+        rows = _Rows((output_meta(entry).shape[0], first.shape[1]), first.dtype)
+        self._input_metadata: Sequence[Meta] = [rows, *(output_meta(end) for end in ends)]
+        self.next_functions: tuple[Any, ...] = ()
+
+    def _sequence_nr(self) -> int:
+        number: int = self.products[-1]._sequence_nr()
+        return number
 
 
 def saved(node: Node, name: str) -> Any:
@@ -91,6 +121,9 @@ def _members(kind: type, prefix: str) -> tuple[str, ...]:
 
 def saved_tensors(node: Node) -> Iterator[Tensor]:
     """The tensors that a node saved for its backward pass."""
+    if isinstance(node, Steps):
+        for product in (*node.products, node.entry):
+            yield from saved_tensors(product)
     for name in _members(node.__class__, _SAVED):
         value = getattr(node, name)
         for item in value if isinstance(value, (tuple, list)) else (value,):
@@ -105,6 +138,8 @@ def saved_floats(node: Node) -> list[Tensor]:
 
 def at_hand(node: Node) -> bool:
     """Whether a node holds the tensors it saved, rather than a way to make them again (checkpointing, offloading)."""
+    if isinstance(node, Steps):
+        return all(map(at_hand, (*node.products, node.entry)))
     for name in _members(node.__class__, _RAW):
         value = getattr(node, name)
         for item in value if isinstance(value, (tuple, list)) else (value,):

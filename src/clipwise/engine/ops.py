@@ -12,7 +12,7 @@ A new operation is a row here, a function in `rules/` if it needs arithmetic of 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import chain, islice
@@ -22,7 +22,7 @@ from torch.autograd.graph import GradientEdge
 
 from clipwise.engine import passing, routes, views
 from clipwise.engine.graph import Graph, differentiate
-from clipwise.engine.node import COMPILED, IN_PLACE_WRITE, output_metas
+from clipwise.engine.node import COMPILED, IN_PLACE_WRITE, STEPS, output_metas
 from clipwise.engine.passing import Passing
 from clipwise.engine.products import (
     BatchedProduct,
@@ -35,7 +35,7 @@ from clipwise.engine.products import (
 )
 from clipwise.engine.routes import Route, writing
 from clipwise.engine.rules import Rule, autograd, broadcast, conv, grouped, linear, norm, recurrent, table
-from clipwise.engine.rules.recurrent import States
+from clipwise.engine.rules.recurrent import Joined, Pulled
 from clipwise.engine.views import Region, View
 
 Gradients = tuple[Tensor | None, ...]
@@ -64,7 +64,8 @@ class Op:
     routing: Route = routes.unknown
     passing: Passing = passing.finite
     by_index: bool = False  # rows are moved by an index or a mask
-    joined: States | None = None  # several outputs that receive gradients, as one
+    joined: Joined | None = None  # several outputs that receive gradients, as one
+    backward: Pulled | None = None  # gives the gradients of inputs, so that autograd need not run the node
     only_input: bool = False  # reads nothing but its input, whatever it makes of it
     refusal: str = ""  # why there is no rule, and what to do
 
@@ -79,9 +80,9 @@ class Op:
         return self.entry is BatchEntry.ROWWISE or (self.view is not None and self.view.is_whole)
 
 
-def _product(names: str, rule: Rule, data: Product, joined: States | None = None) -> Op:
+def _product(names: str, rule: Rule, data: Product, joined: Joined | None = None, backward: Pulled | None = None) -> Op:
     """A product knows its routing by itself."""
-    return Op(names, rule, data=data, routing=data.routing, passing=data.passing, joined=joined)
+    return Op(names, rule, data=data, routing=data.routing, passing=data.passing, joined=joined, backward=backward)
 
 
 def _view(names: str, view: View) -> Op:
@@ -120,7 +121,9 @@ TABLE = (
     _product("ConvolutionBackward0", conv.convolution, ImageProduct(0, 1)),
     Op("ConvolutionBackwardBackward0", autograd.by_autograd, routing=routes.samples_first),
     # Recurrent layers in one kernel.
-    _product("MkldnnRnnLayerBackward0", recurrent.lstm, RecurrentProduct(0, 1), recurrent.STATES),
+    _product("MkldnnRnnLayerBackward0", recurrent.lstm, RecurrentProduct(0, 1), recurrent.STATES, recurrent.PULLED),
+    # A recurrent layer without one, over packed sequences (`fold.py`).
+    Op(STEPS, recurrent.steps, entry=BatchEntry.INDEX, joined=recurrent.ROWS),
     # Normalization.
     Op("NativeLayerNormBackward0", norm.layer_norm, entry=BatchEntry.ROWWISE, routing=routes.layer_norm,
        passing=passing.layer_norm),
@@ -280,18 +283,28 @@ def is_live(graph: Graph, k: int) -> bool:
     return op_of(graph.names[k]).is_live or autograd.is_opaque(graph, k)
 
 
-def _edges(graph: Graph, k: int) -> list[GradientEdge | Tensor]:
+def _edges(graph: Graph, k: int, whole: bool) -> list[GradientEdge | Tensor]:
     """Of the outputs of a node that are asked for their gradients."""
-    count = 1 if op_of(graph.names[k]).joined is None else len(output_metas(graph.nodes[k]))
+    if graph.names[k] == STEPS:
+        return [GradientEdge(product, 0) for product in (*graph.nodes[k].products, *graph.nodes[k].parts)]
+    count = len(output_metas(graph.nodes[k])) if whole or op_of(graph.names[k]).joined is not None else 1
     return [graph.gradient_edge((k, output)) for output in range(count)]
 
 
 def gradients_at(
-    losses: Tensor, graph: Graph, nodes: Sequence[int], cotangent: Tensor, *, keep: bool
+    starts: Sequence[GradientEdge | Tensor],
+    cotangents: Sequence[Tensor],
+    graph: Graph,
+    nodes: Sequence[int],
+    *,
+    keep: bool,
+    whole: Collection[int] = (),
 ) -> list[Gradients]:
-    """The gradients of nodes, each of the outputs that count; None where nothing arrives."""
-    ends = [_edges(graph, k) for k in nodes]
-    found = iter(differentiate(losses, list(chain.from_iterable(ends)), cotangent, keep=keep))
+    """The gradients of nodes, each of the outputs that count, of some nodes all; None where nothing arrives."""
+    ends = [_edges(graph, k, k in whole) for k in nodes]
+    if not starts:
+        return [tuple(None for _ in edges) for edges in ends]
+    found = iter(differentiate(starts, list(chain.from_iterable(ends)), cotangents, keep=keep))
     return [tuple(islice(found, len(edges))) for edges in ends]
 
 

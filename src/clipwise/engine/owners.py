@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
 
 from clipwise.engine.grams import same_memory
-from clipwise.engine.graph import Graph
-from clipwise.engine.layout import Probe, Scattered, all_finite, owners_by_digits, rows_along
-from clipwise.engine.node import Node, saved_floats, saved_or
+from clipwise.engine.graph import NO_EDGE, Graph
+from clipwise.engine.layout import Probe, Scattered, all_finite, owners_by_digits, peaks
+from clipwise.engine.node import Node, Steps, output_meta, saved_floats, saved_or
 from clipwise.engine.plan import GraphPlan, mixing
 from clipwise.engine.probing import AutogradProber
 
@@ -26,6 +26,8 @@ class Owners:
 
     def __init__(self, losses: Tensor, graph: Graph, plan: GraphPlan) -> None:
         self.losses, self.graph, self.plan, self.batch_size = losses, graph, plan, losses.shape[0]
+        self.gradients: dict[int, Tensor | None] = {}
+        """Of the meetings, as they are: the backward pass to them need not run again."""
 
     def moved_rows(self) -> dict[int, Tensor]:
         """Rows may move between samples by data: read the owners of scattered ones, test every other layout."""
@@ -42,7 +44,7 @@ class Owners:
                 if read is None:
                     raise StalePlan
                 owners[meeting.node] = read
-                arrived = rows_along(gradient, layout.axis).any(1)
+                arrived = peaks(gradient, layout.axis)[0] > 0
                 known[meeting.node] = torch.where(arrived, read, _UNKNOWN)
                 continue
             if not layout.fits(shape, self.batch_size):
@@ -57,7 +59,9 @@ class Owners:
     def _probes(self) -> Mapping[int, Probe]:
         """Probes of all meetings; past what is not finite, which would hide whose it is."""
         prober, nodes = AutogradProber(self.losses, self.graph), [meeting.node for meeting in self.plan.meetings]
-        found = dict(prober(nodes))
+        gradients = prober.gradients(nodes)
+        self.gradients.update(zip(nodes, gradients, strict=True))
+        found = dict(prober.beside(nodes, gradients))
         spoilt = [k for k, probe in found.items() if self._hides_whose(k, probe)]
         if spoilt:
             found.update(prober.passing(spoilt))
@@ -71,11 +75,8 @@ class Owners:
     def _refuse_two_samples_in_one_loss(self, known: Mapping[int, Tensor]) -> None:
         """The same data met twice must belong to the same samples, else a loss is computed from two of them."""
         seen: list[tuple[Tensor, int, Tensor | None]] = []
-        for node, owners in known.items():
-            if node not in self.plan.data_meetings:
-                continue
+        for node, owners, data in self._read(known):
             samples = owners[owners != _UNKNOWN].unique().numel()
-            data = _data_of(self.graph.nodes[node])
             for before, its_samples, its_data in seen:
                 fewest = min(samples, its_samples)
                 whole = fewest == self.batch_size and not self.plan.indexed  # all samples, and nothing reordered them
@@ -86,6 +87,19 @@ class Owners:
                     name = self.graph.names[node]
                     raise mixing(self.graph, name, "the same data is read for two different samples")
             seen.append((owners, samples, data))
+
+    def _read(self, known: Mapping[int, Tensor]) -> Iterator[tuple[int, Tensor, Tensor | None]]:
+        """Whose rows of data each meeting reads, and the data. A folded layer reads its rows, and its first state."""
+        for k, owners in known.items():
+            node = self.graph.nodes[k]
+            if k not in self.plan.data_meetings:
+                continue
+            if not isinstance(node, Steps):
+                yield k, owners, _data_of(node)
+                continue
+            yield k, owners[: output_meta(node.products[0]).shape[0]], None
+            if self.graph.edges[k][-1] == NO_EDGE:
+                yield k, owners, _data_of(node.entry)
 
 
 def _data_of(node: Node) -> Tensor | None:

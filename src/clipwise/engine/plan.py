@@ -19,12 +19,13 @@ import torch
 from clipwise.engine.chains import Chain, chain_of, is_simple
 from clipwise.engine.graph import Edge, Graph
 from clipwise.engine.layout import Layout, Probe, Scattered, all_finite
-from clipwise.engine.node import COMPILED, LEAF, REENTRANT, at_hand, output_meta
+from clipwise.engine.node import COMPILED, LEAF, REENTRANT, STEPS, at_hand, output_meta
 from clipwise.engine.ops import BatchEntry, is_live, op_of, rule_of
 from clipwise.engine.origin import Evidence, Origin
 from clipwise.engine.probing import layouts_of, pass_dead_ends
 from clipwise.engine.routes import CompiledRegion, Routing, Site, in_place, keeps_sizes, region
 from clipwise.engine.rules import norm
+from clipwise.engine.stages import Stages, stages
 from clipwise.engine.suspects import Suspects
 from clipwise.errors import NotSeparable, UnsupportedNode
 
@@ -94,11 +95,16 @@ class GraphPlan:
     unseen: Mapping[int, frozenset[int]]  # shared nodes with an operand of unseen origin -> parameters below
     data_meetings: frozenset[int]  # meetings with data that is not computed from parameters
     indexed: bool  # some node moves values computed from the batch by an index
+    stages: Stages  # the parts of the backward pass between meetings whose rule goes on by itself
 
     @property
     def must_keep(self) -> bool:
         """Whether the graph is needed again after the backward pass to the meetings."""
         return self.live or self.routed or not self.decided or not self.at_hand
+
+
+class NotFolded(Exception):
+    """A folded layer shows no samples: its nodes are to be looked at one by one. Never leaves the engine."""
 
 
 def mixing(graph: Graph, after: str, whose: str) -> NotSeparable:
@@ -205,6 +211,8 @@ class Planner:
             states = self._states(lambda k: self._is_batch(k, probes[k], layouts[k]))
             meetings = self._meetings(states)
             wanted = {k for k in meetings if k not in probes}
+        if any(name == STEPS and states[k] is _State.SHARED for k, name in enumerate(self.graph.names)):
+            raise NotFolded
         if states[0] is _State.SHARED:  # the losses themselves show no layout
             raise self._mixing(0)
         self._refine(layouts, probe)
@@ -214,7 +222,22 @@ class Planner:
         self._refuse_unknown(meetings, states)
         met = [self._meeting(k, states, probes[k], layouts[k]) for k in meetings]
         shared = tuple(k for k in self.entries if states[k] is _State.SHARED)
-        return self._bind(met, self._moves(states, layouts), shared)
+        moves = self._moves(states, layouts)
+        routed = _is_routed(met, moves)  # probes give the gradients of all meetings
+        stops = {meeting.node for meeting in met if not routed and self._is_stop(meeting, states)}
+        when = stages(self.graph, stops, self._is_batch_in(states))
+        return self._bind(met, moves, shared, when)
+
+    def _is_stop(self, meeting: Meeting, states: Sequence[_State]) -> bool:
+        """Whether the rule of a meeting gives the gradients of all its inputs that are computed from the batch."""
+        known, edges = op_of(self.graph.names[meeting.node]).backward, self.graph.edges[meeting.node]
+        if known is None or meeting.end or not meeting.layouts:
+            return False
+        is_batch = self._is_batch_in(states)
+        return all(at in known.positions for at, (child, _) in enumerate(edges) if child >= 0 and is_batch(child))
+
+    def _is_batch_in(self, states: Sequence[_State]) -> Callable[[int], bool]:
+        return lambda k: states[k] is _State.BATCH
 
     def _refuse_compiled(self, optimistic: Sequence[_State], cautious: Sequence[_State]) -> None:
         """Refuse compiled regions with parameters inside, before any backward pass through them.
@@ -393,7 +416,11 @@ class Planner:
         )
 
     def _bind(
-        self, meetings: list[Meeting], moves: Mapping[int, Routing | CompiledRegion], shared: tuple[int, ...]
+        self,
+        meetings: list[Meeting],
+        moves: Mapping[int, Routing | CompiledRegion],
+        shared: tuple[int, ...],
+        when: Stages,
     ) -> GraphPlan:
         roots: dict[int, dict[Edge, None]] = {}
         chains: dict[Edge, Chain] = {}
@@ -432,18 +459,24 @@ class Planner:
             cacheable=self.finite and all(len(meeting.layouts) <= 1 for meeting in meetings),
             identities=tuple(k for k, move in moves.items() if move is Routing.IDENTITY),
             regions=tuple(move for move in moves.values() if isinstance(move, CompiledRegion)),
-            routed=any(move is Routing.MAYBE for move in moves.values())
-            or any(_read_each_step(layout) for meeting in meetings for layout in meeting.layouts),
+            routed=_is_routed(meetings, moves),
             shared=shared,
             unseen={k: self.reaches[k] for k in shared if self._is_unseen(k)},
             data_meetings=frozenset(m.node for m in meetings if self.entries[m.node] is not _Entry.NO),
             indexed=any(op_of(self.graph.names[k]).by_index for k in moves),
+            stages=when,
             entries=tuple(
                 (k, pattern(self.graph, k))
                 for k, entry in self.entries.items()
                 if entry is not _Entry.NO or self._keeps_order(k)
             ),
         )
+
+
+def _is_routed(meetings: Sequence[Meeting], moves: Mapping[int, Routing | CompiledRegion]) -> bool:
+    """Whether rows may be moved between samples by data."""
+    layouts = (layout for meeting in meetings for layout in meeting.layouts)
+    return any(move is Routing.MAYBE for move in moves.values()) or any(map(_read_each_step, layouts))
 
 
 def _read_each_step(layout: Layout | Scattered) -> bool:

@@ -15,7 +15,17 @@ import torch
 from torch import Tensor
 
 from clipwise.engine.graph import Graph
-from clipwise.engine.layout import Layout, Probe, Scattered, all_finite, colours_of, owners_by_digits, rows_along
+from clipwise.engine.layout import (
+    NARROW,
+    WIDE,
+    Layout,
+    Probe,
+    Scattered,
+    all_finite,
+    colours_of,
+    owners_by_digits,
+    peaks,
+)
 from clipwise.engine.node import LEAF, Node
 from clipwise.engine.ops import Gradients, as_one, gradients_at, op_of
 from clipwise.engine.passing import Passing
@@ -27,27 +37,42 @@ class AutogradProber:
     def __init__(self, losses: Tensor, graph: Graph) -> None:
         self._losses, self._graph = losses, graph
         self._bad = ~torch.isfinite(losses)
-        self._colours = colours_of(losses.shape[0], losses)
+        self._palette = NARROW if graph.computes_in(torch.float16) else WIDE
+        self._colours = colours_of(losses.shape[0], losses, self._palette)
 
     def __call__(self, nodes: Sequence[int]) -> Mapping[int, Probe]:
         """The probes of the outputs of nodes."""
-        plain = self._gradients(nodes, torch.ones_like(self._losses))
+        return self.beside(nodes, self.gradients(nodes))
+
+    def gradients(self, nodes: Sequence[int]) -> list[Tensor | None]:
+        """The gradients of nodes themselves; None where nothing arrives."""
+        return self._each(nodes, torch.ones_like(self._losses))
+
+    def beside(self, nodes: Sequence[int], gradients: Sequence[Tensor | None]) -> Mapping[int, Probe]:
+        """The probes of nodes whose gradients are known."""
+        plain = self._filled(nodes, gradients)
         coloured = zip(*(self._gradients(nodes, v) for v in self._colours), strict=True)
-        return {k: Probe(p, c, self._colours, self._bad) for k, p, c in zip(nodes, plain, coloured, strict=True)}
+        each = zip(nodes, plain, coloured, strict=True)
+        return {k: Probe(p, c, self._colours, self._bad, self._palette) for k, p, c in each}
 
     def passing(self, nodes: Sequence[int]) -> Mapping[int, Probe]:
         """The same, past everything that lets no gradient through."""
         with ExitStack() as stack:
-            for node, name in zip(self._graph.nodes, self._graph.names, strict=True):
+            for node, name in self._graph.kernels():
                 if name != LEAF:
                     stack.callback(node.register_hook(_Passing(node, op_of(name).passing)).remove)
             return self(nodes)
 
     def _gradients(self, nodes: Sequence[int], cotangent: Tensor) -> list[Tensor]:
-        each = gradients_at(self._losses, self._graph, nodes, cotangent, keep=True)
-        found = [as_one(self._graph, k, gradients) for k, gradients in zip(nodes, each, strict=True)]
-        shapes = [self._graph.shape((k, 0)) for k in nodes]
-        return [self._losses.new_zeros(s) if g is None else g for g, s in zip(found, shapes, strict=True)]
+        return self._filled(nodes, self._each(nodes, cotangent))
+
+    def _each(self, nodes: Sequence[int], cotangent: Tensor) -> list[Tensor | None]:
+        each = gradients_at([self._losses], [cotangent], self._graph, nodes, keep=True)
+        return [as_one(self._graph, k, gradients) for k, gradients in zip(nodes, each, strict=True)]
+
+    def _filled(self, nodes: Sequence[int], gradients: Sequence[Tensor | None]) -> list[Tensor]:
+        shapes = (self._graph.shape((k, 0)) for k in nodes)
+        return [self._losses.new_zeros(s) if g is None else g for g, s in zip(gradients, shapes, strict=True)]
 
 
 class _Passing:
@@ -111,7 +136,7 @@ def _shows_everybody(layout: Layout | Scattered, probe: Probe, before: Probe) ->
         assert owners is not None
     else:
         owners = layout.owners(probe.plain.shape, batch_size).to(probe.plain.device)
-    if owners[rows_along(probe.plain, axis).any(1)].unique().numel() == batch_size:
+    if owners[peaks(probe.plain, axis)[0] > 0].unique().numel() == batch_size:
         return True
     spoilt = owners[~torch.isfinite(before.plain).movedim(axis, 0).reshape(len(owners), -1).all(1)]
     return bool(spoilt.numel()) and bool(probe.bad[spoilt].all())  # what is not finite lies with losses that are not

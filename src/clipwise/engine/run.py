@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge
 
 from clipwise.engine.chains import below_view, interval, overlapping
 from clipwise.engine.cost import kept
@@ -19,7 +20,7 @@ from clipwise.engine.grams import Doubts, Recent
 from clipwise.engine.graph import Edge, Graph, differentiate
 from clipwise.engine.layout import Layout, Scattered, all_finite, blank, pack
 from clipwise.engine.node import LEAF, at_hand, output_meta, saved_floats
-from clipwise.engine.ops import as_one, gradients_at, rule_of
+from clipwise.engine.ops import Gradients, as_one, gradients_at, op_of, rule_of
 from clipwise.engine.owners import Owners, StalePlan
 from clipwise.engine.plan import GraphPlan, Meeting, pattern
 from clipwise.engine.precision import HALF, widened
@@ -41,13 +42,21 @@ class _Arrival:
         self.backward, self.meeting, self.samples = backward, meeting, samples
         self._prepared: list[tuple[Edge, Finish]] | None = None
 
+    @property
+    def is_end(self) -> bool:
+        """Whether autograd does not run the node: nothing below it is computed from the batch, or its rule goes on."""
+        return self.meeting.end or self.meeting.node in self.backward.plan.stages.stops
+
     def prepare(self) -> None:
         """Read the saved tensors now, before backward frees them."""
         if self.samples is not None:
             self._prepared = self.backward.read(self.meeting, self.samples)
 
-    def __call__(self, gradients: tuple[Tensor | None, ...]) -> None:
-        gradient = as_one(self.backward.graph, self.meeting.node, gradients)
+    def __call__(self, gradients: Gradients) -> None:
+        self.receive(as_one(self.backward.graph, self.meeting.node, gradients))
+
+    def receive(self, gradient: Tensor | None) -> None:
+        """The gradient of all outputs that count, as one."""
         if gradient is None:
             return
         if self.samples is None:
@@ -59,6 +68,8 @@ class _Arrival:
         self.backward.receive(
             self.backward.read(self.meeting, self.samples) if prepared is None else prepared, gradient
         )
+        if self.meeting.node in self.backward.plan.stages.stops:
+            self.backward.pull(self.meeting.node, self.samples, gradient)
 
     def _refuse_not_finite(self, gradient: Tensor) -> None:
         """Nothing is lost where a gradient is zero, unless NaN or Inf meet it and nobody knows whose they are."""
@@ -103,27 +114,63 @@ class Backward:
             room.begin()
             self._kept = kept(graph, plan, self.batch_size, room.memory)
         self._refuse_stale()
-        moved = Owners(losses, graph, plan).moved_rows() if plan.routed else {}
+        owners = Owners(losses, graph, plan)
+        moved = owners.moved_rows() if plan.routed else {}
         arrivals = [
             _Arrival(self, meeting, self._samples(meeting, moved.get(meeting.node))) for meeting in plan.meetings
         ]
-        ends = [arrival for arrival in arrivals if arrival.meeting.end or not plan.streaming]
+        self._held: dict[Edge, Tensor] = {}
+        if plan.routed:
+            for arrival in arrivals:
+                arrival.receive(owners.gradients.pop(arrival.meeting.node))
+            return
+        for stage in range(plan.stages.count):
+            due = [arrival for arrival in arrivals if plan.stages.of[arrival.meeting.node] == stage]
+            self._differentiate(losses, stage, due, retain_graph)
+
+    def _differentiate(self, losses: Tensor, stage: int, due: Sequence[_Arrival], retain_graph: bool) -> None:
+        """Back-propagate to the meetings of a stage, from the losses or from below the stops before them.
+
+        Joints of a later stage hold what arrives already. On the way to them autograd goes through stops, which let
+        nothing through, and through what lies between, which must not be freed.
+        """
+        graph, streaming, stages = self.graph, self.plan.streaming, self.plan.stages
+        ends = [arrival for arrival in due if arrival.is_end or not streaming]
         handles = [
             graph.nodes[arrival.meeting.node].register_prehook(arrival)
-            for arrival in arrivals
-            if plan.streaming and not arrival.meeting.end
+            for arrival in due
+            if streaming and not arrival.is_end
         ]
-        if not plan.streaming and not retain_graph:
+        joints = [k for k, when in stages.joints.items() if when > stage]
+        if joints:
+            handles += [graph.nodes[k].register_prehook(_nothing) for k in stages.stops.union(joints)]
+            retain_graph = True
+        if not streaming and not retain_graph:
             for arrival in ends:
                 arrival.prepare()
         try:
-            nodes = [arrival.meeting.node for arrival in ends]
-            gradients = gradients_at(losses, graph, nodes, torch.ones_like(losses), keep=retain_graph)
+            nodes = [arrival.meeting.node for arrival in ends] + joints
+            found = gradients_at(*self._starts(losses, stage), graph, nodes, keep=retain_graph, whole=joints)
         finally:
             for handle in handles:
                 handle.remove()
-        for arrival, gradient in zip(ends, gradients, strict=True):
-            arrival(gradient)
+        for k, parts in zip(joints, found[len(ends) :], strict=True):
+            for output, part in enumerate(parts):
+                self._hold((k, output), part)
+        for arrival, gradients in zip(ends, found[: len(ends)], strict=True):
+            arrival(gradients)
+
+    def _starts(self, losses: Tensor, stage: int) -> tuple[list[GradientEdge | Tensor], list[Tensor]]:
+        """Where a stage begins, and the gradients there."""
+        if stage == 0:
+            return [losses], [torch.ones_like(losses)]
+        edges = [edge for edge in self._held if self.plan.stages.of.get(edge[0]) == stage]
+        return [self.graph.gradient_edge(edge) for edge in edges], [self._held.pop(edge) for edge in edges]
+
+    def _hold(self, edge: Edge, part: Tensor | None) -> None:
+        held = self._held.get(edge)
+        if part is not None:
+            self._held[edge] = part if held is None else held + part
 
     @property
     def has_bad_losses(self) -> bool:
@@ -152,6 +199,13 @@ class Backward:
                 if self.norms_only:
                     continue
             self.uses.setdefault(edge, []).append(use)
+
+    def pull(self, k: int, samples: Samples, gradient: Tensor) -> None:
+        """Hold what a stop hands on to the values that it was computed from."""
+        known = op_of(self.graph.names[k]).backward
+        assert known is not None
+        for position, part in known(self.graph.nodes[k], samples, gradient).items():
+            self._hold(self.graph.edges[k][position], part)
 
     def _refuse_stale(self) -> None:
         """A plan is only used while everything it took from the numbers still holds."""
@@ -399,6 +453,10 @@ def _weighted(uses: Sequence[Use], factors_B: Tensor) -> Tensor:
     for use in others:
         use.add_weighted(factors_B, total)
     return total
+
+
+def _nothing(gradients: Gradients) -> Gradients:
+    return tuple(None for _ in gradients)
 
 
 def _added(parts: Sequence[Tensor]) -> Tensor:

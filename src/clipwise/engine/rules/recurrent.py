@@ -8,17 +8,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from clipwise.engine.grams import same_memory
 from clipwise.engine.layout import Layout
-from clipwise.engine.node import Node, output_metas, saved
+from clipwise.engine.node import Node, output_meta, output_metas, saved
 from clipwise.engine.rules.base import Finish, Operand, Samples, carries_batch, unsupported
 from clipwise.engine.uses import Dense, Outer, Use, accurate
 
 _LSTM = 2  # torch's number for this kind of cell
 _WEIGHTS, _INPUT_WEIGHT, _BIASES = (1, 2, 3, 4), 1, (3, 4)  # positions among the inputs of the node
+
+
+class Joined(Protocol):
+    """Several outputs of a node that receive gradients, as one."""
+
+    def join(self, node: Node, gradients: Sequence[Tensor | None]) -> Tensor | None:
+        """Their gradients as one; None where nothing reached any."""
+        ...
+
+    def layout(self, joined: Layout, output: int) -> Layout | None:
+        """The layout of one output, where it follows from that of all."""
+        ...
 
 
 class States:
@@ -43,6 +57,29 @@ class States:
 STATES = States()
 
 
+class Rows:
+    """The products of all times of a folded layer, one below the other, and beside them the rows that it reads."""
+
+    def join(self, node: Node, gradients: Sequence[Tensor | None]) -> Tensor | None:
+        """The gradients of all rows; None where nothing reached any. Where both sides are the same, one of them."""
+        known = next((gradient for gradient in gradients if gradient is not None), None)
+        if known is None:
+            return None
+        shapes = [torch.Size(output_meta(product).shape) for product in node.products] * 2
+        parts = [known.new_zeros(s) if g is None else g for g, s in zip(gradients, shapes, strict=True)]
+        states, read = parts[: len(node.products)], parts[len(node.products) :]
+        rows = torch.cat(states)
+        same = all(same_memory(a, b) for a, b in zip(states, read, strict=True))
+        return rows if same else torch.cat([rows, torch.cat(read)], 1)
+
+    def layout(self, joined: Layout, output: int) -> Layout | None:
+        """The values that leave the layer have other rows."""
+        return None
+
+
+ROWS = Rows()
+
+
 class _Layer:
     """One direction of one layer, in the order in which it reads the times."""
 
@@ -52,6 +89,7 @@ class _Layer:
         outputs = self._in_order(accurate(saved(node, "result0")))
         first = accurate(saved(node, "hx_")).unsqueeze(0)
         self.states = torch.cat([first, outputs[:-1]])
+        self._found: tuple[Tensor, Tensor, Tensor] | None = None
         self._first_cell = accurate(saved(node, "cx_"))
         self._weights = [accurate(saved(node, f"weight{k}")) for k in range(4 if saved(node, "has_biases") else 2)]
 
@@ -68,6 +106,20 @@ class _Layer:
 
     def gate_gradients(self, joined: Tensor) -> Tensor:
         """The gradients of the gates, (T, N, 4 H), from those of all outputs."""
+        return self._gradients(joined)[0]
+
+    def input_gradients(self, joined: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The gradients of the inputs, (T, N, I), of the first hidden state and of the first cell."""
+        gates, hidden, cell = self._gradients(joined)
+        return self._in_order(gates @ self._weights[0]), hidden, cell
+
+    def _gradients(self, joined: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Those of the gates, in the order in which times are read, and of both first states; computed once."""
+        if self._found is None:
+            self._found = self._through_time(joined)
+        return self._found
+
+    def _through_time(self, joined: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         times = self.inputs.shape[0]
         arrived, hidden, cell = self._in_order(accurate(joined[:times])), accurate(joined[-2]), accurate(joined[-1])
         gates = self._gates()
@@ -90,7 +142,30 @@ class _Layer:
             torch.mul(cell.unsqueeze(1), inner, out=three)
             torch.mul(hidden, outer, out=last)
             hidden, cell = row @ recurrent, cell * share
-        return found.flatten(2)
+        return found.flatten(2), hidden, cell
+
+
+class Pulled:
+    """The gradients of the inputs of a fused layer, from those of its outputs."""
+
+    positions = (0, 5, 6)  # what it reads, and its first states
+
+    def __call__(self, node: Node, samples: Samples, joined: Tensor) -> dict[int, Tensor]:
+        """By position among the inputs of the node."""
+        found = _layer(node, samples).input_gradients(joined)
+        names = ("input", "hx_", "cx_")
+        return {
+            position: gradient.to(saved(node, name).dtype)
+            for position, name, gradient in zip(self.positions, names, found, strict=True)
+        }
+
+
+PULLED = Pulled()
+
+
+def _layer(node: Node, samples: Samples) -> _Layer:
+    found: _Layer = samples.once("layer", lambda: _Layer(node))
+    return found
 
 
 def lstm(operand: Operand, samples: Samples) -> Finish:
@@ -99,7 +174,7 @@ def lstm(operand: Operand, samples: Samples) -> Finish:
         raise carries_batch(operand, "samples lie along the times of a recurrent layer (batch_first?)")
     if operand.position not in _WEIGHTS or saved(operand.node, "mode") != _LSTM:
         raise unsupported(operand, "only weights and biases of an LSTM have a rule in a fused layer")
-    layer: _Layer = samples.once("layer", lambda: _Layer(operand.node))
+    layer = _layer(operand.node, samples)
 
     def rows(name: str, make: Callable[[], Tensor]) -> Tensor:
         """From (T, N, K) to (B, T * N / B, K)."""
@@ -113,5 +188,33 @@ def lstm(operand: Operand, samples: Samples) -> Finish:
         if operand.position == _INPUT_WEIGHT:
             return Outer(gates, rows("inputs", lambda: layer.inputs), operand.shape)
         return Outer(gates, rows("states", lambda: layer.states), operand.shape)
+
+    return finish
+
+
+def steps(operand: Operand, samples: Samples) -> Finish:
+    """Z_t = H_t V^T + d and Y = X W^T + b, of which Y_t is read at time t: products with the rows of all times."""
+    node, position = operand.node, operand.position
+    kinds = 2 if len(operand.graph.edges[operand.k]) == 5 else 1  # bias and weight, or weight
+    if samples.axis != 0:
+        raise carries_batch(operand, "samples lie along the columns of a product of rows")
+    if position >= 2 * kinds:
+        raise unsupported(operand, "only weights and biases of a recurrent layer over packed sequences have a rule")
+    of_entry, of_weight = position >= kinds, position % kinds == kinds - 1
+    width, name = output_meta(node).shape[1], "mat1" if kinds == 2 else "self"
+
+    def rows() -> Tensor:
+        products = [node.entry] if of_entry else node.products
+        return samples.split(torch.cat([accurate(saved(product, name)) for product in products]))
+
+    read = rows() if of_weight else None
+
+    def finish(gradient: Tensor) -> Use:
+        left: Tensor = samples.once("left", lambda: samples.split(accurate(gradient)))
+        if left.shape[-1] > width:
+            left = left[..., width:] if of_entry else left[..., :width]
+        if read is None:
+            return Dense(left.sum(1), operand.shape)
+        return Outer(left, read, operand.shape)
 
     return finish

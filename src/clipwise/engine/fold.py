@@ -1,0 +1,260 @@
+"""A recurrent layer over packed sequences as one node, however long they are.
+
+Without a fused kernel such a layer is a chain of small operations for every time: as many products with its weight as
+there are times, and a structure that differs with the lengths of every batch. Here the whole chain becomes one node:
+the products of all times are one product with a row for each, beside that of what the layer reads, and the plan of one
+batch serves the next.
+
+Nothing is assumed about the cell. A chain is folded if its products share weight and bias, if only operations that
+take no parameters lie between them, if it reads the parts of one product from outside, and if what leaves it are joined
+rows or last states. Whose row is whose is read by colours at every step, as it is where the chain is not folded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from clipwise.engine.graph import NO_EDGE, Edge, Graph, leaf_entry, node_entry
+from clipwise.engine.node import IN_PLACE_WRITE, LEAF, STEPS, Steps, saved, saved_int
+
+_FEWEST = 3  # times
+_STATES = 2  # of an LSTM
+_PRODUCTS = {"AddmmBackward0": (0, 1, 2), "MmBackward0": (None, 0, 1)}  # positions of bias, rows and weight
+_JOINED = "CatBackward0"
+_TURNED = "TBackward0"
+_PART = "SliceBackward0"
+_PARTS = frozenset((_PART, "UnsafeSplitBackward0"))
+_INSIDE = _PARTS | {
+    "AddBackward0", "MulBackward0", "ReluBackward0", "RsubBackward1", "SigmoidBackward0", "SubBackward0",
+    "TanhBackward0", _JOINED,
+}  # fmt: skip
+
+
+class _Chain(NamedTuple):
+    products: list[int]
+    entry: int  # the product of all rows that are read
+    parts: list[int]  # of it, one for each time
+    nodes: set[int]
+    edges: tuple[Edge, ...]  # bias and weight of the products, of the entry, and what it reads
+
+
+def folded(graph: Graph) -> Graph:
+    """The graph with a node in place of every chain of products with one weight; the same graph where there is none."""
+    chains = [chain for group in _groups(graph) if (chain := _chain(graph, group)) is not None]
+    taken: set[int] = set()
+    apart = []
+    for chain in chains:
+        if not taken & chain.nodes:
+            apart.append(chain)
+            taken |= chain.nodes
+    return _contracted(graph, apart) if apart else graph
+
+
+def _groups(graph: Graph) -> list[list[int]]:
+    """Products with one weight and one bias."""
+    found: dict[tuple[str, Edge, Edge], list[int]] = {}
+    for k, name in enumerate(graph.names):
+        places = _PRODUCTS.get(name)
+        if places is None:
+            continue
+        bias, _, weight = places
+        turned = graph.edges[k][weight][0]
+        if turned >= 0 and graph.names[turned] == _TURNED:
+            of_bias = NO_EDGE if bias is None else graph.edges[k][bias]
+            found.setdefault((name, of_bias, graph.edges[turned][0]), []).append(k)
+    return [group for group in found.values() if len(group) >= _FEWEST]
+
+
+def _chain(graph: Graph, group: Sequence[int]) -> _Chain | None:
+    """All between some products, up to where rows of several times are joined; None where it is not only that."""
+    nodes = _between(graph, set(group))
+    if nodes is None or not _closed(graph, nodes):
+        return None
+    own = _own_operands(graph, group, nodes)
+    order = _in_order_of_rows(graph, group)
+    if own is None or order is None:
+        return None
+    nodes |= _turned(graph, group)
+    inputs = {edge for k in nodes for edge in graph.edges[k] if edge[0] >= 0 and edge[0] not in nodes}.difference(own)
+    entry = next(iter(inputs))[0] if len(inputs) == 1 else None
+    if entry is None or graph.names[entry] != graph.names[group[0]]:
+        return None
+    parts = _parts(graph, entry, nodes, order)
+    below = _own_operands(graph, [entry], nodes | {entry})
+    if parts is None or below is None or set(own) & set(below) - {NO_EDGE}:
+        return None
+    read = graph.edges[entry][_PRODUCTS[graph.names[entry]][1]]
+    if read[0] >= 0 and not _reaches_parameters(graph, read[0]):  # data with a gradient of its own
+        return None
+    nodes |= {entry, *_turned(graph, [entry])}
+    return _Chain(order, entry, parts, nodes, (*own, *below, read))
+
+
+def _parts(graph: Graph, entry: int, nodes: set[int], order: Sequence[int]) -> list[int] | None:
+    """The parts of a product that a chain reads, in the order of rows; None unless they are those of all times."""
+    parts = [k for k, edges in enumerate(graph.edges) if any(child == entry for child, _ in edges)]
+    if any(k not in nodes or graph.names[k] != _PART for k in parts):
+        return None
+    parts.sort(key=lambda k: saved_int(graph.nodes[k], "start"))
+    shapes = [graph.shape((k, 0)) for k in parts]
+    if shapes != [graph.shape((k, 0)) for k in order] or sum(s[0] for s in shapes) != graph.shape((entry, 0))[0]:
+        return None
+    start = 0
+    for k, shape in zip(parts, shapes, strict=True):
+        node = graph.nodes[k]
+        if saved_int(node, "dim") != 0 or saved_int(node, "step") != 1 or saved_int(node, "start") != start:
+            return None
+        start += shape[0]
+    return parts
+
+
+def _reaches_parameters(graph: Graph, k: int) -> bool:
+    seen, todo = {k}, [k]
+    while todo:
+        k = todo.pop()
+        if graph.leaf_parameter.get(k, -1) >= 0:
+            return True
+        more = [child for child, _ in graph.edges[k] if child >= 0 and child not in seen]
+        seen.update(more)
+        todo += more
+    return False
+
+
+def _turned(graph: Graph, group: Sequence[int]) -> set[int]:
+    """The transposed weights of some products."""
+    weight = _PRODUCTS[graph.names[group[0]]][2]
+    return {graph.edges[k][weight][0] for k in group}
+
+
+def _own_operands(graph: Graph, group: Sequence[int], nodes: set[int]) -> tuple[Edge, ...] | None:
+    """Bias, if there is one, and weight; None where they are used in any other way than by a plain product."""
+    bias, _, weight = _PRODUCTS[graph.names[group[0]]]
+    of_weight = graph.edges[graph.edges[group[0]][weight][0]][0]
+    of_bias = NO_EDGE if bias is None else graph.edges[group[0]][bias]
+    members, turned, own = set(group), _turned(graph, group), {of_weight, of_bias} - {NO_EDGE}
+    for k, edges in enumerate(graph.edges):
+        for position, edge in enumerate(edges):
+            in_place = k in members and position in (bias, weight)
+            if not in_place and (edge[0] in turned or (k in nodes and edge in own)):
+                return None
+    if any(k in nodes for k, _ in own):
+        return None
+    if bias is None:
+        return (of_weight,)
+    width = graph.shape((group[0], 0))[1:]
+    plain = all(saved(graph.nodes[k], "alpha") == 1 and saved(graph.nodes[k], "beta") == 1 for k in group)
+    wide = of_bias == NO_EDGE or graph.shape(of_bias) == width
+    return (of_bias, of_weight) if plain and wide else None
+
+
+def _in_order_of_rows(graph: Graph, group: Sequence[int]) -> list[int] | None:
+    """The products from the longest to the shortest, which is the order of packed rows, read from either end."""
+    members = set(group)
+    order = [k for k in graph.leaves_first if k in members]
+    sizes = [graph.shape((k, 0))[0] for k in order]
+    if sizes[0] < sizes[-1]:
+        order, sizes = order[::-1], sizes[::-1]
+    return None if any(a < b for a, b in pairwise(sizes)) else order
+
+
+def _between(graph: Graph, members: set[int]) -> set[int] | None:
+    """The products and all on the ways from one to another; None where something else lies there."""
+    above, below = set[int](), set[int]()
+    for k in graph.leaves_first:
+        if any(child in members or child in above for child, _ in graph.edges[k]):
+            above.add(k)
+    for k in reversed(graph.leaves_first):
+        if k in members or k in below:
+            below.update(child for child, _ in graph.edges[k])
+    nodes = (above & below) | members
+    return nodes if all(k in members or graph.names[k] in _INSIDE for k in nodes) else None
+
+
+def _closed(graph: Graph, nodes: set[int]) -> bool:
+    """Add what follows up to joined rows, and the parts of what is read; False where more leaves than is expected.
+
+    Rows of several times leave joined, and states of the last time as they are (read from the end).
+    """
+    ends, last = set[int](), set[int]()
+    joins = [k for k in nodes if graph.names[k] == _JOINED]
+    for k in graph.leaves_first:
+        left = [edge for edge in graph.edges[k] if edge[0] in nodes] if k not in nodes else []
+        if left and graph.names[k] in _INSIDE:
+            (ends if graph.names[k] == _JOINED else nodes).add(k)
+        elif left:
+            last.update(child for child, _ in left)
+            if len(last) > _STATES or any(output for _, output in left):
+                return False
+    if any(saved_int(graph.nodes[k], "dim") != 0 for k in (*joins, *ends)):
+        return False
+    if any(child >= 0 and child not in nodes for k in ends for child, _ in graph.edges[k]):
+        return False
+    read, read_elsewhere = set[int](), set[int]()
+    for k in reversed(graph.leaves_first):
+        if k in read and k not in read_elsewhere and graph.names[k] in _PARTS:
+            nodes.add(k)
+        (read if k in nodes else read_elsewhere).update(child for child, _ in graph.edges[k])
+    nodes |= ends.union(*(_padding(graph, k) for k in ends))
+    return True
+
+
+def _padding(graph: Graph, joined: int) -> set[int]:
+    """What writes joined rows into a padded tensor (`pad_packed_sequence`), if nothing else reads them."""
+    rows, views = _readers(graph, {joined}, _PART), set[int]()
+    if rows:
+        views = _readers(graph, rows, "ViewBackward0")
+    writes = _readers(graph, views, IN_PLACE_WRITE) if views else set()
+    into = [graph.edges[k][0] for k in writes]
+    in_chain = all(edge == NO_EDGE or edge[0] in writes for edge in into) and len(set(into)) == len(into)
+    inner = writes.intersection(k for k, _ in into)
+    if not writes or not in_chain or _readers(graph, inner, IN_PLACE_WRITE) - writes or len(inner) != len(writes) - 1:
+        return set()
+    return rows | views | writes
+
+
+def _readers(graph: Graph, read: set[int], name: str) -> set[int]:
+    """The nodes that read some others, if all are of one kind; else none."""
+    found = {k for k, edges in enumerate(graph.edges) if any(child in read for child, _ in edges)}
+    return found if all(graph.names[k] == name for k in found) else set()
+
+
+def _contracted(graph: Graph, chains: Sequence[_Chain]) -> Graph:
+    """The graph with one node for every chain, numbered in breadth-first order again."""
+    owner = {k: number for number, chain in enumerate(chains) for k in chain.nodes}
+    ends: list[list[int]] = [[] for _ in chains]  # in the order in which they are met
+    place: dict[tuple[bool, int], int] = {}  # of nodes, and of chains
+    met: list[tuple[bool, int]] = []
+
+    def moved(edge: Edge) -> Edge:
+        k, output = edge
+        if k < 0:
+            return edge
+        number = owner.get(k)
+        key = (False, k) if number is None else (True, number)
+        if key not in place:
+            place[key] = len(met)
+            met.append(key)
+        if number is None:
+            return place[key], output
+        if k not in ends[number]:
+            ends[number].append(k)
+        return place[key], 1 + ends[number].index(k)
+
+    moved((0, 0))
+    edges = [tuple(map(moved, chains[k].edges if folds else graph.edges[k])) for folds, k in met]  # grows meanwhile
+    nodes = [_steps(graph, chains[k], ends[k]) if folds else graph.nodes[k] for folds, k in met]
+    names = [STEPS if folds else graph.names[k] for folds, k in met]
+    leaves = {place[False, k]: parameter for k, parameter in graph.leaf_parameter.items() if (False, k) in place}
+    signature = tuple(
+        leaf_entry(node, leaves[k]) if name == LEAF else node_entry(node, name, row)
+        for k, (node, name, row) in enumerate(zip(nodes, names, edges, strict=True))
+    )
+    return Graph(nodes, names, edges, leaves, graph.parameters, signature)
+
+
+def _steps(graph: Graph, chain: _Chain, ends: Sequence[int]) -> Steps:
+    several = (chain.products, chain.parts, chain.nodes, ends)
+    products, parts, inner, left = ([graph.nodes[k] for k in some] for some in several)
+    return Steps(products, graph.nodes[chain.entry], parts, inner, left)
