@@ -15,12 +15,11 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from clipwise.engine.node import LEAF, STEPS, Node, output_meta, output_metas, structure_readers
+from clipwise.engine.node import LEAF, STEPS, Node, name_of, output_meta, output_metas, structure_readers
 from clipwise.errors import UnsupportedNode
 
 NO_EDGE = (-1, 0)
 
-_SAME = {"ReshapeAliasBackward0": "ViewBackward0"}  # one operation, called the second way while a pass is watched
 _AUTOCASTING = ("cpu", "cuda", "mps", "xpu")
 
 Edge: TypeAlias = tuple[int, int]  # (position of the child node, which of its outputs)
@@ -70,7 +69,7 @@ class Graph:
         """All nodes of torch with their names, also those that are folded into one."""
         for node, name in zip(self.nodes, self.names, strict=True):
             if name == STEPS:
-                yield from ((inner, inner.name()) for inner in node.inner)
+                yield from ((inner, name_of(inner)) for inner in node.inner)
             else:
                 yield node, name
 
@@ -132,8 +131,7 @@ def walk(losses: Tensor, position: Mapping[int, int], parameters: Sequence[Tenso
     leaf_parameter: dict[int, int] = {}
     signature: list[object] = []
     for node in nodes:  # grows while it is walked
-        name = node.name()
-        name = _SAME.get(name, name)
+        name = name_of(node)
         names.append(name)
         if name == LEAF:
             place = position.get(id(node.variable), -1)

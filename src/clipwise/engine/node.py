@@ -20,6 +20,7 @@ REENTRANT = "CheckpointFunctionBackward"
 COMPILED = "CompiledFunctionBackward"
 STEPS = "clipwise::Steps"
 
+_SAME = {"ReshapeAliasBackward0": "ViewBackward0"}  # one operation, called the second way while a pass is watched
 _SAVED = "_saved_"
 _RAW = "_raw_saved_"
 
@@ -36,6 +37,12 @@ class Meta(Protocol):
     def dtype(self) -> torch.dtype: ...
     @property
     def is_nested_tensor(self) -> bool: ...
+
+
+def name_of(node: Node) -> str:
+    """The operation, by torch's name for it."""
+    name: str = node.name()
+    return _SAME.get(name, name)
 
 
 def output_metas(node: Node) -> Sequence[Meta]:
