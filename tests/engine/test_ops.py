@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clipwise.engine import check, per_sample_gradients
-from clipwise.engine.node import COMPILED, IN_PLACE_WRITE, STEPS
+from clipwise.engine.node import COMPILED, IN_PLACE_WRITE, RECURRENCE
 from clipwise.engine.ops import OPS, TABLE
 
 from .reference import flat, loop_gradients, norms_of, relative_errors
@@ -217,7 +217,7 @@ WITHOUT_EXAMPLE = {
     "GroupedMmBackward0": "experts, in the zoo",
     "LinearBackward0": "made on other devices than the CPU",
     "MkldnnRnnLayerBackward0": "in single precision only: test_recurrent.py",
-    STEPS: "many nodes of torch: test_packed.py",
+    RECURRENCE: "many nodes of torch: test_packed.py",
     "RollBackward0": "its one operand is shared, or after a meeting",
 }
 
@@ -249,7 +249,11 @@ def test_a_name_is_one_row_and_torch_has_it() -> None:
     """A misspelt name would never be met, and the operation be treated as unknown."""
     names = [name for op in TABLE for name in op.names.split()]
     assert len(names) == len(set(names))
-    made_in_python = {IN_PLACE_WRITE, COMPILED, STEPS}  # by the compiler (test_compiled.py), by ours (test_packed.py)
+    made_in_python = {
+        IN_PLACE_WRITE,
+        COMPILED,
+        RECURRENCE,
+    }  # not in C++
     unknown = [name for name in names if not hasattr(torch._C._functions, name) and name not in made_in_python]
     assert not unknown
 

@@ -16,7 +16,7 @@ from clipwise.engine.cache import ENGINE
 from clipwise.engine.fold import folded
 from clipwise.engine.graph import walk
 from clipwise.engine.layout import NARROW, WIDE, Probe, colours_of, owners_by_digits
-from clipwise.engine.node import STEPS
+from clipwise.engine.node import RECURRENCE
 
 from .reference import flat, loop_gradients, norms_of, relative_errors
 
@@ -75,7 +75,7 @@ def losses_of(program: Program, model: Packed, lengths: list[int], scale: float 
 
 def chains(losses: Tensor, model: Packed) -> int:
     parameters = list(model.parameters())
-    return folded(walk(losses, {id(p): k for k, p in enumerate(parameters)}, parameters)).names.count(STEPS)
+    return folded(walk(losses, {id(p): k for k, p in enumerate(parameters)}, parameters)).names.count(RECURRENCE)
 
 
 @pytest.mark.parametrize("streaming", [False, True])
@@ -90,7 +90,7 @@ def test_a_folded_layer_agrees_with_the_loop(name: str, streaming: bool, monkeyp
     params = dict(model.named_parameters())
     for lengths in LENGTHS:
         losses = losses_of(program, model, lengths)
-        assert STEPS in {node.name for node in check(losses, params).nodes}
+        assert RECURRENCE in {node.name for node in check(losses, params).nodes}
         loop = loop_gradients(losses, params)
         found = per_sample_gradients(losses, params, retain_graph=True)
         assert relative_errors(flat(found), flat(loop), norms_of(loop), torch.float64).max() <= 1e-10

@@ -42,7 +42,6 @@ WHOLE = [
     Kind("UnsqueezeBackward0", (2, 3), lambda w: w.unsqueeze(1)),
     Kind("ViewBackward0", (2, 6), lambda w: w.view(3, 4), in_order=True),
     Kind("UnsafeViewBackward0", (2, 6), lambda w: aten._unsafe_view(w, [4, 3]), in_order=True),
-    Kind("ReshapeAliasBackward0", (2, 6), lambda w: aten._reshape_alias(w, [12], [1]), in_order=True),
 ]  # fmt: skip
 PARTS = [
     Kind("SelectBackward0", (3, 4), lambda w: w[1]), Kind("SelectBackward0", (3, 4, 5), lambda w: w.select(-2, -1)),

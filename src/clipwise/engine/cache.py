@@ -21,8 +21,9 @@ from clipwise.engine.history import History, Planning
 from clipwise.engine.origin import Declared, Evidence, Origin
 from clipwise.engine.owners import StalePlan
 from clipwise.engine.parameters import Parameters
-from clipwise.engine.plan import GraphPlan, NotFolded, Planner, mixing
+from clipwise.engine.plan import GraphPlan, NotFolded, Planner
 from clipwise.engine.probing import AutogradProber
+from clipwise.engine.refusals import mixing
 from clipwise.engine.room import Room
 from clipwise.engine.run import Backward
 from clipwise.engine.verify import verify_against_autograd
@@ -113,6 +114,20 @@ class Engine:
                 self._cache.popitem(last=False)
         return entry
 
+    def _planned(
+        self, losses: Tensor, graph: Graph, parameters: Parameters, evidence: Evidence, stale: bool = False
+    ) -> tuple[Graph, CachedPlan]:
+        """The graph and its plan, `stale`: a new one. Where a folded layer shows nothing, its nodes are planned."""
+        try:
+            made = self._make(losses, graph, parameters, evidence, stale=True) if stale else None
+            return graph, made or self.entry(losses, graph, parameters, evidence)
+        except NotFolded:
+            self._not_folded[parameters.identity, graph.signature] = None
+        while len(self._not_folded) > _CACHE_SIZE:
+            self._not_folded.popitem(last=False)
+        graph = walk(losses, parameters.position, parameters.tensors)
+        return graph, self.entry(losses, graph, parameters, evidence)
+
     def backward(
         self,
         losses: Tensor,
@@ -129,29 +144,7 @@ class Engine:
         `way` says how the sum over `groups` clipping groups will be formed; None leaves it to the cost model. `room` is
         where per-sample gradients may be kept.
         """
-        graph = self.graph(losses, parameters)
-        try:
-            return self._backward(losses, graph, parameters, evidence, keep, way, groups, room)
-        except NotFolded:
-            whole = walk(losses, parameters.position, parameters.tensors)
-            backward = self._backward(losses, whole, parameters, evidence, keep, way, groups, room)
-        self._not_folded[parameters.identity, graph.signature] = None
-        while len(self._not_folded) > _CACHE_SIZE:
-            self._not_folded.popitem(last=False)
-        return backward
-
-    def _backward(
-        self,
-        losses: Tensor,
-        graph: Graph,
-        parameters: Parameters,
-        evidence: Evidence,
-        keep: bool,
-        way: Way | None,
-        groups: int,
-        room: Room | None,
-    ) -> Backward:
-        entry = self.entry(losses, graph, parameters, evidence)
+        graph, entry = self._planned(losses, self.graph(losses, parameters), parameters, evidence)
         verify = not entry.checked or entry.uses % _VERIFY_EVERY == 0
         entry.uses += 1
         chosen = way or choose_way(graph, entry.plan, groups, losses.device)
@@ -163,7 +156,7 @@ class Engine:
                 losses, graph, entry.plan, retain_graph=keep, norms_only=norms_only and not verify, room=room
             )
         except StalePlan:
-            entry = self._make(losses, graph, parameters, evidence, stale=True)
+            graph, entry = self._planned(losses, graph, parameters, evidence, stale=True)
             verify = True
             try:
                 backward = Backward(losses, graph, entry.plan, retain_graph=True, room=room)

@@ -14,14 +14,14 @@ from torch import Tensor
 from clipwise.clipping import Clip, Flat, Rule, Style, as_style
 from clipwise.engine.cache import ENGINE, NO_EVIDENCE, NothingFinite
 from clipwise.engine.cost import Way
-from clipwise.engine.graph import dense, differentiate, unrecorded
+from clipwise.engine.graph import Graph, dense, differentiate, unrecorded
 from clipwise.engine.history import Planning
 from clipwise.engine.norms import bad_samples, negligible_norm, settled, working_dtype
 from clipwise.engine.origin import Evidence
 from clipwise.engine.parameters import Parameters, Params, validate
 from clipwise.engine.precision import widened
 from clipwise.engine.room import Room
-from clipwise.engine.run import by_second_backward
+from clipwise.engine.run import Factors
 from clipwise.engine.uses import accurate
 from clipwise.errors import InvalidPlan
 
@@ -157,7 +157,7 @@ def _several(
     factors = _all_factors(style, by_group, norms, bad, dtype)
     of = {place: factors[name] for name, members in groups.items() for place in members}
     if backward.norms_only:
-        sums = by_second_backward(losses, backward.graph, list(groups.values()), of.__getitem__, keep=keep)
+        sums = _by_second_backward(losses, backward.graph, list(groups.values()), of.__getitem__, keep=keep)
     else:
         sums = backward.weighted(of.__getitem__, consume=True)
     none = torch.zeros_like(losses)
@@ -174,6 +174,19 @@ def _all_clear(norms: Tensor, losses: Tensor, doubt: Tensor | None = None) -> bo
     """
     total = (norms + losses).sum()
     return math.isfinite(float(total if doubt is None else total.masked_fill(doubt, torch.nan)))
+
+
+def _by_second_backward(
+    losses: Tensor, graph: Graph, groups: Sequence[Sequence[int]], factors: Factors, *, keep: bool
+) -> dict[int, Tensor]:
+    """The same sum by plain autograd: the factors are the cotangents of the losses, one backward per group."""
+    sums: dict[int, Tensor] = {}
+    for number, members in enumerate(groups):
+        leaves = [graph.parameters[p] for p in members]
+        cotangent = factors(members[0]).to(losses.dtype)
+        pulled = differentiate(losses, leaves, cotangent, keep=keep or number < len(groups) - 1)
+        sums.update((p, part) for p, part in zip(members, pulled, strict=True) if part is not None)
+    return sums
 
 
 def _norms(

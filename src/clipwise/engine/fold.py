@@ -17,19 +17,11 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from clipwise.engine.graph import NO_EDGE, Edge, Graph, leaf_entry, node_entry
-from clipwise.engine.node import IN_PLACE_WRITE, LEAF, STEPS, Steps, saved, saved_int
+from clipwise.engine.node import IN_PLACE_WRITE, LEAF, RECURRENCE, Recurrence, saved, saved_int
+from clipwise.engine.ops import INSIDE, JOINED, PART, PARTS, PRODUCTS, TURNED, VIEW
 
 _FEWEST = 3  # times
 _STATES = 2  # of an LSTM
-_PRODUCTS = {"AddmmBackward0": (0, 1, 2), "MmBackward0": (None, 0, 1)}  # positions of bias, rows and weight
-_JOINED = "CatBackward0"
-_TURNED = "TBackward0"
-_PART = "SliceBackward0"
-_PARTS = frozenset((_PART, "UnsafeSplitBackward0"))
-_INSIDE = _PARTS | {
-    "AddBackward0", "MulBackward0", "ReluBackward0", "RsubBackward1", "SigmoidBackward0", "SubBackward0",
-    "TanhBackward0", _JOINED,
-}  # fmt: skip
 
 
 class _Chain(NamedTuple):
@@ -56,12 +48,12 @@ def _groups(graph: Graph) -> list[list[int]]:
     """Products with one weight and one bias."""
     found: dict[tuple[str, Edge, Edge], list[int]] = {}
     for k, name in enumerate(graph.names):
-        places = _PRODUCTS.get(name)
+        places = PRODUCTS.get(name)
         if places is None:
             continue
         bias, _, weight = places
         turned = graph.edges[k][weight][0]
-        if turned >= 0 and graph.names[turned] == _TURNED:
+        if turned >= 0 and graph.names[turned] == TURNED:
             of_bias = NO_EDGE if bias is None else graph.edges[k][bias]
             found.setdefault((name, of_bias, graph.edges[turned][0]), []).append(k)
     return [group for group in found.values() if len(group) >= _FEWEST]
@@ -85,7 +77,7 @@ def _chain(graph: Graph, group: Sequence[int]) -> _Chain | None:
     below = _own_operands(graph, [entry], nodes | {entry})
     if parts is None or below is None or set(own) & set(below) - {NO_EDGE}:
         return None
-    read = graph.edges[entry][_PRODUCTS[graph.names[entry]][1]]
+    read = graph.edges[entry][PRODUCTS[graph.names[entry]][1]]
     if read[0] >= 0 and not _reaches_parameters(graph, read[0]):  # data with a gradient of its own
         return None
     nodes |= {entry, *_turned(graph, [entry])}
@@ -95,7 +87,7 @@ def _chain(graph: Graph, group: Sequence[int]) -> _Chain | None:
 def _parts(graph: Graph, entry: int, nodes: set[int], order: Sequence[int]) -> list[int] | None:
     """The parts of a product that a chain reads, in the order of rows; None unless they are those of all times."""
     parts = [k for k, edges in enumerate(graph.edges) if any(child == entry for child, _ in edges)]
-    if any(k not in nodes or graph.names[k] != _PART for k in parts):
+    if any(k not in nodes or graph.names[k] != PART for k in parts):
         return None
     parts.sort(key=lambda k: saved_int(graph.nodes[k], "start"))
     shapes = [graph.shape((k, 0)) for k in parts]
@@ -124,13 +116,13 @@ def _reaches_parameters(graph: Graph, k: int) -> bool:
 
 def _turned(graph: Graph, group: Sequence[int]) -> set[int]:
     """The transposed weights of some products."""
-    weight = _PRODUCTS[graph.names[group[0]]][2]
+    weight = PRODUCTS[graph.names[group[0]]][2]
     return {graph.edges[k][weight][0] for k in group}
 
 
 def _own_operands(graph: Graph, group: Sequence[int], nodes: set[int]) -> tuple[Edge, ...] | None:
     """Bias, if there is one, and weight; None where they are used in any other way than by a plain product."""
-    bias, _, weight = _PRODUCTS[graph.names[group[0]]]
+    bias, _, weight = PRODUCTS[graph.names[group[0]]]
     of_weight = graph.edges[graph.edges[group[0]][weight][0]][0]
     of_bias = NO_EDGE if bias is None else graph.edges[group[0]][bias]
     members, turned, own = set(group), _turned(graph, group), {of_weight, of_bias} - {NO_EDGE}
@@ -169,7 +161,7 @@ def _between(graph: Graph, members: set[int]) -> set[int] | None:
         if k in members or k in below:
             below.update(child for child, _ in graph.edges[k])
     nodes = (above & below) | members
-    return nodes if all(k in members or graph.names[k] in _INSIDE for k in nodes) else None
+    return nodes if all(k in members or graph.names[k] in INSIDE for k in nodes) else None
 
 
 def _closed(graph: Graph, nodes: set[int]) -> bool:
@@ -178,11 +170,11 @@ def _closed(graph: Graph, nodes: set[int]) -> bool:
     Rows of several times leave joined, and states of the last time as they are (read from the end).
     """
     ends, last = set[int](), set[int]()
-    joins = [k for k in nodes if graph.names[k] == _JOINED]
+    joins = [k for k in nodes if graph.names[k] == JOINED]
     for k in graph.leaves_first:
         left = [edge for edge in graph.edges[k] if edge[0] in nodes] if k not in nodes else []
-        if left and graph.names[k] in _INSIDE:
-            (ends if graph.names[k] == _JOINED else nodes).add(k)
+        if left and graph.names[k] in INSIDE:
+            (ends if graph.names[k] == JOINED else nodes).add(k)
         elif left:
             last.update(child for child, _ in left)
             if len(last) > _STATES or any(output for _, output in left):
@@ -193,7 +185,7 @@ def _closed(graph: Graph, nodes: set[int]) -> bool:
         return False
     read, read_elsewhere = set[int](), set[int]()
     for k in reversed(graph.leaves_first):
-        if k in read and k not in read_elsewhere and graph.names[k] in _PARTS:
+        if k in read and k not in read_elsewhere and graph.names[k] in PARTS:
             nodes.add(k)
         (read if k in nodes else read_elsewhere).update(child for child, _ in graph.edges[k])
     nodes |= ends.union(*(_padding(graph, k) for k in ends))
@@ -202,9 +194,9 @@ def _closed(graph: Graph, nodes: set[int]) -> bool:
 
 def _padding(graph: Graph, joined: int) -> set[int]:
     """What writes joined rows into a padded tensor (`pad_packed_sequence`), if nothing else reads them."""
-    rows, views = _readers(graph, {joined}, _PART), set[int]()
+    rows, views = _readers(graph, {joined}, PART), set[int]()
     if rows:
-        views = _readers(graph, rows, "ViewBackward0")
+        views = _readers(graph, rows, VIEW)
     writes = _readers(graph, views, IN_PLACE_WRITE) if views else set()
     into = [graph.edges[k][0] for k in writes]
     in_chain = all(edge == NO_EDGE or edge[0] in writes for edge in into) and len(set(into)) == len(into)
@@ -245,7 +237,7 @@ def _contracted(graph: Graph, chains: Sequence[_Chain]) -> Graph:
     moved((0, 0))
     edges = [tuple(map(moved, chains[k].edges if folds else graph.edges[k])) for folds, k in met]  # grows meanwhile
     nodes = [_steps(graph, chains[k], ends[k]) if folds else graph.nodes[k] for folds, k in met]
-    names = [STEPS if folds else graph.names[k] for folds, k in met]
+    names = [RECURRENCE if folds else graph.names[k] for folds, k in met]
     leaves = {place[False, k]: parameter for k, parameter in graph.leaf_parameter.items() if (False, k) in place}
     signature = tuple(
         leaf_entry(node, leaves[k]) if name == LEAF else node_entry(node, name, row)
@@ -254,7 +246,7 @@ def _contracted(graph: Graph, chains: Sequence[_Chain]) -> Graph:
     return Graph(nodes, names, edges, leaves, graph.parameters, signature)
 
 
-def _steps(graph: Graph, chain: _Chain, ends: Sequence[int]) -> Steps:
+def _steps(graph: Graph, chain: _Chain, ends: Sequence[int]) -> Recurrence:
     several = (chain.products, chain.parts, chain.nodes, ends)
     products, parts, inner, left = ([graph.nodes[k] for k in some] for some in several)
-    return Steps(products, graph.nodes[chain.entry], parts, inner, left)
+    return Recurrence(products, graph.nodes[chain.entry], parts, inner, left)

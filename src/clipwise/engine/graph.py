@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from clipwise.engine.node import LEAF, STEPS, Node, name_of, output_meta, output_metas, structure_readers
+from clipwise.engine.node import LEAF, RECURRENCE, Node, name_of, output_meta, output_metas, structure_readers
 from clipwise.errors import UnsupportedNode
 
 NO_EDGE = (-1, 0)
@@ -61,14 +61,14 @@ class Graph:
     def gradient_edge(self, edge: Edge) -> GradientEdge | Tensor:
         """What `torch.autograd.grad` takes for this edge, as an input or an output."""
         k, output = edge
-        if self.names[k] == STEPS:
+        if self.names[k] == RECURRENCE:
             return GradientEdge(self.nodes[k].ends[output - 1], 0)
         return self.nodes[k].variable if self.names[k] == LEAF else GradientEdge(self.nodes[k], output)
 
     def kernels(self) -> Iterator[tuple[Node, str]]:
         """All nodes of torch with their names, also those that are folded into one."""
         for node, name in zip(self.nodes, self.names, strict=True):
-            if name == STEPS:
+            if name == RECURRENCE:
                 yield from ((inner, name_of(inner)) for inner in node.inner)
             else:
                 yield node, name

@@ -18,9 +18,8 @@ LEAF = "torch::autograd::AccumulateGrad"
 IN_PLACE_WRITE = "torch::autograd::CopySlices"
 REENTRANT = "CheckpointFunctionBackward"
 COMPILED = "CompiledFunctionBackward"
-STEPS = "clipwise::Steps"
+RECURRENCE = "clipwise::Recurrence"
 
-_SAME = {"ReshapeAliasBackward0": "ViewBackward0"}  # one operation, called the second way while a pass is watched
 _SAVED = "_saved_"
 _RAW = "_raw_saved_"
 
@@ -42,7 +41,7 @@ class Meta(Protocol):
 def name_of(node: Node) -> str:
     """The operation, by torch's name for it."""
     name: str = node.name()
-    return _SAME.get(name, name)
+    return name.replace("ReshapeAlias", "View")  # one operation, called the second way while a pass is watched
 
 
 def output_metas(node: Node) -> Sequence[Meta]:
@@ -53,7 +52,8 @@ def output_metas(node: Node) -> Sequence[Meta]:
 
 def output_meta(node: Node, output: int = 0) -> Meta:
     """One output of a node."""
-    return output_metas(node)[output]
+    meta: Meta = node._input_metadata[output]
+    return meta
 
 
 class _Rows(NamedTuple):
@@ -64,7 +64,7 @@ class _Rows(NamedTuple):
     is_nested_tensor: bool = False
 
 
-class Steps:
+class Recurrence:
     """The products of all times, and that of what they read, as one node in place of those of torch (`fold.py`).
 
     Its first output are the rows of the products; the others are the values that leave the chain. Its inputs are bias
@@ -128,7 +128,7 @@ def _members(kind: type, prefix: str) -> tuple[str, ...]:
 
 def saved_tensors(node: Node) -> Iterator[Tensor]:
     """The tensors that a node saved for its backward pass."""
-    if isinstance(node, Steps):
+    if isinstance(node, Recurrence):
         for product in (*node.products, node.entry):
             yield from saved_tensors(product)
     for name in _members(node.__class__, _SAVED):
@@ -145,7 +145,7 @@ def saved_floats(node: Node) -> list[Tensor]:
 
 def at_hand(node: Node) -> bool:
     """Whether a node holds the tensors it saved, rather than a way to make them again (checkpointing, offloading)."""
-    if isinstance(node, Steps):
+    if isinstance(node, Recurrence):
         return all(map(at_hand, (*node.products, node.entry)))
     for name in _members(node.__class__, _RAW):
         value = getattr(node, name)

@@ -22,7 +22,7 @@ from torch.autograd.graph import GradientEdge
 
 from clipwise.engine import passing, routes, views
 from clipwise.engine.graph import Graph, differentiate
-from clipwise.engine.node import COMPILED, IN_PLACE_WRITE, STEPS, output_metas
+from clipwise.engine.node import COMPILED, IN_PLACE_WRITE, RECURRENCE, output_metas
 from clipwise.engine.passing import Passing
 from clipwise.engine.products import (
     BatchedProduct,
@@ -123,7 +123,7 @@ TABLE = (
     # Recurrent layers in one kernel.
     _product("MkldnnRnnLayerBackward0", recurrent.lstm, RecurrentProduct(0, 1), recurrent.STATES, recurrent.PULLED),
     # A recurrent layer without one, over packed sequences (`fold.py`).
-    Op(STEPS, recurrent.steps, entry=BatchEntry.INDEX, joined=recurrent.ROWS),
+    Op(RECURRENCE, recurrent.steps, entry=BatchEntry.INDEX, joined=recurrent.PACKED_ROWS),
     # Normalization.
     Op("NativeLayerNormBackward0", norm.layer_norm, entry=BatchEntry.ROWWISE, routing=routes.layer_norm,
        passing=passing.layer_norm),
@@ -267,6 +267,15 @@ TABLE = (
 OPS = {name: op for op in TABLE for name in op.names.split()}
 _UNKNOWN = Op("")
 
+# What a recurrent layer without a fused kernel is made of (`fold.py`).
+PRODUCTS = {"AddmmBackward0": (0, 1, 2), "MmBackward0": (None, 0, 1)}  # positions of bias, rows and weight
+JOINED, TURNED, PART, VIEW = "CatBackward0", "TBackward0", "SliceBackward0", "ViewBackward0"
+PARTS = frozenset((PART, "UnsafeSplitBackward0"))
+INSIDE = PARTS | {
+    "AddBackward0", "MulBackward0", "ReluBackward0", "RsubBackward1", "SigmoidBackward0", "SubBackward0",
+    "TanhBackward0", JOINED,
+}  # fmt: skip
+
 
 def op_of(name: str) -> Op:
     """What is known about a node, by its name."""
@@ -285,7 +294,7 @@ def is_live(graph: Graph, k: int) -> bool:
 
 def _edges(graph: Graph, k: int, whole: bool) -> list[GradientEdge | Tensor]:
     """Of the outputs of a node that are asked for their gradients."""
-    if graph.names[k] == STEPS:
+    if graph.names[k] == RECURRENCE:
         return [GradientEdge(product, 0) for product in (*graph.nodes[k].products, *graph.nodes[k].parts)]
     count = len(output_metas(graph.nodes[k])) if whole or op_of(graph.names[k]).joined is not None else 1
     return [graph.gradient_edge((k, output)) for output in range(count)]

@@ -10,9 +10,10 @@ from torch import Tensor
 from clipwise.engine.grams import same_memory
 from clipwise.engine.graph import NO_EDGE, Graph
 from clipwise.engine.layout import Probe, Scattered, all_finite, owners_by_digits, peaks
-from clipwise.engine.node import Node, Steps, output_meta, saved_floats, saved_or
-from clipwise.engine.plan import GraphPlan, mixing
+from clipwise.engine.node import Node, Recurrence, output_meta, saved_floats, saved_or
+from clipwise.engine.plan import GraphPlan
 from clipwise.engine.probing import AutogradProber
+from clipwise.engine.refusals import mixing
 
 _UNKNOWN = -1
 
@@ -94,7 +95,7 @@ class Owners:
             node = self.graph.nodes[k]
             if k not in self.plan.data_meetings:
                 continue
-            if not isinstance(node, Steps):
+            if not isinstance(node, Recurrence):
                 yield k, owners, _data_of(node)
                 continue
             yield k, owners[: output_meta(node.products[0]).shape[0]], None

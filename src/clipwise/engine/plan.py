@@ -19,13 +19,13 @@ import torch
 from clipwise.engine.chains import Chain, chain_of, is_simple
 from clipwise.engine.graph import Edge, Graph
 from clipwise.engine.layout import Layout, Probe, Scattered, all_finite
-from clipwise.engine.node import COMPILED, LEAF, REENTRANT, STEPS, at_hand, output_meta
+from clipwise.engine.node import COMPILED, LEAF, RECURRENCE, REENTRANT, at_hand, output_meta
 from clipwise.engine.ops import BatchEntry, is_live, op_of, rule_of
 from clipwise.engine.origin import Evidence, Origin
 from clipwise.engine.probing import layouts_of, pass_dead_ends
+from clipwise.engine.refusals import mixing, no_rule
 from clipwise.engine.routes import CompiledRegion, Routing, Site, in_place, keeps_sizes, region
-from clipwise.engine.rules import norm
-from clipwise.engine.stages import Stages, stages
+from clipwise.engine.stages import Stages, is_stop, stages
 from clipwise.engine.suspects import Suspects
 from clipwise.errors import NotSeparable, UnsupportedNode
 
@@ -105,26 +105,6 @@ class GraphPlan:
 
 class NotFolded(Exception):
     """A folded layer shows no samples: its nodes are to be looked at one by one. Never leaves the engine."""
-
-
-def mixing(graph: Graph, after: str, whose: str) -> NotSeparable:
-    """The refusal of samples that mix."""
-    cause = ""
-    norms = (graph.nodes[k] for k, name in enumerate(graph.names) if op_of(name).rule is norm.batch_norm)
-    if any(norm.mixes_samples(node) for node in norms):
-        return NotSeparable(
-            f"samples mix in a BatchNorm that is in training mode ({whose}): the loss of one sample depends on the "
-            "others, so it has no bounded per-sample gradient. Use GroupNorm or LayerNorm (model, replaced = "
-            "cw.without_batchnorm(model) gives such a copy), or call .eval() on the BatchNorm."
-        )
-    if graph.computes_in(torch.float16):
-        cause = " The graph computes in float16, where small gradients are lost and nothing is certain: use bfloat16."
-    return NotSeparable(
-        f"samples mix after {after} ({whose}): the loss of one sample depends on other samples, so it has no bounded "
-        "per-sample gradient. Typical causes: a contrastive loss, attention or a statistic over the batch, one loss "
-        f"given twice.{cause} A constant table looks the same if its length is a multiple of the batch size: then "
-        "take another batch size for the first step."
-    )
 
 
 class Planner:
@@ -211,7 +191,7 @@ class Planner:
             states = self._states(lambda k: self._is_batch(k, probes[k], layouts[k]))
             meetings = self._meetings(states)
             wanted = {k for k in meetings if k not in probes}
-        if any(name == STEPS and states[k] is _State.SHARED for k, name in enumerate(self.graph.names)):
+        if any(name == RECURRENCE and states[k] is _State.SHARED for k, name in enumerate(self.graph.names)):
             raise NotFolded
         if states[0] is _State.SHARED:  # the losses themselves show no layout
             raise self._mixing(0)
@@ -224,17 +204,10 @@ class Planner:
         shared = tuple(k for k in self.entries if states[k] is _State.SHARED)
         moves = self._moves(states, layouts)
         routed = _is_routed(met, moves)  # probes give the gradients of all meetings
-        stops = {meeting.node for meeting in met if not routed and self._is_stop(meeting, states)}
-        when = stages(self.graph, stops, self._is_batch_in(states))
-        return self._bind(met, moves, shared, when)
-
-    def _is_stop(self, meeting: Meeting, states: Sequence[_State]) -> bool:
-        """Whether the rule of a meeting gives the gradients of all its inputs that are computed from the batch."""
-        known, edges = op_of(self.graph.names[meeting.node]).backward, self.graph.edges[meeting.node]
-        if known is None or meeting.end or not meeting.layouts:
-            return False
         is_batch = self._is_batch_in(states)
-        return all(at in known.positions for at, (child, _) in enumerate(edges) if child >= 0 and is_batch(child))
+        inner = (meeting.node for meeting in met if meeting.layouts and not meeting.end and not routed)
+        when = stages(self.graph, {k for k in inner if is_stop(self.graph, k, is_batch)}, is_batch)
+        return self._bind(met, moves, shared, when)
 
     def _is_batch_in(self, states: Sequence[_State]) -> Callable[[int], bool]:
         return lambda k: states[k] is _State.BATCH
@@ -251,7 +224,7 @@ class Planner:
             unseen = self.origins[k] is not Origin.CONSTANT and any(child < 0 for child, _ in self.graph.edges[k])
             holds = any(size and size % self.batch_size == 0 for size in self.graph.shape((k, 0)))
             if shared and holds and (cautious[k] is _State.BATCH or unseen):
-                refused.append(self._no_rule(k, shared))
+                refused.append(no_rule(self.graph, k, self._parameters(shared)))
         if refused:
             raise UnsupportedNode("\n".join(dict.fromkeys(refused)))
 
@@ -390,30 +363,12 @@ class Planner:
         """Name every node without a rule at once, not one after the other."""
         unknown = [k for k in meetings if rule_of(self.graph, k) is None]
         if unknown:
-            reasons = [self._no_rule(k, self._shared_operands(k, states)) for k in unknown]
+            reasons = [no_rule(self.graph, k, self._parameters(self._shared_operands(k, states))) for k in unknown]
             raise UnsupportedNode("\n".join(dict.fromkeys(reasons)))
-
-    def _is_complex(self, k: int) -> bool:
-        return output_meta(self.graph.nodes[k]).dtype.is_complex
 
     def _parameters(self, edges: Iterable[Edge]) -> str:
         reached = frozenset().union(*(self.reaches[child] for child, _ in edges))
         return ", ".join(self.describe(p) for p in sorted(reached)[:3])
-
-    def _no_rule(self, k: int, edges: Iterable[Edge]) -> str:
-        name, parameters = self.graph.names[k], self._parameters(edges)
-        refusal = op_of(name).refusal
-        if refusal:
-            return f"{name} (parameters {parameters}) {refusal}"
-        if self._is_complex(k):
-            return (
-                f"{name} (parameters {parameters}) computes with complex numbers, for which there are no per-sample "
-                "rules. Write it with real and imaginary parts."
-            )
-        return (
-            f"{name} has no per-sample rule (parameters {parameters}). Write it with supported operations, freeze "
-            "these parameters, or ask for a rule."
-        )
 
     def _bind(
         self,

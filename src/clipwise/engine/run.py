@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge
 
 from clipwise.engine.chains import below_view, interval, overlapping
 from clipwise.engine.cost import kept
@@ -20,13 +19,14 @@ from clipwise.engine.grams import Doubts, Recent
 from clipwise.engine.graph import Edge, Graph, differentiate
 from clipwise.engine.layout import Layout, Scattered, all_finite, blank, pack
 from clipwise.engine.node import LEAF, at_hand, output_meta, saved_floats
-from clipwise.engine.ops import Gradients, as_one, gradients_at, op_of, rule_of
+from clipwise.engine.ops import Gradients, as_one, gradients_at, rule_of
 from clipwise.engine.owners import Owners, StalePlan
 from clipwise.engine.plan import GraphPlan, Meeting, pattern
 from clipwise.engine.precision import HALF, widened
 from clipwise.engine.room import Room
 from clipwise.engine.routes import is_identity
 from clipwise.engine.rules import Finish, Operand, Samples
+from clipwise.engine.stages import Handed, let_nothing_through
 from clipwise.engine.uses import Dense, Gathered, Outer, Use, chunks, joint_squared_norms, squares, summed
 from clipwise.errors import UnsupportedNode
 
@@ -69,7 +69,7 @@ class _Arrival:
             self.backward.read(self.meeting, self.samples) if prepared is None else prepared, gradient
         )
         if self.meeting.node in self.backward.plan.stages.stops:
-            self.backward.pull(self.meeting.node, self.samples, gradient)
+            self.backward.handed.pull(self.meeting.node, self.samples, gradient)
 
     def _refuse_not_finite(self, gradient: Tensor) -> None:
         """Nothing is lost where a gradient is zero, unless NaN or Inf meet it and nobody knows whose they are."""
@@ -119,16 +119,22 @@ class Backward:
         arrivals = [
             _Arrival(self, meeting, self._samples(meeting, moved.get(meeting.node))) for meeting in plan.meetings
         ]
-        self._held: dict[Edge, Tensor] = {}
+        self.handed = Handed(graph, plan.stages)
         if plan.routed:
             for arrival in arrivals:
                 arrival.receive(owners.gradients.pop(arrival.meeting.node))
             return
         for stage in range(plan.stages.count):
             due = [arrival for arrival in arrivals if plan.stages.of[arrival.meeting.node] == stage]
-            self._differentiate(losses, stage, due, retain_graph)
+            if not plan.streaming and not retain_graph:
+                for arrival in due:
+                    arrival.prepare()
+            for arrival, gradients in self._differentiate(losses, stage, due, retain_graph):
+                arrival.receive(as_one(graph, arrival.meeting.node, gradients))
 
-    def _differentiate(self, losses: Tensor, stage: int, due: Sequence[_Arrival], retain_graph: bool) -> None:
+    def _differentiate(
+        self, losses: Tensor, stage: int, due: Sequence[_Arrival], retain_graph: bool
+    ) -> list[tuple[_Arrival, Gradients]]:
         """Back-propagate to the meetings of a stage, from the losses or from below the stops before them.
 
         Joints of a later stage hold what arrives already. On the way to them autograd goes through stops, which let
@@ -143,34 +149,18 @@ class Backward:
         ]
         joints = [k for k, when in stages.joints.items() if when > stage]
         if joints:
-            handles += [graph.nodes[k].register_prehook(_nothing) for k in stages.stops.union(joints)]
+            handles += [graph.nodes[k].register_prehook(let_nothing_through) for k in stages.stops.union(joints)]
             retain_graph = True
-        if not streaming and not retain_graph:
-            for arrival in ends:
-                arrival.prepare()
         try:
             nodes = [arrival.meeting.node for arrival in ends] + joints
-            found = gradients_at(*self._starts(losses, stage), graph, nodes, keep=retain_graph, whole=joints)
+            found = gradients_at(*self.handed.starts(losses, stage), graph, nodes, keep=retain_graph, whole=joints)
         finally:
             for handle in handles:
                 handle.remove()
         for k, parts in zip(joints, found[len(ends) :], strict=True):
             for output, part in enumerate(parts):
-                self._hold((k, output), part)
-        for arrival, gradients in zip(ends, found[: len(ends)], strict=True):
-            arrival(gradients)
-
-    def _starts(self, losses: Tensor, stage: int) -> tuple[list[GradientEdge | Tensor], list[Tensor]]:
-        """Where a stage begins, and the gradients there."""
-        if stage == 0:
-            return [losses], [torch.ones_like(losses)]
-        edges = [edge for edge in self._held if self.plan.stages.of.get(edge[0]) == stage]
-        return [self.graph.gradient_edge(edge) for edge in edges], [self._held.pop(edge) for edge in edges]
-
-    def _hold(self, edge: Edge, part: Tensor | None) -> None:
-        held = self._held.get(edge)
-        if part is not None:
-            self._held[edge] = part if held is None else held + part
+                self.handed.hold((k, output), part)
+        return list(zip(ends, found[: len(ends)], strict=True))
 
     @property
     def has_bad_losses(self) -> bool:
@@ -199,13 +189,6 @@ class Backward:
                 if self.norms_only:
                     continue
             self.uses.setdefault(edge, []).append(use)
-
-    def pull(self, k: int, samples: Samples, gradient: Tensor) -> None:
-        """Hold what a stop hands on to the values that it was computed from."""
-        known = op_of(self.graph.names[k]).backward
-        assert known is not None
-        for position, part in known(self.graph.nodes[k], samples, gradient).items():
-            self._hold(self.graph.edges[k][position], part)
 
     def _refuse_stale(self) -> None:
         """A plan is only used while everything it took from the numbers still holds."""
@@ -455,10 +438,6 @@ def _weighted(uses: Sequence[Use], factors_B: Tensor) -> Tensor:
     return total
 
 
-def _nothing(gradients: Gradients) -> Gradients:
-    return tuple(None for _ in gradients)
-
-
 def _added(parts: Sequence[Tensor]) -> Tensor:
     return sum(parts[1:], parts[0])
 
@@ -466,16 +445,3 @@ def _added(parts: Sequence[Tensor]) -> Tensor:
 def _accumulate(sums: dict[int, Tensor], parameter: int, part: Tensor) -> None:
     held = sums.get(parameter)
     sums[parameter] = part if held is None else held + part
-
-
-def by_second_backward(
-    losses: Tensor, graph: Graph, groups: Sequence[Sequence[int]], factors: Factors, *, keep: bool
-) -> dict[int, Tensor]:
-    """The same sum by plain autograd: the factors are the cotangents of the losses, one backward per group."""
-    sums: dict[int, Tensor] = {}
-    for number, members in enumerate(groups):
-        leaves = [graph.parameters[p] for p in members]
-        cotangent = factors(members[0]).to(losses.dtype)
-        pulled = differentiate(losses, leaves, cotangent, keep=keep or number < len(groups) - 1)
-        sums.update((p, part) for p, part in zip(members, pulled, strict=True) if part is not None)
-    return sums

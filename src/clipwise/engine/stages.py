@@ -10,7 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 
-from clipwise.engine.graph import Graph
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge
+
+from clipwise.engine.graph import Edge, Graph
+from clipwise.engine.ops import Gradients, op_of
+from clipwise.engine.rules import Samples
 
 
 @dataclass(frozen=True)
@@ -41,3 +47,43 @@ def stages(graph: Graph, stops: Set[int], is_batch: Callable[[int], bool]) -> St
                 joints.add(child)
                 found[child] = max(found[child], below)
     return Stages(found, frozenset(stops), {k: found[k] for k in joints})
+
+
+def is_stop(graph: Graph, k: int, is_batch: Callable[[int], bool]) -> bool:
+    """Whether the rule of a node gives the gradients of all its inputs that are computed from the batch."""
+    known = op_of(graph.names[k]).backward
+    inputs = (at for at, (child, _) in enumerate(graph.edges[k]) if child >= 0 and is_batch(child))
+    return known is not None and all(at in known.positions for at in inputs)
+
+
+def let_nothing_through(gradients: Gradients) -> Gradients:
+    """For a node that autograd passes on its way to others."""
+    return tuple(None for _ in gradients)
+
+
+class Handed:
+    """Gradients between stages: what stops hand on, and what joints hold until everything has arrived."""
+
+    def __init__(self, graph: Graph, when: Stages) -> None:
+        self._graph, self._when = graph, when
+        self._held: dict[Edge, Tensor] = {}
+
+    def starts(self, losses: Tensor, stage: int) -> tuple[list[GradientEdge | Tensor], list[Tensor]]:
+        """Where a stage begins, and the gradients there."""
+        if stage == 0:
+            return [losses], [torch.ones_like(losses)]
+        edges = [edge for edge in self._held if self._when.of.get(edge[0]) == stage]
+        return [self._graph.gradient_edge(edge) for edge in edges], [self._held.pop(edge) for edge in edges]
+
+    def hold(self, edge: Edge, part: Tensor | None) -> None:
+        """A part of the gradient of a value."""
+        held = self._held.get(edge)
+        if part is not None:
+            self._held[edge] = part if held is None else held + part
+
+    def pull(self, k: int, samples: Samples, gradient: Tensor) -> None:
+        """What a stop hands on to the values that it was computed from."""
+        known = op_of(self._graph.names[k]).backward
+        assert known is not None
+        for position, part in known(self._graph.nodes[k], samples, gradient).items():
+            self.hold(self._graph.edges[k][position], part)

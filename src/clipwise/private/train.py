@@ -357,10 +357,9 @@ class Private:
     ) -> Loader:
         """The batches of the steps still to be made, drawn as the plan's sampling says.
 
-        `physical_batch_size` cuts a logical batch into pieces that fit the memory, and into some of a few samples at
-        the first steps, which are checked. Other keywords go to `torch.utils.data.DataLoader`, but those that would
-        change the sampling are refused. An empty batch makes its noise-only step by itself, or is handed out with
-        length zero under `yield_empty=True`.
+        `physical_batch_size` cuts a logical batch into pieces that fit the memory, small ones at the first steps, which
+        are checked. Other keywords go to `torch.utils.data.DataLoader`, but not those that would change the sampling.
+        An empty batch makes its noise-only step by itself, or is handed out under `yield_empty=True`.
         """
         if self._batch.own:
             raise InvalidSampling("own_batches=True declares your own batches: omit it to use the loader.")

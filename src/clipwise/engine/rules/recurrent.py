@@ -57,7 +57,7 @@ class States:
 STATES = States()
 
 
-class Rows:
+class PackedRows:
     """The products of all times of a folded layer, one below the other, and beside them the rows that it reads."""
 
     def join(self, node: Node, gradients: Sequence[Tensor | None]) -> Tensor | None:
@@ -77,7 +77,7 @@ class Rows:
         return None
 
 
-ROWS = Rows()
+PACKED_ROWS = PackedRows()
 
 
 class _Layer:
