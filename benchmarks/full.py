@@ -233,9 +233,9 @@ def cost(workload: Workload, most: int) -> Json:
             "plain": lambda number: plain.logical(batches[:PHYSICAL]),
             "private": lambda number: private.logical(batches[:PHYSICAL]),
         },
-        max(2, rounds // 3),
+        max(1, rounds // 3),
     )
-    others, failures = peers(workload, plain, max(2, rounds // 2))
+    others, failures = peers(workload, plain, max(1, rounds // 2))
     usual, after = (median(wall for wall, _ in logical[name]) for name in ("plain", "private"))
     first = first_steps(workload, 1)[0]
     return {
