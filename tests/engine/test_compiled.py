@@ -225,6 +225,39 @@ def test_a_compiled_block_with_parameters_is_refused_before_any_pass(
         clipped_gradients(losses, params, Abadi(1.0))
 
 
+HIDDEN: dict[str, Function] = {  # nothing of these regions' outputs is as long as the batch
+    "mean": lambda w, x: (x @ w).mean(0),
+    "largest": lambda w, x: (x @ w).amax(0),
+    "number": lambda w, x: (x @ w).square().sum(),
+    "product": lambda w, x: (x @ w).t() @ x,
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("name", HIDDEN)
+def test_a_region_that_brings_the_batch_together_inside_is_not_taken_for_a_weight(
+    name: str, backend: str, dynamic: bool | None
+) -> None:
+    """Uncompiled it is refused for the rows that parameters met; compiled those are not on the graph."""
+    params = {"w": nn.Parameter(torch.randn(D, D)), "b": nn.Parameter(torch.randn(D, D))}
+    x = torch.randn(B, D)
+    for function in (HIDDEN[name], compiled(HIDDEN[name], backend=backend, dynamic=dynamic)):
+        losses = (x @ params["b"] * function(params["w"], x).sum(0)).sum(1)
+        with pytest.raises((NotSeparable, UnsupportedNode)):
+            clipped_gradients(losses, params, Abadi(1.0))
+
+
+def test_a_cached_plan_notices_a_region_that_begins_to_read_the_batch() -> None:
+    params = {"w": nn.Parameter(torch.randn(D, D))}
+    weight, table = compiled(HIDDEN["mean"]), torch.randn(5, D)
+    for _ in range(2):
+        x = torch.randn(B, D)
+        agrees_with_the_loop((weight(params["w"], table) * x).sum(1), params)
+    with pytest.raises(UnsupportedNode):
+        clipped_gradients((weight(params["w"], x) * x).sum(1), params, Abadi(1.0))
+
+
 def test_weights_that_are_computed_in_a_compiled_region_are_shared_as_before() -> None:
     params = {"w": nn.Parameter(torch.randn(D, 5)), "b": nn.Parameter(torch.randn(5, 3))}
     mask = (torch.rand(D, 5) < 0.5).float()

@@ -318,6 +318,37 @@ def test_inner_products_of_positions(positions: int) -> None:
     torch.testing.assert_close(one.times_(Gram.of(right[:, 0])), expected)
 
 
+def test_digits_that_one_position_loses_are_found_again_whatever_the_others_hold() -> None:
+    """A tiny factor meets a huge one; another position of the same sample has an ordinary length."""
+    left, right = torch.zeros(3, 4, 32), torch.zeros(3, 4, 32)
+    left[:, 0], right[:, 0, 0] = 2.6e-23, 1e19  # every square of the left is lost
+    left[:, 1, 0] = 1.0
+    right[1, 1, 1] = 1e-6
+    left[2], right[2] = right[2].clone(), left[2].clone()
+    use = Outer(left, right, (32, 32))
+    assert use.ghost_is_cheaper
+    expected = Dense(use.gradients().double(), (32, 32)).squared_norms()
+    torch.testing.assert_close(use.squared_norms().double(), expected, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("scale", [1e2, 1e4, 1e6])
+def test_huge_terms_that_cancel_move_no_sum_by_more_than_the_bound(dtype: torch.dtype, scale: float) -> None:
+    """Their sum is off by the last digits of the terms, so that its length is not that of the gradient meant."""
+    torch.manual_seed(0)
+    for _ in range(8):
+        direction, steps = torch.randn(40, dtype=dtype), torch.randint(-1000, 1000, (2, 40)).to(dtype)
+        left, right = torch.zeros(1, 4, 40, dtype=dtype), torch.zeros(1, 4, 40, dtype=dtype)
+        left[0, :3] = direction * scale
+        right[0, :2], right[0, 2] = steps, -steps.sum(0)
+        left[0, 3], right[0, 3, 0] = direction / direction.norm() * 8, 1.0
+        use = Outer(left, right, (40, 40))
+        assert use.ghost_is_cheaper
+        norms = use.squared_norms().sqrt()
+        assert norms >= 8 * (1 - 1e-3)
+        assert use.weighted(norms.clamp(min=1.0).reciprocal()).norm() <= 1.01
+
+
 def test_norms_that_inner_products_cannot_tell_are_found_again() -> None:
     """Those that cancel, and those where one side's squares are lost and the other side makes up for it."""
     torch.manual_seed(0)

@@ -51,6 +51,28 @@ def refuse_donated(graph: Graph) -> None:
             )
 
 
+def may_hold(graph: Graph, k: int, batch_size: int) -> bool:
+    """Whether a compiled region may read the batch by an operand that is not differentiated, as far as sizes show.
+
+    The region is one node: what it made of the batch before it brought its rows together is not on the graph. Only the
+    sizes of its output and of what it saved can tell, its parameters apart.
+    """
+    node = graph.nodes[k]
+    if all(child >= 0 for child, _ in graph.edges[k]):
+        return False
+    sizes = list(graph.shape((k, 0)))
+    try:
+        if not at_hand(node):
+            return True
+        own = {parameter.data_ptr() for parameter in graph.parameters}
+        held = [*node.saved_tensors, *node._tensors_no_vc_check]
+        sizes += [size for tensor in held if tensor.data_ptr() not in own for size in tensor.shape]
+        sizes += [size for size in node.symints if isinstance(size, int)]
+    except (AttributeError, RuntimeError):  # another version of torch, or saved tensors that were written to
+        return True
+    return any(size and size % batch_size == 0 for size in sizes)
+
+
 def keeps_apart(node: Node, axis: int, operands: Sequence[Operand]) -> bool:
     """Whether each operand's gradient at place i of its axis is computed from place i of the output's `axis` only.
 
@@ -157,8 +179,8 @@ def _called(node: Any, known: Known) -> tuple[Any, Axis | tuple[Axis, ...]]:
     carrying = [n for n in node.all_input_nodes if known[n][1] is not None]
     if not carrying:
         return value, None
-    if any(given in carrying for given in node.kwargs.values()):
-        raise _Unclear
+    if any(given in carrying for given in node.kwargs.values()) or not _HARMLESS.issuperset(node.kwargs):
+        raise _Unclear  # the rules below read axes by their place
     if node.target is operator.getitem:
         axes = known[node.args[0]][1]
         if not isinstance(axes, tuple):
@@ -335,6 +357,10 @@ def _nll(call: _Call) -> int:
     return call.axis
 
 
+_HARMLESS = frozenset(
+    {"device", "dtype", "implicit", "layout", "memory_format", "non_blocking", "pin_memory", "rounding_mode"}
+    | {"alpha", "approximate", "attn_mask", "scale", "value"}
+)
 _ONLY_SHAPES = frozenset(
     f"aten::{name}"
     for name in ("empty_like", "full_like", "new_empty", "new_full", "new_zeros", "ones_like", "zeros_like")

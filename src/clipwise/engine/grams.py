@@ -15,6 +15,8 @@ _COHERENT = 2.5e-4  # the same for the sum of all terms' lengths, squared, if al
 _SCATTERED = 3e-2  # and for the sum of their squares, since errors have either sign
 _LOST = 1e-17  # lengths whose squares begin to lose their digits in float32
 _LARGE = 10.0  # a length that makes up for a lost one
+_LOST_PART = 1e-6  # of a squared norm, that lost digits may be
+_ROUNDED = 1e-6  # of the sum of all terms' lengths: no gradient is taken for shorter, since its sum is rounded to them
 _STRIPS = 4
 _WORTH_CUTTING = 64  # positions from which cutting saves more arithmetic than its calls cost
 
@@ -91,28 +93,38 @@ def ghost_norms(grams: Callable[[], Pair], exact: Callable[[Tensor], Pair], doub
     result is not large beside the one (an error of 3e-5 of it) or the other (1e-3), it is computed again.
     """
     left, right = grams()
-    single = left.strips[0].dtype != torch.float64
-    if single:
-        l_lengths, r_lengths = left.lengths(), right.lengths()
-        terms = (l_lengths * r_lengths).flatten(1)
-        least = torch.maximum(_COHERENT * terms.sum(1).square_(), _SCATTERED * terms.square().sum(1))
-        faint = _faint(l_lengths.flatten(1).amax(1), r_lengths.flatten(1).amax(1))
+    if left.strips[0].dtype == torch.float64:
+        return _times((left, right))
+    l_lengths, r_lengths = left.lengths(), right.lengths()
+    terms = (l_lengths * r_lengths).flatten(1)
+    least = torch.maximum(_COHERENT * terms.sum(1).square_(), _SCATTERED * terms.square().sum(1))
+    lost = _lost(l_lengths.flatten(1), r_lengths.flatten(1))
     squared = left.times_(right)
-    if single:
-        own = Doubts() if doubts is None else doubts
-        own.add(squared, (squared < least) | faint, lambda some: _times(exact(some)))
-        if doubts is None:
-            own.settle()
+    faint = (lost > _LOST * _LARGE) & ((lost.square() > _LOST_PART * squared) | lost.isinf())
+    own = Doubts() if doubts is None else doubts
+    own.add(squared, (squared < least) | faint, lambda some: _times(exact(some)))
+    if doubts is None:
+        own.settle()
     return squared.clamp_(min=0)
 
 
 def _times(pair: Pair) -> Tensor:
-    return pair[0].times_(pair[1]).clamp_(min=0)
+    """<left, right> per sample, and no less than what rounding makes of its terms.
+
+    Where huge terms cancel, a float32 sum of them is off by their last digits, and the inner product of float64 Gram
+    matrices by the root of its own. A factor for the short gradient that is meant would let all that through.
+    """
+    left, right = pair
+    terms = (left.lengths() * right.lengths()).flatten(1).sum(1)
+    return torch.maximum(left.times_(right), (_ROUNDED * terms).square_())
 
 
-def _faint(a: Tensor, b: Tensor) -> Tensor:
-    """Where squares of one side lose their digits in float32, and the other is so large that the product counts."""
-    return (torch.minimum(a, b) < _LOST) & (torch.maximum(a, b) > _LARGE)
+def _lost(a: Tensor, b: Tensor) -> Tensor:
+    """The most that float32 squares can lose of each sample's gradient, from the lengths of its positions' factors.
+
+    Position by position: one with a long factor says nothing of another, whose tiny factor meets a huge one.
+    """
+    return _LOST * (torch.where(a < _LOST, b, 0).sum(1) + torch.where(b < _LOST, a, 0).sum(1))
 
 
 def cancelled(total: Tensor, parts: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from typing import Protocol
 import torch
 
 from clipwise.engine.chains import Chain, chain_of, is_simple
+from clipwise.engine.compiled import may_hold
 from clipwise.engine.graph import Edge, Graph
 from clipwise.engine.layout import Layout, Probe, Scattered, all_finite
 from clipwise.engine.node import COMPILED, LEAF, RECURRENCE, REENTRANT, at_hand, output_meta
@@ -216,14 +217,15 @@ class Planner:
         """Refuse compiled regions with parameters inside, before any backward pass through them.
 
         Weights that are computed from parameters and constants alone may be compiled. What is not a parameter is taken
-        for the batch here where the region's output could hold it; any other is judged by what it shows.
+        for the batch here where the region's output, or what it saved, could hold it; any other is judged by what it
+        shows.
         """
         refused = []
         for k in (k for k, name in enumerate(self.graph.names) if name == COMPILED and self.reaches[k]):
             shared = self._shared_operands(k, optimistic)
-            unseen = self.origins[k] is not Origin.CONSTANT and any(child < 0 for child, _ in self.graph.edges[k])
+            unseen = self.origins[k] is not Origin.CONSTANT and may_hold(self.graph, k, self.batch_size)
             holds = any(size and size % self.batch_size == 0 for size in self.graph.shape((k, 0)))
-            if shared and holds and (cautious[k] is _State.BATCH or unseen):
+            if shared and (unseen or (holds and cautious[k] is _State.BATCH)):
                 refused.append(no_rule(self.graph, k, self._parameters(shared)))
         if refused:
             raise UnsupportedNode("\n".join(dict.fromkeys(refused)))

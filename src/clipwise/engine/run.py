@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 
 from clipwise.engine.chains import below_view, interval, overlapping
+from clipwise.engine.compiled import may_hold
 from clipwise.engine.cost import kept
 from clipwise.engine.grams import Doubts, Recent
 from clipwise.engine.graph import Edge, Graph, differentiate
 from clipwise.engine.layout import Layout, Scattered, all_finite, blank, pack
-from clipwise.engine.node import LEAF, at_hand, output_meta, saved_floats
+from clipwise.engine.node import COMPILED, LEAF, at_hand, output_meta, saved_floats
 from clipwise.engine.ops import Gradients, as_one, gradients_at, rule_of
 from clipwise.engine.owners import Owners, StalePlan
 from clipwise.engine.plan import GraphPlan, Meeting, pattern
@@ -198,6 +199,8 @@ class Backward:
         if not all(is_identity(graph, k) for k in plan.identities):
             raise StalePlan
         if not all(region.holds(graph) for region in plan.regions):
+            raise StalePlan
+        if any(graph.names[k] == COMPILED and may_hold(graph, k, self.batch_size) for k in plan.unseen):
             raise StalePlan
         if plan.at_hand and not all(at_hand(graph.nodes[meeting.node]) for meeting in plan.meetings):
             raise StalePlan
