@@ -263,3 +263,14 @@ def test_samples_that_begin_to_mix_inside_a_folded_layer_are_refused(name: str) 
     assert chains(mixed, model) == 1
     with pytest.raises(NotSeparable):
         per_sample_norms(mixed, params)
+
+
+@pytest.mark.parametrize("frozen", ["weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0", "weight_ih_l1"])
+def test_frozen_weights_are_no_part_of_a_folded_layer(frozen: str) -> None:
+    torch.manual_seed(6)
+    model = Packed(num_layers=2)
+    model.rnn.get_parameter(frozen).requires_grad_(False)
+    params = {name: p for name, p in model.rnn.named_parameters() if p.requires_grad}
+    for lengths in ([7, 7, 6, 3, 1], [1 + k % 7 for k in range(35)]):
+        losses = losses_of(Packed.states, model, lengths)
+        assert torch.allclose(per_sample_norms(losses, params), norms_of(loop_gradients(losses, params)), rtol=1e-10)
