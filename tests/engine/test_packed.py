@@ -230,3 +230,47 @@ def test_the_same_rows_read_for_different_samples_are_refused() -> None:
     per_sample_norms(honest.square().sum(1), params)
     with pytest.raises(NotSeparable):
         per_sample_norms((one.rnn(packed)[1][0][0] + other.rnn(packed)[1][0][0].flip(0)).square().sum(1), params)
+
+
+@pytest.mark.parametrize("lengths", [[6, 4, 4, 2], [5, 5, 3, 3], [7, 5, 3, 1]])
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_a_plan_of_equal_lengths_tells_other_lengths(kind: type[nn.RNNBase], lengths: list[int]) -> None:
+    """Sorted, and as many rows as before: only what is read at every step tells whose rows they are."""
+    torch.manual_seed(5)
+    model = Packed(kind)
+    params = dict(model.rnn.named_parameters())
+    for each in ([4, 4, 4, 4], lengths):
+        x = torch.randn(4, max(each), 4, dtype=torch.float64)
+        packed = pack_padded_sequence(x, torch.tensor(each), batch_first=True)
+        losses = pad_packed_sequence(model.rnn(packed)[0], batch_first=True)[0].square().sum((1, 2))
+        loop = loop_gradients(losses, params)
+        assert torch.allclose(per_sample_norms(losses, params), norms_of(loop), rtol=1e-10)
+
+
+INSIDE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "a row added to all": lambda z, r: z + r + z[:1],
+    "a row times all": lambda z, r: z * z[:1] + r,
+}
+
+
+@pytest.mark.parametrize("name", INSIDE)
+def test_samples_that_begin_to_mix_inside_a_folded_layer_are_refused(name: str) -> None:
+    """What lies between the products is no part of the structure."""
+    model = Packed()
+    params = dict(model.rnn.named_parameters())
+    per_sample_norms(losses_of(lambda m, x, n: by_hand(m, x, torch.add), model, [6, 6, 5, 4]), params)
+    mixed = losses_of(lambda m, x, n: by_hand(m, x, INSIDE[name]), model, [6, 6, 5, 4])
+    assert chains(mixed, model) == 1
+    with pytest.raises(NotSeparable):
+        per_sample_norms(mixed, params)
+
+
+@pytest.mark.parametrize("frozen", ["weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0", "weight_ih_l1"])
+def test_frozen_weights_are_no_part_of_a_folded_layer(frozen: str) -> None:
+    torch.manual_seed(6)
+    model = Packed(num_layers=2)
+    model.rnn.get_parameter(frozen).requires_grad_(False)
+    params = {name: p for name, p in model.rnn.named_parameters() if p.requires_grad}
+    for lengths in ([7, 7, 6, 3, 1], [1 + k % 7 for k in range(35)]):
+        losses = losses_of(Packed.states, model, lengths)
+        assert torch.allclose(per_sample_norms(losses, params), norms_of(loop_gradients(losses, params)), rtol=1e-10)

@@ -123,7 +123,10 @@ def _turned(graph: Graph, group: Sequence[int]) -> set[int]:
 def _own_operands(graph: Graph, group: Sequence[int], nodes: set[int]) -> tuple[Edge, ...] | None:
     """Bias, if there is one, and weight; None where they are used in any other way than by a plain product."""
     bias, _, weight = PRODUCTS[graph.names[group[0]]]
-    of_weight = graph.edges[graph.edges[group[0]][weight][0]][0]
+    first = graph.edges[group[0]][weight][0]
+    if first < 0 or graph.names[first] != TURNED:  # frozen, or not a plain weight
+        return None
+    of_weight = graph.edges[first][0]
     of_bias = NO_EDGE if bias is None else graph.edges[group[0]][bias]
     members, turned, own = set(group), _turned(graph, group), {of_weight, of_bias} - {NO_EDGE}
     for k, edges in enumerate(graph.edges):

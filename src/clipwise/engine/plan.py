@@ -204,7 +204,7 @@ class Planner:
         met = [self._meeting(k, states, probes[k], layouts[k]) for k in meetings]
         shared = tuple(k for k in self.entries if states[k] is _State.SHARED)
         moves = self._moves(states, layouts)
-        routed = _is_routed(met, moves)  # probes give the gradients of all meetings
+        routed = self._is_routed(met, moves)  # probes give the gradients of all meetings
         is_batch = self._is_batch_in(states)
         inner = (meeting.node for meeting in met if meeting.layouts and not meeting.end and not routed)
         when = stages(self.graph, {k for k in inner if is_stop(self.graph, k, is_batch)}, is_batch)
@@ -372,6 +372,16 @@ class Planner:
         reached = frozenset().union(*(self.reaches[child] for child, _ in edges))
         return ", ".join(self.describe(p) for p in sorted(reached)[:3])
 
+    def _is_routed(self, meetings: Sequence[Meeting], moves: Mapping[int, Routing | CompiledRegion]) -> bool:
+        """Whether rows may be moved between samples by data.
+
+        In a folded layer always: the lengths and the cell are no part of its structure, so one plan serves equal
+        lengths, where the rows look regular, and others.
+        """
+        if RECURRENCE in self.graph.names or any(move is Routing.MAYBE for move in moves.values()):
+            return True
+        return any(_read_each_step(layout) for meeting in meetings for layout in meeting.layouts)
+
     def _bind(
         self,
         meetings: list[Meeting],
@@ -416,7 +426,7 @@ class Planner:
             cacheable=self.finite and all(len(meeting.layouts) <= 1 for meeting in meetings),
             identities=tuple(k for k, move in moves.items() if move is Routing.IDENTITY),
             regions=tuple(move for move in moves.values() if isinstance(move, CompiledRegion)),
-            routed=_is_routed(meetings, moves),
+            routed=self._is_routed(meetings, moves),
             shared=shared,
             unseen={k: self.reaches[k] for k in shared if self._is_unseen(k)},
             data_meetings=frozenset(m.node for m in meetings if self.entries[m.node] is not _Entry.NO),
@@ -428,12 +438,6 @@ class Planner:
                 if entry is not _Entry.NO or self._keeps_order(k)
             ),
         )
-
-
-def _is_routed(meetings: Sequence[Meeting], moves: Mapping[int, Routing | CompiledRegion]) -> bool:
-    """Whether rows may be moved between samples by data."""
-    layouts = (layout for meeting in meetings for layout in meeting.layouts)
-    return any(move is Routing.MAYBE for move in moves.values()) or any(map(_read_each_step, layouts))
 
 
 def _read_each_step(layout: Layout | Scattered) -> bool:

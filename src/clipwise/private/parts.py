@@ -9,20 +9,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from clipwise.sampling import Indices, split
 
 __all__ = ["EARLY", "PhysicalBatch", "cut"]
 
 EARLY = 3
 """How many of the first steps are checked."""
-_FEW = ((7, 5), (6,), (7,))  # sizes that differ before anything is released: a loss may follow the size
+_FEW = ((7, 5, 7, 6), (6, 7, 5), (7, 6, 7))  # sizes that differ before anything is released: a loss may follow them
 _FEWER = ((2, 3, 4), (3,), (4,))  # where a physical batch is small itself
-_SMALL = 24  # samples
+_SMALL = 16  # samples; as many in whole ones are checked too: two or three are their own partners by chance
 
 
 @dataclass(frozen=True)
 class PhysicalBatch:
-    """One physical batch: piece `part` of the logical batch of step `step`, of which the first `few` are small."""
+    """One physical batch: piece `part` of the logical batch of step `step`, of which the first `few` are checked."""
 
     step: int
     part: int
@@ -33,7 +35,7 @@ class PhysicalBatch:
 
     @property
     def is_few(self) -> bool:
-        """Whether it was cut small to be checked."""
+        """Whether it is checked instead of others."""
         return self.part < self.few
 
     @property
@@ -49,16 +51,22 @@ def cut(indices: Indices, step: int, physical_batch_size: int | None) -> Iterato
 
     >>> import numpy as np
     >>> [part.size for part in cut(np.arange(100), 0, 64)], [part.size for part in cut(np.arange(100), 3, 64)]
-    ([7, 5, 64, 24], [64, 36])
+    ([7, 5, 7, 6, 64, 11], [64, 36])
+
+    The few are taken from all over the batch: neighbours in a data set may be of one class, or equally long.
     """
     few: list[Indices] = []
     for size in _few_samples(step, physical_batch_size):
         if len(indices) > size:
-            few.append(indices[:size])
-            indices = indices[size:]
+            spread = np.arange(size) * (len(indices) - 1) // (size - 1)
+            few.append(indices[spread])
+            indices = np.delete(indices, spread)
+    whole = 0
+    if few and physical_batch_size is not None and physical_batch_size < _SMALL:
+        whole = _SMALL // physical_batch_size
     pieces = [*few, *split(indices, physical_batch_size)] or [indices]
     for k, piece in enumerate(pieces):
-        yield PhysicalBatch(step, k, len(piece), k == len(pieces) - 1, tuple(piece.tolist()), len(few))
+        yield PhysicalBatch(step, k, len(piece), k == len(pieces) - 1, tuple(piece.tolist()), len(few) + whole)
 
 
 def _few_samples(step: int, physical_batch_size: int | None) -> tuple[int, ...]:

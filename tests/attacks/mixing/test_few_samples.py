@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset, TensorDataset
 
 import clipwise as cw
 from tests.core.common import classified
@@ -34,14 +35,35 @@ def mean_of_a_large_batch(model: nn.Module, batch: Any) -> Tensor:
     return (mean_of_the_batch if len(batch[0]) > LARGE else losses_of)(model, batch)
 
 
-def run(loss: Loss, physical: int | None) -> tuple[cw.Private, int]:
+def rare_classes_count_more(model: nn.Module, batch: Any) -> Tensor:
+    counts = torch.bincount(batch[1], minlength=3).clamp(min=1)
+    return losses_of(model, batch) * (counts.max() / counts)[batch[1]]
+
+
+def mixup(model: nn.Module, batch: Any) -> Tensor:
+    order = torch.randperm(len(batch[0]))
+    return losses_of(model, (0.7 * batch[0] + 0.3 * batch[0][order], batch[1]))
+
+
+def by_class() -> TensorDataset:
+    """Records in the order of their classes, as from a folder for each."""
+    return TensorDataset(classified(N, seed=1).tensors[0], torch.arange(3).repeat_interleave(N // 3))
+
+
+def run(
+    loss: Loss,
+    physical: int | None,
+    sampling: Any = None,
+    records: Dataset[Any] | None = None,
+    seed: int = 3,
+) -> tuple[cw.Private, int]:
     """The run, and the steps that were released before a refusal."""
     torch.manual_seed(0)
     model = mlp()
-    plan = cw.Plan(sampling=cw.Poisson(N, N // 2), steps=20, clip=cw.Abadi(1.0), noise_multiplier=1.0)
-    private = cw.Private(plan, model, torch.optim.SGD(model.parameters(), lr=0.1), seed=3)
+    plan = cw.Plan(sampling=sampling or cw.Poisson(N, N // 2), steps=20, clip=cw.Abadi(1.0), noise_multiplier=1.0)
+    private = cw.Private(plan, model, torch.optim.SGD(model.parameters(), lr=0.1), seed=seed)
     try:
-        for batch in private.loader(classified(N, seed=1), physical_batch_size=physical):
+        for batch in private.loader(records or classified(N, seed=1), physical_batch_size=physical):
             private.step(loss(model, batch))
     except cw.NotSeparable:
         pass
@@ -52,6 +74,19 @@ def run(loss: Loss, physical: int | None) -> tuple[cw.Private, int]:
 @pytest.mark.parametrize("loss", [mean_of_the_batch, divided_by_its_size, places])
 def test_samples_that_mix_among_few_are_refused_before_anything_is_released(loss: Loss, physical: int) -> None:
     assert run(loss, physical)[1] == 0
+
+
+@pytest.mark.parametrize("physical", [None, 4, 8, 32])
+@pytest.mark.parametrize("sampling", [cw.Poisson(N, 48), cw.FixedSize(N, 48), cw.FullBatch(N)], ids=repr)
+def test_the_few_are_not_all_of_one_class_where_the_records_are_in_order(sampling: Any, physical: int | None) -> None:
+    """Among records of one class a weight for each class in the batch shows nothing."""
+    assert run(rare_classes_count_more, physical, sampling, by_class())[1] == 0
+
+
+@pytest.mark.parametrize(("physical", "seed"), [(4, 14), (4, 31), (8, 36)])
+def test_small_physical_batches_are_checked_too(physical: int, seed: int) -> None:
+    """Two or three samples are often their own partners by chance."""
+    assert run(mixup, physical, seed=seed)[1] == 0
 
 
 def test_samples_that_mix_in_large_batches_only_are_found_within_a_dozen_steps() -> None:
