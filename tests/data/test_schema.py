@@ -362,6 +362,8 @@ def test_columns_that_are_left_out_are_named_with_the_reason(tmp_path: Path, mon
 
 def test_columns_that_are_lost_in_the_noise_are_named_too(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     monkeypatch.chdir(tmp_path)
+    made = PrivateSchema(PrivateSchema.within(0.5, 1e-6).noise_multiplier, seed=1)
+    monkeypatch.setattr(PrivateSchema, "within", lambda *_: made)
     command = ["data", "schema", str(customers(tmp_path)), "--target", "spend", "--output", "mine.toml"]
     assert main([*command, "--task", "regression", "--epsilon", "0.5", "--delta", "1e-6"]) == 0
     shown = capsys.readouterr().err
