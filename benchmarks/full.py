@@ -253,10 +253,17 @@ def cost(workload: Workload, most: int) -> Json:
     }
 
 
-def measured(most: int, names: list[str]) -> Json:
+def measured(most: int, names: list[str], path: Path | None = None) -> Json:
+    """All rows; those that are there are kept in `path` as they come."""
     torch.set_num_threads(THREADS)
-    rows = [cost(each, most) for each in FULL if not names or each.name in names]
-    return {"date": date.today().isoformat(), "torch": torch.__version__, "threads": THREADS, "rows": rows}
+    rows: list[Json] = []
+    found = {"date": date.today().isoformat(), "torch": torch.__version__, "threads": THREADS, "rows": rows}
+    for each in FULL:
+        if not names or each.name in names:
+            rows.append(cost(each, most))
+            if path is not None:
+                path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    return found
 
 
 def tables(found: Json) -> str:
@@ -294,7 +301,7 @@ def main() -> None:
         print(tables(measured(options.rounds, options.only)))
         return
     if not options.tables:
-        path.write_text(json.dumps(measured(options.rounds, []), indent=1) + "\n", encoding="utf-8")
+        measured(options.rounds, [], path)
     put(BENCHMARKS, "full", tables(json.loads(path.read_text(encoding="utf-8"))))
 
 
