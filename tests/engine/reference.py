@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clipwise.clipping import Style
+from clipwise.clipping import Abadi, Style
+from clipwise.engine import clipped_gradients, per_sample_gradients, per_sample_norms
 from tests.zoo import Case
 
 Gradients = Mapping[str, Tensor]
@@ -74,6 +75,18 @@ def relative_errors(actual: Tensor, expected: Tensor, scale: Tensor, dtype: torc
     floor = 10 * torch.finfo(dtype).eps * scale.max().clamp(min=1e-30)
     distance = (actual.detach().double() - expected).reshape(len(scale), -1).norm(dim=1)
     return distance / scale.clamp(min=floor)
+
+
+def assert_agrees_with_the_loop(losses: Tensor, params: Gradients, tolerance: float) -> None:
+    """Per-sample gradients, their norms and the clipped sum."""
+    loop = loop_gradients(losses, params)
+    found = per_sample_gradients(losses, params, retain_graph=True)
+    assert relative_errors(flat(found), flat(loop), norms_of(loop), losses.dtype).max() <= tolerance
+    norms = per_sample_norms(losses, params, retain_graph=True)
+    assert torch.allclose(norms.double(), norms_of(loop), rtol=tolerance)
+    clipped = clipped_gradients(losses, params, Abadi(0.5)).gradients
+    expected = (flat(loop) * (0.5 / norms_of(loop)).clamp(max=1).unsqueeze(1)).sum(0)
+    assert torch.allclose(flat_sum(clipped), expected, atol=tolerance)
 
 
 def tolerance(case: Case, losses: Tensor, dtype: torch.dtype) -> float:

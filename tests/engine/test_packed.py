@@ -18,7 +18,7 @@ from clipwise.engine.graph import walk
 from clipwise.engine.layout import NARROW, WIDE, Probe, colours_of, owners_by_digits
 from clipwise.engine.node import RECURRENCE
 
-from .reference import flat, loop_gradients, norms_of, relative_errors
+from .reference import assert_agrees_with_the_loop, flat, loop_gradients, norms_of, relative_errors
 
 Program: TypeAlias = Callable[["Packed", Tensor, Tensor], Tensor]
 
@@ -91,14 +91,7 @@ def test_a_folded_layer_agrees_with_the_loop(name: str, streaming: bool, monkeyp
     for lengths in LENGTHS:
         losses = losses_of(program, model, lengths)
         assert RECURRENCE in {node.name for node in check(losses, params).nodes}
-        loop = loop_gradients(losses, params)
-        found = per_sample_gradients(losses, params, retain_graph=True)
-        assert relative_errors(flat(found), flat(loop), norms_of(loop), torch.float64).max() <= 1e-10
-        norms = per_sample_norms(losses, params, retain_graph=True)
-        assert torch.allclose(norms, norms_of(loop), rtol=1e-10)
-        clipped = clipped_gradients(losses, params, Abadi(0.5)).gradients
-        expected = (flat(loop) * (0.5 / norms_of(loop)).clamp(max=1).unsqueeze(1)).sum(0)
-        assert torch.allclose(torch.cat([g.flatten() for g in clipped.values()]), expected, atol=1e-10)
+        assert_agrees_with_the_loop(losses, params, 1e-10)
 
 
 @pytest.mark.parametrize("name", ["LSTM", "LSTM, outputs", "LSTM, two layers and directions", "GRU", "RNN"])

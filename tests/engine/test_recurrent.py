@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from clipwise import Abadi, NotSeparable, UnsupportedNode
-from clipwise.engine import check, clipped_gradients, per_sample_gradients, per_sample_norms
+from clipwise.engine import check, clipped_gradients, per_sample_norms
 from clipwise.engine.cache import ENGINE
 from clipwise.engine.graph import unrecorded
 from clipwise.engine.layout import Layout
 from clipwise.engine.parameters import Parameters
 from clipwise.engine.rules.recurrent import STATES
 
-from .reference import flat, loop_gradients, norms_of, relative_errors
+from .reference import assert_agrees_with_the_loop
 
 NODE = "MkldnnRnnLayerBackward0"
 Program: TypeAlias = Callable[["Recurrent", Tensor], Tensor]
@@ -96,14 +96,7 @@ def test_a_fused_layer_agrees_with_the_loop(name: str, streaming: bool, monkeypa
         x = torch.randn(size, times, 4)
         losses = losses_of(program, model, x)
         assert NODE in {node.name for node in check(losses, params).nodes}
-        loop = loop_gradients(losses, params)
-        found = per_sample_gradients(losses, params, retain_graph=True)
-        assert relative_errors(flat(found), flat(loop), norms_of(loop), torch.float32).max() <= 1e-5
-        norms = per_sample_norms(losses, params, retain_graph=True)
-        assert torch.allclose(norms.double(), norms_of(loop), rtol=1e-5)
-        clipped = clipped_gradients(losses, params, Abadi(0.5)).gradients
-        expected = (flat(loop) * (0.5 / norms_of(loop)).clamp(max=1).unsqueeze(1)).sum(0)
-        assert torch.allclose(torch.cat([g.double().flatten() for g in clipped.values()]), expected, atol=1e-5)
+        assert_agrees_with_the_loop(losses, params, 1e-5)
 
 
 @pytest.mark.parametrize("name", ["last output", "last hidden state", "everything, both directions of two layers"])

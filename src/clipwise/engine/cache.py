@@ -9,6 +9,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -119,8 +120,8 @@ class Engine:
     ) -> tuple[Graph, CachedPlan]:
         """The graph and its plan, `stale`: a new one. Where a folded layer shows nothing, its nodes are planned."""
         try:
-            made = self._make(losses, graph, parameters, evidence, stale=True) if stale else None
-            return graph, made or self.entry(losses, graph, parameters, evidence)
+            find = partial(self._make, stale=True) if stale else self.entry
+            return graph, find(losses, graph, parameters, evidence)
         except NotFolded:
             self._not_folded[parameters.identity, graph.signature] = None
         while len(self._not_folded) > _CACHE_SIZE:

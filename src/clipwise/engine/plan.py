@@ -203,12 +203,11 @@ class Planner:
         self._refuse_unknown(meetings, states)
         met = [self._meeting(k, states, probes[k], layouts[k]) for k in meetings]
         shared = tuple(k for k in self.entries if states[k] is _State.SHARED)
-        moves = self._moves(states, layouts)
+        moves, is_batch = self._moves(states, layouts), self._is_batch_in(states)
         routed = self._is_routed(met, moves)  # probes give the gradients of all meetings
-        is_batch = self._is_batch_in(states)
         inner = (meeting.node for meeting in met if meeting.layouts and not meeting.end and not routed)
         when = stages(self.graph, {k for k in inner if is_stop(self.graph, k, is_batch)}, is_batch)
-        return self._bind(met, moves, shared, when)
+        return self._bind(met, moves, shared, routed, when)
 
     def _is_batch_in(self, states: Sequence[_State]) -> Callable[[int], bool]:
         return lambda k: states[k] is _State.BATCH
@@ -273,10 +272,7 @@ class Planner:
 
     def _after_meetings(self, states: Sequence[_State]) -> set[int]:
         """Nodes whose layout tells whether a node after a meeting keeps the samples apart."""
-
-        def is_batch(i: int) -> bool:
-            return states[i] is _State.BATCH
-
+        is_batch = self._is_batch_in(states)
         nodes = (k for k in self.entries if is_batch(k) and self._has_batch_below(k, states))
         return {needed for k in nodes for needed in self._layouts_needed(k, is_batch)}
 
@@ -294,9 +290,7 @@ class Planner:
         self, states: Sequence[_State], layouts: Mapping[int, tuple[Layout | Scattered, ...]]
     ) -> dict[int, Routing | CompiledRegion]:
         """How far each node after a meeting can be trusted to keep the samples apart."""
-
-        def is_batch(i: int) -> bool:
-            return states[i] is _State.BATCH
+        is_batch = self._is_batch_in(states)
 
         def layout_of(edge: Edge) -> Layout | None:
             known, joined = layouts.get(edge[0], ()), op_of(self.graph.names[edge[0]]).joined
@@ -387,6 +381,7 @@ class Planner:
         meetings: list[Meeting],
         moves: Mapping[int, Routing | CompiledRegion],
         shared: tuple[int, ...],
+        routed: bool,
         when: Stages,
     ) -> GraphPlan:
         roots: dict[int, dict[Edge, None]] = {}
@@ -426,7 +421,7 @@ class Planner:
             cacheable=self.finite and all(len(meeting.layouts) <= 1 for meeting in meetings),
             identities=tuple(k for k, move in moves.items() if move is Routing.IDENTITY),
             regions=tuple(move for move in moves.values() if isinstance(move, CompiledRegion)),
-            routed=self._is_routed(meetings, moves),
+            routed=routed,
             shared=shared,
             unseen={k: self.reaches[k] for k in shared if self._is_unseen(k)},
             data_meetings=frozenset(m.node for m in meetings if self.entries[m.node] is not _Entry.NO),
