@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from clipwise.clipping import Abadi, Flat, Layerwise
-from clipwise.engine import Clipper, cache, clipped_gradients, per_sample_gradients, per_sample_norms, uses, verify
+from clipwise.engine import Clipper, cache, clipped_gradients, per_sample_gradients, per_sample_norms, verify
 from clipwise.engine.cache import CachedPlan
-from clipwise.engine.graph import walk
+from clipwise.engine.graph import Edge, walk
 from clipwise.engine.history import History, first_difference
 from clipwise.engine.layout import Probe
+from clipwise.engine.lengths import Lengths
 from clipwise.engine.norms import bad_samples, negligible_norm, working_dtype
 from clipwise.engine.owners import Owners, _data_of, _same
 from clipwise.engine.parameters import Parameters, validate
@@ -194,15 +195,16 @@ def test_a_difference_counts_relative_to_the_gradients(scale: float) -> None:
 def test_the_largest_norm_is_compared_with_its_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     model, x = nn.Linear(4, 3, bias=False), torch.randn(B, 4)
-    real = uses.Outer.squared_norms
+    real = Lengths.squared
 
-    def grown(use: uses.Outer) -> Tensor:
-        found = real(use).clone()
-        found[found.argmax()] *= 1.02
+    def grown(lengths: Lengths) -> dict[Edge, Tensor]:
+        found = real(lengths)
+        for norms in found.values():
+            norms[norms.argmax()] *= 1.02
         return found
 
     per_sample_norms(model(x).square().sum(1), named(model))
-    monkeypatch.setattr(uses.Outer, "squared_norms", grown)
+    monkeypatch.setattr(Lengths, "squared", grown)
     with pytest.raises(CheckFailed, match=r"the per-sample norm of parameter weight is .*Please report the model"):
         per_sample_norms(nn.functional.linear(x, model.weight).tanh().sum(1), named(model))
 

@@ -12,19 +12,20 @@ from torch import Tensor
 
 from clipwise.engine import grams
 from clipwise.engine.grams import Gram, Recent, cancelled, ghost_norms, same_memory
+from clipwise.engine.lengths import Lengths, sure_lengths
 from clipwise.engine.rules.conv import Convolved, Geometry
 from clipwise.engine.rules.grouped import Segmented
 from clipwise.engine.uses import (
     Dense,
     Gathered,
     Outer,
+    Pieces,
     Use,
     accurate,
     chunks,
     joint_squared_norms,
     squares,
     summed,
-    sure_lengths,
     weighted_sum,
 )  # fmt: skip
 
@@ -47,9 +48,9 @@ def reshaped() -> Made:
     return Dense(gradients, (2, 3)), gradients.view(B, 2, 3)
 
 
-def with_lengths() -> Made:
-    gradients = numbers(B, 5)
-    return Dense(gradients, (5,), gradients.norm(dim=1)), gradients
+def in_pieces(*sizes: int) -> Made:
+    gradients = numbers(B, 3, 2)
+    return Pieces([Dense(part, (3, 2)) for part in gradients.split(sizes)]), gradients
 
 
 def outer(*sizes: int, shape: tuple[int, ...] | None = None) -> Made:
@@ -62,12 +63,6 @@ def outer(*sizes: int, shape: tuple[int, ...] | None = None) -> Made:
         gradients = torch.einsum("b...tm,b...tn->b...mn", left, right)
     shape = shape or tuple(gradients.shape[1:])
     return Outer(left, right, shape), gradients.reshape(B, *shape)
-
-
-def known_right() -> Made:
-    use, gradients = outer(3, 5)
-    assert isinstance(use, Outer)
-    return Outer(use.left, use.right, (3, 5), use.right.norm(dim=1)), gradients
 
 
 def table(shape: tuple[int, ...], entries: int, axes: int = 1, padding: bool = False) -> Made:
@@ -120,11 +115,11 @@ USES: dict[str, Callable[[], Made]] = {
     "matrix": lambda: dense(3, 2),
     "kernel": lambda: dense(2, 3, 2),
     "reshaped": reshaped,
-    "with lengths": with_lengths,
+    "in pieces": lambda: in_pieces(2, 1, 1),
+    "in one piece": lambda: in_pieces(4),
     "one position": lambda: outer(3, 5),
     "one position, long and narrow": lambda: outer(20, 5),
     "one position, short and wide": lambda: outer(5, 20),
-    "lengths known": known_right,
     "one position of a sequence": lambda: outer(1, 3, 5),
     "one position of each expert": lambda: outer(2, 1, 3, 5),
     "few positions": lambda: outer(2, 6, 5),
@@ -168,6 +163,10 @@ def test_a_use_answers_as_its_gradients_do(name: str) -> None:
     norms, kept = use.settled(Recent())
     torch.testing.assert_close(norms, squared)
     torch.testing.assert_close(kept.weighted(factors), spread(gradients, factors))
+    factors_of_norms = use.row_factors()
+    if factors_of_norms is not None:
+        lengths = torch.stack([rows.norm(dim=1) for rows in factors_of_norms])
+        torch.testing.assert_close(lengths.prod(0).square(), squared)
     rest = use.without(bad)
     torch.testing.assert_close(rest.squared_norms(), squared.masked_fill(bad, 0))
     torch.testing.assert_close(rest.weighted(factors), spread(gradients, factors.masked_fill(bad, 0)))
@@ -284,7 +283,34 @@ def test_lengths_are_right_beyond_what_squares_hold() -> None:
 
 def test_lengths_on_a_device_are_not_waited_for() -> None:
     """Whoever reads a number from the meta device fails."""
-    assert sure_lengths(torch.empty(64, 1000, device="meta")).dtype == torch.float64
+    rows = torch.empty(64, 1000, device="meta")
+    assert sure_lengths(rows).dtype == torch.float64
+    found = Lengths()
+    found.add((0, 0), (rows, rows))
+    assert found.squared()[0, 0].dtype == torch.float64
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_norms_are_products_of_lengths_whatever_their_magnitudes(dtype: torch.dtype) -> None:
+    """Of many matrices at once: 1e25 times an exact zero is zero, and 1e-22 may meet 1e20."""
+    torch.manual_seed(0)
+    left = torch.randn(5, 8, dtype=dtype) * torch.tensor([1e-22, 1.0, 1e25, 0.0, 3.0], dtype=dtype).unsqueeze(1)
+    right = torch.randn(5, 3, dtype=dtype) * torch.tensor([1e20, 2.0, 0.0, 1e25, 1e-30], dtype=dtype).unsqueeze(1)
+    ordinary, found = torch.randn(5, 4, dtype=dtype), Lengths()
+    found.add((0, 0), (left, right))
+    found.add((1, 0), (right,))
+    found.add((2, 0), (ordinary,))
+    squared = found.squared()
+    for edge, expected in (
+        ((0, 0), left.double().norm(dim=1) * right.double().norm(dim=1)),
+        ((1, 0), right.double().norm(dim=1)),
+        ((2, 0), ordinary.double().norm(dim=1)),
+    ):
+        torch.testing.assert_close(squared[edge], expected.square(), rtol=1e-6, atol=0)
+
+
+def test_there_are_no_norms_of_nothing() -> None:
+    assert Lengths().squared() == {}
 
 
 @pytest.mark.parametrize("shape", [(), (3,), (3, 2), (3, 2, 2), (2, 2, 1, 3)])

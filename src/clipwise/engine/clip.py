@@ -160,8 +160,7 @@ def _several(
         sums = _by_second_backward(losses, backward.graph, list(groups.values()), of.__getitem__, keep=keep)
     else:
         sums = backward.weighted(of.__getitem__, consume=True)
-    none = torch.zeros_like(losses)
-    own = [squared.get(place, none) for place in range(len(parameters.tensors))]
+    own = [squared[k] if k in squared else torch.zeros_like(losses) for k in range(len(parameters.tensors))]
     if bad is None:
         bad = torch.zeros_like(losses, dtype=torch.bool)
     return _record(parameters, style, norms.to(dtype), factors, bad, _filled(sums, parameters), own)

@@ -19,6 +19,7 @@ from clipwise.engine.cost import kept
 from clipwise.engine.grams import Doubts, Recent
 from clipwise.engine.graph import Edge, Graph, differentiate
 from clipwise.engine.layout import Layout, Scattered, all_finite, blank, pack
+from clipwise.engine.lengths import Lengths
 from clipwise.engine.node import COMPILED, LEAF, at_hand, output_meta, saved_floats
 from clipwise.engine.ops import Gradients, as_one, gradients_at, rule_of
 from clipwise.engine.owners import Owners, StalePlan
@@ -28,7 +29,7 @@ from clipwise.engine.room import Room
 from clipwise.engine.routes import is_identity
 from clipwise.engine.rules import Finish, Operand, Samples
 from clipwise.engine.stages import Handed, let_nothing_through
-from clipwise.engine.uses import Dense, Gathered, Outer, Use, chunks, joint_squared_norms, squares, summed
+from clipwise.engine.uses import Dense, Outer, Use, chunks, joint_squared_norms, joint_weighted, squares, summed
 from clipwise.errors import UnsupportedNode
 
 Factors = Callable[[int], Tensor]  # parameter -> factors (B,)
@@ -106,6 +107,7 @@ class Backward:
         self._losses = losses.detach()
         self.uses: dict[Edge, list[Use]] = {}
         self._norms: dict[Edge, Tensor] = {}
+        self._lengths = Lengths()
         self._recent = Recent()
         # Settled at the end, for which all operands are held; where only norms are wanted nothing is.
         self._doubts = None if norms_only else Doubts()
@@ -115,13 +117,13 @@ class Backward:
             room.begin()
             self._kept = kept(graph, plan, self.batch_size, room.memory)
         self._refuse_stale()
-        owners = Owners(losses, graph, plan)
-        moved = owners.moved_rows() if plan.routed else {}
+        owners = Owners(losses, graph, plan) if plan.routed else None
+        moved = {} if owners is None else owners.moved_rows()
         arrivals = [
             _Arrival(self, meeting, self._samples(meeting, moved.get(meeting.node))) for meeting in plan.meetings
         ]
         self.handed = Handed(graph, plan.stages)
-        if plan.routed:
+        if owners is not None:
             for arrival in arrivals:
                 arrival.receive(owners.gradients.pop(arrival.meeting.node))
             return
@@ -185,10 +187,14 @@ class Backward:
         for edge, finish in finishers:
             use = finish(gradient)
             if edge in self.plan.solo:
-                use = use.formed(self._room) if edge in self._kept else use
-                self._norms[edge], use = use.settled(self._recent, self._doubts)
-                if self.norms_only:
-                    continue
+                rows = None if self.norms_only else use.row_factors()
+                if rows is None:
+                    use = use.formed(self._room) if edge in self._kept else use
+                    self._norms[edge], use = use.settled(self._recent, self._doubts)
+                    if self.norms_only:
+                        continue
+                else:
+                    self._lengths.add(edge, rows)
             self.uses.setdefault(edge, []).append(use)
 
     def _refuse_stale(self) -> None:
@@ -223,6 +229,7 @@ class Backward:
         """Set the contribution of some samples to zero, whatever they hold."""
         self.uses = {edge: [use.without(bad_B) for use in uses] for edge, uses in self.uses.items()}
         self._norms.clear()
+        self._lengths = Lengths()
 
     # -- per parameter ------------------------------------------------------------------------------------------
 
@@ -251,6 +258,8 @@ class Backward:
 
     def unsettled_norms(self) -> dict[int, Tensor]:
         """The same, to be used only where there is no `doubt`, or after `settle`."""
+        self._norms.update(self._lengths.squared())
+        self._lengths = Lengths()
         norms = {
             parameter: self._simple_squared_norms(parameter, edges)
             for parameter, edges in self.plan.roots.items()
@@ -394,7 +403,7 @@ class Backward:
                 if consume:
                     del self.uses[edge]
             if direct:
-                total, shape = _weighted(direct, factors(parameter)), self.graph.parameters[parameter].shape
+                total, shape = joint_weighted(direct, factors(parameter)), self.graph.parameters[parameter].shape
                 sums[parameter] = total if total.shape == shape else total.view(shape)
         for pairs in through.values():
             self._pull_back(pairs, factors, sums)
@@ -428,17 +437,6 @@ def _dtype(graph: Graph, edge: Edge) -> torch.dtype:
 
 def _turned(gradients_B: Tensor, parameter: Tensor) -> Tensor:
     return gradients_B.reshape(gradients_B.shape[0], *parameter.shape)
-
-
-def _weighted(uses: Sequence[Use], factors_B: Tensor) -> Tensor:
-    """The weighted sum of several uses of one tensor; rows of a table come last, to be added to what there is."""
-    if len(uses) == 1:
-        return uses[0].weighted(factors_B)
-    first, *others = sorted(uses, key=lambda use: isinstance(use, Gathered))
-    total = first.weighted(factors_B)
-    for use in others:
-        use.add_weighted(factors_B, total)
-    return total
 
 
 def _added(parts: Sequence[Tensor]) -> Tensor:

@@ -9,52 +9,24 @@ Shape suffixes: B samples, T positions, E extra axes, m and n the two sides of a
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import prod
 
 import torch
 from torch import Tensor
 
 from clipwise.engine.grams import Doubts, Gram, Recent, cancelled, ghost_norms
+from clipwise.engine.lengths import lengths, sure_lengths
 from clipwise.engine.precision import HALF
 from clipwise.engine.room import Room
 
 _ALL = slice(None)
-_FEW = 1 << 15  # elements up to which float64 costs less than to look whether it is needed
-_FAINT = 1e-17  # lengths whose float32 squares begin to lose digits
 _NARROW = 16  # columns below which a matrix product leaves most of a vector register empty
 
 
 def accurate(tensor: Tensor) -> Tensor:
     """Half precision is widened: a norm that reads low by rounding would break the bound."""
     return tensor.float() if tensor.dtype in HALF else tensor
-
-
-def lengths(tensor: Tensor) -> Tensor:
-    """Norms along the last axis."""
-    norms: Tensor = torch.linalg.vector_norm(tensor, dim=-1)
-    return norms
-
-
-def sure_lengths(tensor: Tensor) -> Tensor:
-    """The same in float64 where a float32 square over- or underflows, to be multiplied with the lengths of a factor.
-
-    1e30 times an exact 0 is 0, not NaN; and 1e-22, whose square has lost its digits, may meet 1e20. Away from the
-    processor all are found in float64: to wait for a device costs more.
-    """
-    if tensor.dtype == torch.float64:
-        return lengths(tensor)
-    if tensor.numel() <= _FEW or tensor.device.type != "cpu":
-        few: Tensor = torch.linalg.vector_norm(tensor, dim=-1, dtype=torch.float64)
-        return few
-    norms = lengths(tensor)
-    low, high = torch.aminmax(norms)
-    if bool((low > _FAINT) & (high < torch.inf)):
-        return norms.double()
-    doubtful = ~((norms > _FAINT) & (norms < torch.inf))
-    norms = norms.double()
-    norms[doubtful] = lengths(tensor[doubtful].double())
-    return norms
 
 
 def squares(tensor_B: Tensor) -> Tensor:
@@ -95,6 +67,10 @@ class Use(ABC):
     def squared_norms(self) -> Tensor:
         """||g_i||^2, shape (B,)."""
 
+    def row_factors(self) -> tuple[Tensor, ...] | None:
+        """Matrices (B, n) whose rows' lengths have ||g_i|| as their product; None where there are none."""
+        return None
+
     def settled(self, recent: Recent, doubts: Doubts | None = None) -> tuple[Tensor, Use]:
         """The norms, and a use that gives the same weighted sum and holds no more than it must.
 
@@ -128,16 +104,18 @@ class Dense(Use):
 
     how = "instantiated"
 
-    def __init__(self, gradients_B: Tensor, shape: Sequence[int], known_lengths: Tensor | None = None) -> None:
+    def __init__(self, gradients_B: Tensor, shape: Sequence[int]) -> None:
         self.shape = tuple(shape)
         self.batch_size = gradients_B.shape[0]
-        self._lengths = known_lengths
         gradients_B = accurate(gradients_B)
         same = gradients_B.shape[1:] == self.shape
         self._gradients = gradients_B if same else gradients_B.reshape(self.batch_size, *self.shape)
 
     def squared_norms(self) -> Tensor:
-        return squares(self._gradients) if self._lengths is None else self._lengths.square()
+        return squares(self._gradients)
+
+    def row_factors(self) -> tuple[Tensor, ...] | None:
+        return (self._gradients,) if self._gradients.dim() == 2 else None
 
     def gradients(self, samples: slice = _ALL) -> Tensor:
         return self._gradients[samples]
@@ -145,13 +123,48 @@ class Dense(Use):
     def weighted(self, factors_B: Tensor) -> Tensor:
         return weighted_sum(factors_B, self._gradients)
 
-    def without(self, bad_B: Tensor) -> Use:
+    def add_weighted(self, factors_B: Tensor, total: Tensor) -> None:
+        """In one pass over the gradients and the sum."""
+        total.view(-1).addmv_(self._gradients.flatten(1).t(), factors_B.to(total.dtype))
+
+    def without(self, bad_B: Tensor) -> Dense:
         return Dense(_zeroed(self._gradients, bad_B), self.shape)
 
     def transposed(self) -> Dense:
         """The same use of the transposed matrix."""
         *extra, m, n = self.shape
         return Dense(self._gradients.mT, (*extra, n, m))
+
+
+class Pieces(Use):
+    """Uses by consecutive samples, each formed by itself: to join their gradients would copy all of them."""
+
+    how = "instantiated"
+
+    def __init__(self, pieces: Sequence[Dense]) -> None:
+        self._pieces = pieces
+        self.shape = pieces[0].shape
+        self.batch_size = sum(piece.batch_size for piece in pieces)
+
+    def squared_norms(self) -> Tensor:
+        return torch.cat([piece.squared_norms() for piece in self._pieces])
+
+    def gradients(self, samples: slice = _ALL) -> Tensor:
+        return torch.cat([piece.gradients() for piece in self._pieces])[samples]
+
+    def _shared_out(self, values_B: Tensor) -> Iterator[tuple[Dense, Tensor]]:
+        """Each piece with what belongs to its samples."""
+        return zip(self._pieces, values_B.split([piece.batch_size for piece in self._pieces]), strict=True)
+
+    def weighted(self, factors_B: Tensor) -> Tensor:
+        first, *others = self._shared_out(factors_B)
+        total = first[0].weighted(first[1])
+        for piece, factors in others:
+            piece.add_weighted(factors, total)
+        return total
+
+    def without(self, bad_B: Tensor) -> Use:
+        return Pieces([piece.without(bad) for piece, bad in self._shared_out(bad_B)])
 
 
 class Outer(Use):
@@ -161,11 +174,10 @@ class Outer(Use):
     seen as `shape`.
     """
 
-    def __init__(self, left: Tensor, right: Tensor, shape: Sequence[int], right_lengths: Tensor | None = None) -> None:
+    def __init__(self, left: Tensor, right: Tensor, shape: Sequence[int]) -> None:
         self.left, self.right = accurate(left), accurate(right)
         self.shape = tuple(shape)
         self.batch_size = left.shape[0]
-        self._right_lengths = right_lengths
 
     @property
     def how(self) -> str:
@@ -192,10 +204,12 @@ class Outer(Use):
     def squared_norms(self) -> Tensor:
         left, right = self.left, self.right
         if self.one_position:
-            known = self._right_lengths
-            squared = (sure_lengths(left) * (sure_lengths(right) if known is None else known)).square_()
+            squared = (sure_lengths(left) * sure_lengths(right)).square_()
             return squared if squared.dim() == 1 else squared.flatten(1).sum(1)
         return self._ghost(Gram.of(left)) if self.ghost_is_cheaper else squares(left.mT @ right)
+
+    def row_factors(self) -> tuple[Tensor, ...] | None:
+        return (self.left, self.right) if self.left.dim() == 2 else None
 
     def _ghost(self, gram: Gram, doubts: Doubts | None = None) -> Tensor:
         """Squared norms, with the Gram matrix of the left side at hand."""
@@ -371,6 +385,17 @@ def joint_squared_norms(uses: Sequence[Use]) -> Tensor:
             if not bool(cancelled(total, parts).any()):  # else the two uses cancel: add before squaring
                 return total
     return torch.cat([squares(summed(merged, chunk)) for chunk in chunks(merged[0])])
+
+
+def joint_weighted(uses: Sequence[Use], factors_B: Tensor) -> Tensor:
+    """sum_i c_i g_i for several uses of one tensor; rows of a table come last, to be added to what there is."""
+    if len(uses) == 1:
+        return uses[0].weighted(factors_B)
+    first, *others = sorted(uses, key=lambda use: isinstance(use, Gathered))
+    total = first.weighted(factors_B)
+    for use in others:
+        use.add_weighted(factors_B, total)
+    return total
 
 
 def summed(uses: Sequence[Use], samples: slice) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 from clipwise.engine.graph import Graph
 from clipwise.engine.layout import Layout
 from clipwise.engine.node import LEAF, Node, output_meta
-from clipwise.engine.uses import Dense, Use, accurate, sure_lengths
+from clipwise.engine.uses import Dense, Use
 from clipwise.errors import NotSeparable, UnsupportedNode
 
 
@@ -34,13 +34,6 @@ class Samples:
         if name not in self._made:
             self._made[name] = make()
         return self._made[name]
-
-    def lengths(self, gradient: Tensor) -> Tensor:
-        """Norms of the rows of the node's gradient, which weight and bias share."""
-        if "lengths" not in self._made:  # at every layer of every step: no call more than needed
-            self._made["lengths"] = sure_lengths(accurate(gradient))
-        found: Tensor = self._made["lengths"]
-        return found
 
     @property
     def axis(self) -> int:

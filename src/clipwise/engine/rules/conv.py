@@ -13,7 +13,7 @@ from torch import Tensor
 from clipwise.engine.grams import Doubts, Gram, Recent, ghost_norms
 from clipwise.engine.node import Node, saved
 from clipwise.engine.rules.base import Finish, Operand, Samples, carries_batch
-from clipwise.engine.uses import Dense, Outer, Use, accurate, per_sample, squares
+from clipwise.engine.uses import Dense, Outer, Pieces, Use, accurate, per_sample, squares
 
 _INPUT, _WEIGHT, _BIAS = 0, 1, 2
 _LARGE_WEIGHT = 150_000  # elements beyond which a grouped convolution is slower than products of patches
@@ -93,7 +93,7 @@ class Convolved(Use):
             return self._ghost(doubts), self
         if self._as_products or self.batch_size * prod(self.shape) > _KEPT * held:
             return self.squared_norms(), self
-        return Dense(torch.cat([self.gradients(chunk) for chunk in self._chunks()]), self.shape).settled(recent)
+        return Pieces([Dense(self.gradients(chunk), self.shape) for chunk in self._chunks()]).settled(recent)
 
     @property
     def _pixels_suffice(self) -> bool:
@@ -127,8 +127,12 @@ class Convolved(Use):
 
     @property
     def _chunk(self) -> int:
-        """Samples whose gradients torch's grouped kernel forms in one call without running out of cache."""
-        return max(1, min(self.batch_size, (1 << 20) // prod(self.shape)))
+        """Samples whose gradients torch's grouped kernel forms in one call without running out of cache.
+
+        A power of two: cores share an odd number of groups unevenly, and fewer of them would be left for the last call.
+        """
+        most = max(1, min(self.batch_size, (1 << 20) // prod(self.shape)))
+        return 1 << (most.bit_length() - 1)
 
     def _products(self) -> Outer:
         """Patches (B, T, k*k*C) in channels-last order: the copy moves runs of k*C numbers."""

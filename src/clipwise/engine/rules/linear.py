@@ -18,9 +18,7 @@ def _product(operand: Operand, samples: Samples, other: Tensor, right: bool, sca
     if samples.axis != (rows if right else columns):
         raise carries_batch(operand, _RIGHT if right else _LEFT)
     if samples.per_row and right and other.dim() == 2:
-        if scale == 1:
-            return lambda gradient: Outer(other, gradient, operand.shape, samples.lengths(gradient))
-        return lambda gradient: Outer(other, gradient * scale, operand.shape)
+        return lambda gradient: Outer(other, gradient if scale == 1 else gradient * scale, operand.shape)
     data = samples.split(other, samples.axis)  # (B, *E, t, k), or (B, *E, k, t) by columns
 
     def finish(gradient: Tensor) -> Use:
@@ -45,8 +43,8 @@ def mm(operand: Operand, samples: Samples) -> Finish:
 
 def _added(operand: Operand, samples: Samples, scale: float) -> Finish:
     def finish(gradient: Tensor) -> Use:
-        if scale == 1 and gradient.dim() == 2 and samples.per_row and gradient.shape[1:] == operand.shape:
-            return Dense(gradient, operand.shape, samples.lengths(gradient))
+        if scale == 1 and samples.per_row and gradient.shape[1:] == operand.shape:  # at every layer: no call more
+            return Dense(gradient, operand.shape)
         return sum_to_operand(gradient if scale == 1 else gradient * scale, samples, operand, operand.shape)
 
     return finish
