@@ -424,7 +424,7 @@ def test_aliased_gradients_of_an_engine_are_kept_apart(monkeypatch: pytest.Monke
     model = nn.Linear(3, 3)
     optimizer = Recorder([model.bias, model.weight])
 
-    def aliasing(losses: Tensor, clip: Any, evidence: Any) -> cw.Clipped[Any]:
+    def aliasing(losses: Tensor, clip: Any, evidence: Any, onto: Any) -> cw.Clipped[Any]:
         memory = torch.ones(3)
         gradients = {"weight": memory.expand(3, 3), "bias": memory}
         squared = dict.fromkeys(gradients, losses.detach().square())

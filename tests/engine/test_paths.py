@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from clipwise.clipping import Abadi, Flat, Layerwise, Normalize
-from clipwise.engine import check, clipped_gradients, per_sample_gradients, per_sample_norms
+from clipwise.engine import Clipper, Total, check, clipped_gradients, per_sample_gradients, per_sample_norms
 from clipwise.engine.cost import Way
 from clipwise.engine.grams import Gram
 from clipwise.engine.rules.conv import Geometry, gram_of_patches
@@ -100,6 +100,30 @@ def test_every_path_agrees_with_the_loop(name: str, path: str, monkeypatch: pyte
             got = clipped_gradients(losses, params, style, retain_graph=True, way="bookkeeping")
             error = (flat_sum(got.gradients) - expected.sum(0)).norm()
             assert error <= limit * expected.norm(dim=1).sum(), type(style)
+
+
+@pytest.mark.parametrize("way", ["bookkeeping", "second_backward"])
+@pytest.mark.parametrize("name", CASES)
+def test_a_running_sum_grows_by_the_clipped_sum(name: str, way: Way) -> None:
+    """Whichever way a parameter's part is added; nothing else of it changes."""
+    case = BY_NAME[name]
+    model = case.model()
+    params = named(model)
+    torch.manual_seed(0)
+    clip = Clipper(params)
+    for batch in (1, *case.batches[1:3]):
+        losses = case.losses(model, batch)
+        alone = clipped_gradients(losses, params, Abadi(0.1), retain_graph=True, way=way)
+        before = {key: torch.randn_like(p) for key, p in params.items()}
+        total = Total([values.clone() for values in before.values()])
+        grown = clip(losses, Abadi(0.1), onto=total, retain_graph=True, way=way)
+        assert total.torn and all(a is b for a, b in zip(grown.gradients.values(), total.tensors, strict=True))
+        expected = flat_sum(before) + flat_sum(alone.gradients)
+        torch.testing.assert_close(flat_sum(grown.gradients), expected, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(grown.norms, alone.norms)
+    total.end()
+    clip(losses[:0], Abadi(0.1), onto=total)
+    assert not total.torn and torch.equal(flat_sum(dict(enumerate(total.tensors))), flat_sum(grown.gradients))
 
 
 @pytest.mark.parametrize("name", ["mlp_on_sequences", "conv2d", "bert", "gpt2"])

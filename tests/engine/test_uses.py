@@ -35,7 +35,7 @@ DOUBLE = torch.float64
 
 
 def numbers(*shape: int) -> Tensor:
-    return torch.randn(*shape, dtype=DOUBLE)
+    return torch.randn(shape, dtype=DOUBLE)
 
 
 def dense(*shape: int) -> Made:
@@ -160,6 +160,13 @@ def test_a_use_answers_as_its_gradients_do(name: str) -> None:
         torch.testing.assert_close(use.gradients(some), gradients[some])
     torch.testing.assert_close(use.weighted(factors), spread(gradients, factors))
     torch.testing.assert_close(use.weighted(factors.float()), spread(gradients, factors.float().double()))
+    before = numbers(*gradients.shape[1:])
+    total = before.clone()
+    use.add_weighted(factors, total)
+    torch.testing.assert_close(total, before + spread(gradients, factors))
+    rounded = before.float()
+    use.add_weighted(factors, rounded)
+    torch.testing.assert_close(rounded, total.float(), rtol=1e-5, atol=1e-5)
     norms, kept = use.settled(Recent())
     torch.testing.assert_close(norms, squared)
     torch.testing.assert_close(kept.weighted(factors), spread(gradients, factors))

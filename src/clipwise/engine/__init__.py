@@ -5,7 +5,7 @@ of the package builds on, one line of imports for each subject.
 """
 
 from clipwise.engine.cache import Engine, NothingFinite
-from clipwise.engine.clip import Clipped, Clipper
+from clipwise.engine.clip import Clipped, Clipper, Total
 from clipwise.engine.cost import free_bytes
 from clipwise.engine.functions import Constants, check, clipped_gradients, per_sample_gradients, per_sample_norms
 from clipwise.engine.graph import Graph, dense, differentiate, walk
@@ -40,6 +40,7 @@ __all__ = [
     "Planning",
     "Substitute",
     "Summary",
+    "Total",
     "Use",
     "backing",
     "check",

@@ -50,6 +50,39 @@ class Clipped(Generic[Key]):
         return replace(self, gradients={})
 
 
+class Total:
+    """A clipped sum that grows: one tensor for each parameter, in the order of the parameters.
+
+    A product is added to it as it is formed, so a physical batch after the first needs neither memory for its own sum
+    nor a pass to add it.
+
+    Guarantees: from `begin` to `end` it is `torn`. An error in between leaves a part of a batch in it, and whoever
+    holds it can tell.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        # Never two that share memory: their noise must be independent.
+        distinct = len({tensor.data_ptr() for tensor in tensors}) == len(tensors)
+        if not distinct or not all(tensor.is_contiguous() for tensor in tensors):
+            tensors = [tensor.clone(memory_format=torch.contiguous_format) for tensor in tensors]
+        self.tensors = list(tensors)
+        self.torn = False
+
+    def begin(self) -> list[Tensor]:
+        """What may be written to from here on."""
+        self.torn = True
+        return self.tensors
+
+    def add(self, sums: Sequence[Tensor]) -> list[Tensor]:
+        """Add the sum of a batch that was formed elsewhere."""
+        torch._foreach_add_(self.begin(), list(sums))
+        return self.tensors
+
+    def end(self) -> None:
+        """The batch is in it, and was noted."""
+        self.torn = False
+
+
 class Clipper:
     """The clipped sum of one batch after the other, for parameters whose bookkeeping is done once.
 
@@ -75,10 +108,14 @@ class Clipper:
         clip: Rule | Clip,
         evidence: Evidence = NO_EVIDENCE,
         *,
+        onto: Total | None = None,
         retain_graph: bool = False,
         way: Way | None = None,
     ) -> Clipped[Any]:
-        """Norms, factors, clipped sum."""
+        """Norms, factors, clipped sum; added to `onto`, where it is given, whose tensors are the gradients then.
+
+        An error before the sum is begun leaves `onto` as it was; the caller ends it (`Total.end`).
+        """
         if way not in (None, "bookkeeping", "second_backward"):
             raise InvalidPlan(f'way must be None, "bookkeeping" or "second_backward", got {way!r}.')
         parameters, style = self._parameters, as_style(clip)
@@ -86,13 +123,13 @@ class Clipper:
         groups = parameters.groups(style)
         with unrecorded():
             if losses.shape[0] == 0:
-                return _nothing(losses, parameters, style, groups)
+                return _nothing(losses, parameters, style, groups, onto)
             if losses.shape[0] == 1:
-                return _single(losses, parameters, style, groups, retain_graph)
+                return _single(losses, parameters, style, groups, retain_graph, onto)
             try:
-                clipped = _several(losses, parameters, style, groups, way, retain_graph, evidence, self._room)
+                clipped = _several(losses, parameters, style, groups, way, retain_graph, evidence, self._room, onto)
             except NothingFinite:
-                clipped = _nothing(losses, parameters, style, groups)
+                clipped = _nothing(losses, parameters, style, groups, onto)
         if ENGINE.plans != self._plans:
             self._report()
         return clipped
@@ -135,6 +172,7 @@ def _several(
     keep: bool,
     evidence: Evidence,
     room: Room,
+    onto: Total | None,
 ) -> Clipped[Any]:
     """The walk for a batch: one backward pass gives the norms, the norms give factors, these weight the sum."""
     backward = ENGINE.backward(losses, parameters, evidence, keep=keep, way=way, groups=len(groups), room=room)
@@ -157,13 +195,15 @@ def _several(
     factors = _all_factors(style, by_group, norms, bad, dtype)
     of = {place: factors[name] for name, members in groups.items() for place in members}
     if backward.norms_only:
-        sums = _by_second_backward(losses, backward.graph, list(groups.values()), of.__getitem__, keep=keep)
+        found = _by_second_backward(losses, backward.graph, list(groups.values()), of.__getitem__, keep=keep)
     else:
-        sums = backward.weighted(of.__getitem__, consume=True)
+        at_once = None if onto is None else onto.begin()
+        found = backward.weighted(of.__getitem__, consume=True, onto=at_once)
+    sums = _filled(found, parameters) if onto is None else _added_onto(onto, found)
     own = [squared[k] if k in squared else torch.zeros_like(losses) for k in range(len(parameters.tensors))]
     if bad is None:
         bad = torch.zeros_like(losses, dtype=torch.bool)
-    return _record(parameters, style, norms.to(dtype), factors, bad, _filled(sums, parameters), own)
+    return _record(parameters, style, norms.to(dtype), factors, bad, sums, own)
 
 
 def _all_clear(norms: Tensor, losses: Tensor, doubt: Tensor | None = None) -> bool:
@@ -234,9 +274,19 @@ def _filled(sums: Mapping[int, Tensor], parameters: Parameters) -> list[Tensor]:
     return filled
 
 
-def _nothing(losses: Tensor, parameters: Parameters, style: Style, groups: Mapping[str, Sequence[int]]) -> Clipped[Any]:
+def _added_onto(onto: Total, sums: Mapping[int, Tensor]) -> list[Tensor]:
+    """A running sum with the sums of some parameters added."""
+    totals = onto.begin()
+    for place, part in sums.items():
+        totals[place].add_(dense(part))
+    return totals
+
+
+def _nothing(
+    losses: Tensor, parameters: Parameters, style: Style, groups: Mapping[str, Sequence[int]], onto: Total | None
+) -> Clipped[Any]:
     """No sample, or none with a finite loss: every contribution is zero."""
-    zeros = [torch.zeros_like(p) for p in parameters.tensors]
+    zeros = [torch.zeros_like(p) for p in parameters.tensors] if onto is None else onto.tensors
     factors = dict.fromkeys(groups, torch.zeros_like(losses))
     unknown = torch.full_like(losses, torch.nan)
     bad = torch.ones_like(losses, dtype=torch.bool)
@@ -244,12 +294,17 @@ def _nothing(losses: Tensor, parameters: Parameters, style: Style, groups: Mappi
 
 
 def _single(
-    losses: Tensor, parameters: Parameters, style: Style, groups: Mapping[str, list[int]], keep: bool
+    losses: Tensor,
+    parameters: Parameters,
+    style: Style,
+    groups: Mapping[str, list[int]],
+    keep: bool,
+    onto: Total | None,
 ) -> Clipped[Any]:
     """A batch of one: its gradient is the per-sample gradient, and plain autograd is exact."""
     grads = single_gradients(losses, parameters, keep)
     dtype = working_dtype(losses, parameters.tensors)
-    sums = _filled({}, parameters)
+    sums: dict[int, Tensor] = {}
     found = {k: grad.double().square().sum().view(1) for k, grad in enumerate(grads) if grad is not None}
     by_group, norms = _norms(found, groups, losses)
     bad = bad_samples(norms, losses, dtype)
@@ -261,7 +316,8 @@ def _single(
                 sums[place] = accurate(grad) * factors[name].to(accurate(grad).dtype).view(())
     none = losses.new_zeros(1, dtype=torch.float64)
     own = [found.get(k, none) for k in range(len(grads))]
-    return _record(parameters, style, norms.to(dtype), factors, bad, sums, own)
+    total = _filled(sums, parameters) if onto is None else _added_onto(onto, sums)
+    return _record(parameters, style, norms.to(dtype), factors, bad, total, own)
 
 
 def single_gradients(losses: Tensor, parameters: Parameters, keep: bool) -> Sequence[Tensor | None]:

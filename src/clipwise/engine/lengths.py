@@ -25,6 +25,11 @@ def lengths(tensor: Tensor) -> Tensor:
     return norms
 
 
+def is_waited_for(tensor: Tensor) -> bool:
+    """Whether to read a number of a tensor is to wait for a device."""
+    return tensor.device.type != "cpu"
+
+
 def _in_double(tensor: Tensor) -> Tensor:
     norms: Tensor = torch.linalg.vector_norm(tensor, dim=-1, dtype=torch.float64)
     return norms
@@ -36,7 +41,7 @@ def sure_lengths(tensor: Tensor) -> Tensor:
     1e30 times an exact 0 is 0, not NaN; and 1e-22, whose square has lost its digits, may meet 1e20. Away from the
     processor all are found in float64: to wait for a device costs more.
     """
-    if tensor.dtype == torch.float64 or tensor.numel() <= _FEW or tensor.device.type != "cpu":
+    if tensor.dtype == torch.float64 or tensor.numel() <= _FEW or is_waited_for(tensor):
         return _in_double(tensor)
     return _mended(lengths(tensor).unsqueeze(0), [tensor])[0]
 
@@ -75,9 +80,9 @@ class Lengths:
         """All squared norms, (B,) each, in float64."""
         if not self._rows:
             return {}
-        if self._rows[0].device.type == "cpu":
-            found = _mended(torch.stack([lengths(rows) for rows in self._rows]), self._rows)
-        else:
+        if is_waited_for(self._rows[0]):
             found = torch.stack([_in_double(rows) for rows in self._rows])
+        else:
+            found = _mended(torch.stack([lengths(rows) for rows in self._rows]), self._rows)
         squares = found.square_().unbind()
         return {edge: reduce(mul, [squares[k] for k in places]) for edge, places in self._products.items()}

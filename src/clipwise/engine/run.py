@@ -382,10 +382,14 @@ class Backward:
 
     # -- the clipped sum by book-keeping ------------------------------------------------------------------------
 
-    def weighted(self, factors: Factors, *, consume: bool = False) -> dict[int, Tensor]:
+    def weighted(
+        self, factors: Factors, *, consume: bool = False, onto: Sequence[Tensor] | None = None
+    ) -> dict[int, Tensor]:
         """sum_i c_i g_i of every parameter that is reached, from the same saved tensors.
 
-        `consume` lets go of each use as its sum is formed, so that gradients and sums are not held together.
+        `consume` lets go of each use as its sum is formed, so that gradients and sums are not held together. Given
+        `onto`, one tensor for each parameter, sums are added there; those of parameters that autograd must be asked for
+        are returned.
         """
         sums: dict[int, Tensor] = {}
         through: dict[int, list[tuple[Edge, int]]] = {}
@@ -402,7 +406,9 @@ class Backward:
                 direct += self._in_frame(edge) if chain.transposed else uses
                 if consume:
                     del self.uses[edge]
-            if direct:
+            if direct and onto is not None:
+                joint_weighted(direct, factors(parameter), onto[parameter])
+            elif direct:
                 total, shape = joint_weighted(direct, factors(parameter)), self.graph.parameters[parameter].shape
                 sums[parameter] = total if total.shape == shape else total.view(shape)
         for pairs in through.values():

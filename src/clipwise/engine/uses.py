@@ -125,7 +125,11 @@ class Dense(Use):
 
     def add_weighted(self, factors_B: Tensor, total: Tensor) -> None:
         """In one pass over the gradients and the sum."""
-        total.view(-1).addmv_(self._gradients.flatten(1).t(), factors_B.to(total.dtype))
+        if self._gradients.dtype != total.dtype:
+            super().add_weighted(factors_B, total)
+        else:
+            rows = self._gradients.reshape(self.batch_size, -1)
+            total.view(-1).addmv_(rows.t(), factors_B.to(total.dtype))
 
     def without(self, bad_B: Tensor) -> Dense:
         return Dense(_zeroed(self._gradients, bad_B), self.shape)
@@ -240,16 +244,28 @@ class Outer(Use):
         return gradients.reshape(gradients.shape[0], *self.shape)
 
     def weighted(self, factors_B: Tensor) -> Tensor:
+        left, right = self._scaled(factors_B)
+        product = _product(left, right) if left.dim() == 2 else left.mT @ right
+        return product if product.shape == self.shape else product.reshape(self.shape)
+
+    def add_weighted(self, factors_B: Tensor, total: Tensor) -> None:
+        """The product is added as it is formed."""
+        left, right = self._scaled(factors_B)
+        if left.dim() != 2 or left.dtype != total.dtype or _is_narrow(left, right):
+            super().add_weighted(factors_B, total)
+        else:
+            total.view(left.shape[1], right.shape[1]).addmm_(left.t(), right)
+
+    def _scaled(self, factors_B: Tensor) -> tuple[Tensor, Tensor]:
+        """All rows (N, m) and (N, n), or stacks (*E, N, m) and (*E, N, n), the narrower ones times their factors."""
         left, right = self.left, self.right
-        rows = left.dim() == 2
         factors = factors_B.to(left.dtype)
-        factors = factors.unsqueeze(1) if rows else per_sample(factors, left.dim())
+        factors = factors.unsqueeze(1) if left.dim() == 2 else per_sample(factors, left.dim())
         if left.shape[-1] < right.shape[-1]:
             left = left * factors
         else:
             right = right * factors
-        product = _product(left, right) if rows else _rows_product(left, right)
-        return product if product.shape == self.shape else product.reshape(self.shape)
+        return (left, right) if left.dim() == 2 else _rows(left, right)
 
     def without(self, bad_B: Tensor) -> Use:
         return Outer(_zeroed(self.left, bad_B), _zeroed(self.right, bad_B), self.shape)
@@ -317,20 +333,23 @@ class Gathered(Use):
         return Gathered(self.index, _zeroed(self.right, bad_B), self.shape, self.rows, padded=self.padded)
 
 
+def _is_narrow(left: Tensor, right: Tensor) -> bool:
+    """Whether left^T right is formed faster by way of its transpose."""
+    return right.shape[1] < _NARROW <= left.shape[1]
+
+
 def _product(left: Tensor, right: Tensor) -> Tensor:
     """left^T right, for a narrow result by way of its transpose, which is several times faster."""
-    if right.shape[1] < _NARROW <= left.shape[1]:
-        return (right.t() @ left).t().contiguous()
-    return left.t() @ right
+    return (right.t() @ left).t().contiguous() if _is_narrow(left, right) else left.t() @ right
 
 
-def _rows_product(left: Tensor, right: Tensor) -> Tensor:
-    """sum over samples and positions of l^T r: (B, *E, T, m) and (B, *E, T, n) -> (*E, m, n)."""
+def _rows(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    """Samples and positions as one axis of rows: (B, *E, T, m) -> (*E, B * T, m), in whatever order both share."""
     if left.dim() > 3:
         left, right = left.movedim(0, -3), right.movedim(0, -3)
     elif left.stride(0) < left.stride(1):  # positions outermost in memory: no copy, if in that of both
         left, right = left.transpose(0, 1), right.transpose(0, 1)
-    return left.flatten(-3, -2).mT @ right.flatten(-3, -2)
+    return left.flatten(-3, -2), right.flatten(-3, -2)
 
 
 def _zeroed(tensor_B: Tensor, bad_B: Tensor) -> Tensor:
@@ -387,13 +406,16 @@ def joint_squared_norms(uses: Sequence[Use]) -> Tensor:
     return torch.cat([squares(summed(merged, chunk)) for chunk in chunks(merged[0])])
 
 
-def joint_weighted(uses: Sequence[Use], factors_B: Tensor) -> Tensor:
-    """sum_i c_i g_i for several uses of one tensor; rows of a table come last, to be added to what there is."""
-    if len(uses) == 1:
+def joint_weighted(uses: Sequence[Use], factors_B: Tensor, onto: Tensor | None = None) -> Tensor:
+    """sum_i c_i g_i for several uses of one tensor, added to `onto` where there is one.
+
+    Rows of a table come last, to be added to what there is.
+    """
+    if onto is None and len(uses) == 1:
         return uses[0].weighted(factors_B)
-    first, *others = sorted(uses, key=lambda use: isinstance(use, Gathered))
-    total = first.weighted(factors_B)
-    for use in others:
+    ordered = sorted(uses, key=lambda use: isinstance(use, Gathered))
+    total = ordered.pop(0).weighted(factors_B) if onto is None else onto
+    for use in ordered:
         use.add_weighted(factors_B, total)
     return total
 

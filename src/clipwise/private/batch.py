@@ -5,11 +5,10 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from clipwise.clipping import Style
-from clipwise.engine import Clipped, check_vector
+from clipwise.engine import Clipped, Total, check_vector
 from clipwise.errors import InvalidLosses, InvalidSampling
 from clipwise.mechanisms import AdaptiveClip
 from clipwise.private.fit import Fit
@@ -39,10 +38,15 @@ class Batch:
     def forget(self) -> None:
         """Drop what was gathered."""
         self.style: Style | None = None
-        self.sums: list[Tensor] | None = None
+        self.total: Total | None = None
         self.parts: list[Clipped[Any]] = []  # without their gradients
         self._given: list[weakref.ref[Tensor]] = []
         self._ended = False
+
+    @property
+    def sums(self) -> list[Tensor] | None:
+        """The clipped sum so far; None where nothing was added."""
+        return None if self.total is None else self.total.tensors
 
     @property
     def is_complete(self) -> bool:
@@ -51,6 +55,7 @@ class Batch:
 
     def check(self, losses: Tensor, step: int) -> None:
         """Refuse losses that are not those of the batch that comes next in this step. Nothing is changed."""
+        self.check_whole()
         check_vector(losses)
         if self.own:
             self._check_size(losses.shape[0])
@@ -91,30 +96,36 @@ class Batch:
                 "average the terms of a sample first."
             )
 
+    def check_whole(self) -> None:
+        """Refuse to continue with a sum that holds a part of a physical batch; it is dropped."""
+        if self.total is not None and self.total.torn:
+            self.forget()
+            raise InvalidLosses(
+                "an error interrupted the addition of a physical batch, so what was gathered of this logical batch is "
+                "of no use and was dropped. Nothing of it was released or charged. Start iterating over the loader "
+                "again; batches of your own are to be given again from the first of the logical batch on."
+            )
+
     def check_given(self) -> None:
         """Refuse to end the logical batch while a part of it is missing."""
+        self.check_whole()
         if self.offered is not None:
             raise InvalidSampling("the batch from the loader was not given to backward(losses) or step(losses).")
 
     def add(self, losses: Tensor, clipped: Clipped[Any], fit: Fit) -> None:
-        """Add what a physical batch gave."""
-        gradients = [clipped.gradients[name] for name in fit.names]
-        self._gather([g if g.dtype == dtype else g.to(dtype) for g, dtype in zip(gradients, fit.wide, strict=True)])
+        """Note what a physical batch gave, which was added to `total` already where there was one."""
+        if self.total is None:
+            gradients = [clipped.gradients[name] for name in fit.names]
+            total = Total([g.to(dtype) for g, dtype in zip(gradients, fit.wide, strict=True)])
+        else:
+            total = self.total
         self._given.append(weakref.ref(losses))
         self.parts.append(clipped.without_gradients())
         self.style = clipped.style
         if self.offered is not None:
             self._ended, self.offered = self.offered.last, None
-
-    def _gather(self, gradients: list[Tensor]) -> None:
-        if self.sums is not None:
-            torch._foreach_add_(self.sums, gradients)
-            return
-        # Take the engine's own tensors over, but never two that share memory: noise must be independent.
-        memory = {g.data_ptr() for g in gradients}
-        if len(memory) < len(gradients) or not all(g.is_contiguous() for g in gradients):
-            gradients = [g.clone(memory_format=torch.contiguous_format) for g in gradients]
-        self.sums = gradients
+        self.total = total
+        total.end()
 
     @property
     def within(self) -> float:
@@ -123,6 +134,7 @@ class Batch:
 
     def take(self, step: int, fit: Fit) -> list[Tensor]:
         """The sum, to be released as that of `step`; the next batch begins empty."""
+        self.check_whole()
         sums = fit.zeros() if self.sums is None else self.sums
         self.last = step, self.parts
         self.forget()

@@ -240,7 +240,8 @@ class Private:
     def backward(self, losses: Tensor) -> None:
         """Add the clipped gradients of a physical batch to the sum of the logical one. Nothing is released.
 
-        An error leaves everything as it was, so the same batch can be tried again.
+        An error leaves everything as it was, so the same batch can be tried again. After one in the middle of the
+        addition itself (an interrupt, no memory) the logical batch is dropped, which the next call says.
         """
         self._checks.pause()
         with none_watching():  # of another run in the same loop
@@ -252,7 +253,7 @@ class Private:
                 style = self.style
                 self._release.prepare(style)
                 evidence = self._checks.close(losses, fit.places, fit.tensors)
-                clipped = self._clip(losses, style, evidence)
+                clipped = self._clip(losses, style, evidence, onto=self._batch.total)
                 self._checks.accept(step)
                 self._batch.add(losses, clipped, fit)
             except (NotSeparable, UnsupportedNode):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 
 from clipwise.clipping import Style
-from clipwise.engine import Clipped, Clipper, Evidence
+from clipwise.engine import Clipped, Clipper, Evidence, Total
 from clipwise.errors import InvalidPlan
 from clipwise.mechanisms import ProjectedNorms
 from clipwise.noise import Normals
@@ -22,8 +21,13 @@ from clipwise.private.position import Position
 
 __all__ = ["Clip", "ExactNorms", "Given", "Norms", "norms_of"]
 
-Clip: TypeAlias = Callable[[Tensor, Style, Evidence], Clipped[Any]]
-"""Losses -> norms -> clipped sum."""
+
+class Clip(Protocol):
+    """Losses -> norms -> clipped sum."""
+
+    def __call__(self, losses: Tensor, style: Style, evidence: Evidence, /, *, onto: Total | None) -> Clipped[Any]:
+        """The clipped sum of a batch, added to `onto` where there is one."""
+        ...
 
 
 @dataclass(frozen=True)

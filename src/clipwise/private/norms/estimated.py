@@ -17,7 +17,7 @@ from torch import Tensor
 
 from clipwise.accounting import refuse_vacuous
 from clipwise.clipping import Style
-from clipwise.engine import Clipped, Evidence, negligible_norm
+from clipwise.engine import Clipped, Evidence, Total, negligible_norm
 from clipwise.entropy import Entropy
 from clipwise.errors import InvalidLosses, InvalidPlan
 from clipwise.mechanisms import ProjectedNorms
@@ -140,7 +140,7 @@ class EstimatedNorms:
 
     # When they are given
 
-    def __call__(self, losses: Tensor, style: Style, evidence: Evidence) -> Clipped[Any]:
+    def __call__(self, losses: Tensor, style: Style, evidence: Evidence, *, onto: Total | None) -> Clipped[Any]:
         """The sum over samples of factor_i g_i, with factors of the estimates; one backward pass."""
         rule = ProjectedNorms.rule_of(style)
         found = self._estimated(losses) if losses.numel() else None
@@ -159,6 +159,7 @@ class EstimatedNorms:
             lengths, slopes = ((factors * each).masked_fill(factors == 0.0, 0.0) for each in (norms, found.slopes))
             self._projections.demand_slope(sums, slopes, lengths, found.directions)
         self._estimate = None  # it serves once
+        sums = sums if onto is None else onto.add(sums)
         return Clipped(dict(zip(self._params, sums, strict=True)), norms, factors, bad, {}, style)
 
     def _estimated(self, losses: Tensor) -> _Estimate:
