@@ -327,7 +327,7 @@ class Gathered(Use):
         """Only the rows that were picked are touched."""
         values = self.right * per_sample(factors_B.to(self.right.dtype), 3)
         table = total.view(self.rows, values.shape[-1])
-        table.index_add_(0, self._row.flatten(), values.flatten(0, 1))
+        table.index_add_(0, self._row.flatten(), values.flatten(0, 1).to(table.dtype))
 
     def without(self, bad_B: Tensor) -> Use:
         return Gathered(self.index, _zeroed(self.right, bad_B), self.shape, self.rows, padded=self.padded)
