@@ -61,12 +61,12 @@ def cut(indices: Indices, step: int, physical_batch_size: int | None) -> Iterato
             spread = np.arange(size) * (len(indices) - 1) // (size - 1)
             few.append(indices[spread])
             indices = np.delete(indices, spread)
-    whole = 0
-    if few and physical_batch_size is not None and physical_batch_size < _SMALL:
-        whole = _SMALL // physical_batch_size
+    checked = len(few)
+    if step < EARLY and physical_batch_size is not None and physical_batch_size < _SMALL:
+        checked += _SMALL // physical_batch_size
     pieces = [*few, *split(indices, physical_batch_size)] or [indices]
     for k, piece in enumerate(pieces):
-        yield PhysicalBatch(step, k, len(piece), k == len(pieces) - 1, tuple(piece.tolist()), len(few) + whole)
+        yield PhysicalBatch(step, k, len(piece), k == len(pieces) - 1, tuple(piece.tolist()), checked)
 
 
 def _few_samples(step: int, physical_batch_size: int | None) -> tuple[int, ...]:
