@@ -147,7 +147,7 @@ def test_twins_are_let_go_before_the_engine_begins(monkeypatch: pytest.MonkeyPat
     assert held == [3, 0]
 
 
-@pytest.mark.parametrize(("size", "whole"), [(4, 4), (8, 2), (15, 1), (3, 5), (2, 8)])
+@pytest.mark.parametrize(("size", "whole"), [(4, 4), (5, 3), (8, 2), (15, 1)])
 def test_as_many_whole_physical_batches_are_checked_in_each_of_the_first_steps(size: int, whole: int) -> None:
     for step in range(3):
         parts = list(cut(np.arange(200), step, size))
@@ -157,3 +157,9 @@ def test_as_many_whole_physical_batches_are_checked_in_each_of_the_first_steps(s
         )
         assert sum(part.size for part in checked) >= 15
     assert not any(part.few for part in cut(np.arange(200), 3, size))
+
+
+def test_physical_batches_of_two_or_three_are_all_checked_where_none_is_smaller() -> None:
+    for size, step in ((2, 0), (2, 1), (2, 2), (3, 1), (3, 2)):
+        assert not any(part.is_spared for part in cut(np.arange(200), step, size))
+    assert [part.is_spared for part in cut(np.arange(30), 0, 3)] == [False] * 6 + [True] * 5
