@@ -160,7 +160,9 @@ def _exchange(ours: torch.UntypedStorage, theirs: torch.UntypedStorage) -> None:
 
 
 def _pieces(storage: torch.UntypedStorage) -> tuple[Tensor, ...]:
-    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage).split(_PIECE)
+    flat = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+    pieces: tuple[Tensor, ...] = flat.split(_PIECE)
+    return pieces
 
 
 def _view(storage: torch.UntypedStorage, like: Tensor) -> Tensor:
