@@ -272,7 +272,7 @@ class Watch:
             if isinstance(out, (bool, int, float)) and theirs != out:
                 twin.left.append((self.count, f"{name} of the batch gave a plain value"))
             self._pair(twin, func, results, list(tensors_in(theirs)))
-        if self.count % _SWEEP == 0 or sum(tensor.nbytes for tensor in results) > _LARGE:
+        if self.count % _SWEEP == 0 or sum(tensor.numel() * tensor.element_size() for tensor in results) > _LARGE:
             for twin in self.twins:
                 twin.let_go()
         return out
