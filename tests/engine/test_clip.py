@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -237,10 +238,18 @@ def test_distances_are_measured_in_pieces(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(verify, "_PIECE", 3)
     torch.manual_seed(0)
     a, b = torch.randn(4, 2), torch.randn(4, 2)
-    assert verify._distance(a, b) == pytest.approx(float((a - b).norm()))
-    assert verify._distance(a, None) == verify._distance(None, a) == pytest.approx(float(a.norm()))
-    assert verify._distance(a, b.to_sparse()) == pytest.approx(float((a - b).norm()))
-    assert verify._distance(None, None) == 0
+    assert verify.distance(a, b) == pytest.approx(float((a - b).norm()))
+    assert verify.distance(a, None) == verify.distance(None, a) == pytest.approx(float(a.norm()))
+    assert verify.distance(a, b.to_sparse()) == pytest.approx(float((a - b).norm()))
+    assert verify.distance(None, None) == 0
+
+
+@pytest.mark.parametrize("odd", [math.inf, math.nan])
+def test_the_distance_of_the_same_numbers_is_zero_only_if_they_are_finite(odd: float) -> None:
+    a = torch.tensor([3.0, odd])
+    assert math.isnan(verify.distance(a, a.clone())) and verify.distance(a[:1], a[:1].clone()) == 0
+    assert verify.distance(torch.full((4,), 3e38), torch.full((4,), 3e38)) == 0  # though their sum overflows
+    assert verify.distance(a[:1], a[:1].double()) == 0 and verify.distance(a[:1], a[:1].to_sparse()) == 0
 
 
 def test_weights_of_half_precision_are_powers_of_two() -> None:

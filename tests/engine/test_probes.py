@@ -222,3 +222,14 @@ def test_the_peak_of_a_row_is_its_largest_finite_number() -> None:
     assert peaks(torch.tensor([2.0, -3.0]), 0)[0].tolist() == [2, 3]
     assert peaks(torch.tensor([[1 + 2j, 3 - 4j]]).conj(), 1)[0].tolist() == [2, 4]
     assert peaks(torch.zeros(2, 0), 0)[0].tolist() == [0, 0]
+
+
+def test_a_few_elements_that_something_reached_tell_wrong_layouts() -> None:
+    """One class of many has a gradient: elements at equal distances are all zero."""
+    plain = torch.zeros(4, 3000)
+    plain[torch.arange(4), torch.tensor([5, 1001, 1207, 2999])] = 1.0
+    found = probe_of(plain, torch.arange(4), 0, torch.zeros(4, dtype=torch.bool))
+    number, few = found._few
+    assert number.tolist() == plain.flatten().nonzero().squeeze(1).tolist() and bool(few.plain.all())
+    assert found.layouts(4) == (Layout(0, exact=True),)
+    assert Probe(0 * plain, [0 * plain], found.colours, found.bad).agrees(torch.arange(4), 0)

@@ -20,6 +20,7 @@ from clipwise.engine.run import Backward
 from clipwise.engine.substitute import Substitute
 from clipwise.engine.summary import Summary
 from clipwise.engine.uses import Gathered, Outer, Use
+from clipwise.engine.verify import distance
 
 __all__ = [
     "HALF",
@@ -49,6 +50,7 @@ __all__ = [
     "constant_tensors",
     "dense",
     "differentiate",
+    "distance",
     "free_bytes",
     "memory_of",
     "negligible_norm",

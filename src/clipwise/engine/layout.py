@@ -145,12 +145,14 @@ class Probe:
 
     @cached_property
     def _few(self) -> tuple[Tensor, Probe]:
-        """Some elements, by their numbers, which tell most wrong layouts at little cost."""
-        step = 1 + self.plain.numel() // _FEW
-        number = torch.arange(0, self.plain.numel(), step, device=self.plain.device)
+        """Some elements, by their numbers, which tell most wrong layouts at little cost: zeros tell nothing."""
+        plain = self.plain.flatten()
+        number = torch.arange(0, plain.numel(), 1 + plain.numel() // _FEW, device=plain.device)
+        if not bool(plain[number].any()):  # one class of many
+            reached = plain.nonzero().squeeze(1)
+            number = reached[:: 1 + reached.numel() // _FEW]
         coloured = [c.flatten()[number] for c in self.coloured]
-        few = Probe(self.plain.flatten()[number], coloured, self.colours, self.bad, self.palette)
-        return number, few
+        return number, Probe(plain[number], coloured, self.colours, self.bad, self.palette)
 
     def agrees(self, owners: Tensor, axis: int) -> bool:
         """Whether every element is scaled by the colour of its owner, and NaN lies with bad samples only."""

@@ -20,6 +20,7 @@ EARLY = 3
 _FEW = ((7, 5, 7, 6), (6, 7, 5), (7, 6, 7))  # sizes that differ before anything is released: a loss may follow them
 _FEWER = ((2, 3, 4), (3,), (4,))  # where a physical batch is small itself
 _SMALL = 16  # samples; as many in whole ones are checked too: two or three are their own partners by chance
+_LEAST = 4  # samples of a physical batch, below which no other is spared for it alone
 
 
 @dataclass(frozen=True)
@@ -61,12 +62,17 @@ def cut(indices: Indices, step: int, physical_batch_size: int | None) -> Iterato
             spread = np.arange(size) * (len(indices) - 1) // (size - 1)
             few.append(indices[spread])
             indices = np.delete(indices, spread)
-    whole = 0
-    if few and physical_batch_size is not None and physical_batch_size < _SMALL:
-        whole = _SMALL // physical_batch_size
+    checked = len(few) + _whole(step, physical_batch_size, bool(few))
     pieces = [*few, *split(indices, physical_batch_size)] or [indices]
     for k, piece in enumerate(pieces):
-        yield PhysicalBatch(step, k, len(piece), k == len(pieces) - 1, tuple(piece.tolist()), len(few) + whole)
+        yield PhysicalBatch(step, k, len(piece), k == len(pieces) - 1, tuple(piece.tolist()), checked)
+
+
+def _whole(step: int, physical_batch_size: int | None, has_few: bool) -> int:
+    """How many whole physical batches are checked as well; of two or three samples all, where there are no fewer."""
+    if physical_batch_size is None or step >= EARLY or physical_batch_size >= _SMALL:
+        return 0
+    return _SMALL // physical_batch_size if has_few or physical_batch_size >= _LEAST else 0
 
 
 def _few_samples(step: int, physical_batch_size: int | None) -> tuple[int, ...]:

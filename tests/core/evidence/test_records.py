@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from clipwise.private.evidence.records import Change, Records, magnitude, same, scaled, some, unreadable
+from clipwise.private.evidence.records import Change, Records, magnitude, same, same_rows, scaled, some, unreadable
 
 Pair = namedtuple("Pair", ("x", "y"))
 ALTERNATING = torch.tensor([[1.0, -1.0], [-1.0, 1.0]]).repeat(2, 1)  # rows of the same size that differ
@@ -305,3 +305,13 @@ def test_how_long_and_how_large_a_record_is(record: Any, expected: tuple[int, fl
 def test_a_few_samples_are_named() -> None:
     assert some([3]) == "sample 3" and some([]) == "samples "
     assert some([0, 1, 2, 3]) == "samples 0, 1, 2, 3" and some(range(5)) == "samples 0, 1, 2, 3 and others"
+
+
+@pytest.mark.parametrize("size", [4, 100])  # few rows are compared where they are
+def test_some_rows_are_compared_and_no_others(size: int) -> None:
+    a = torch.arange(2.0 * size).reshape(size, 2)
+    a[0, 0] = torch.nan
+    b = a.clone()
+    b[1] = 7.0
+    assert same_rows(a, b, torch.arange(size)[torch.arange(size) != 1]) and not same_rows(a, b, torch.arange(size))
+    assert same_rows(a.long(), a.long(), torch.arange(size)) and same_rows(a, b, torch.arange(0))

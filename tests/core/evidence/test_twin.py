@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from clipwise.engine import memory_of
+from clipwise.private.evidence import twin as module
 from clipwise.private.evidence.records import Change
 from clipwise.private.evidence.twin import Twin
 
@@ -170,3 +171,13 @@ def test_twins_of_memory_that_is_gone_are_let_go() -> None:
     assert address in pair
     pair.let_go()
     assert address not in pair and torch.equal(pair.of(x), x + 5)
+
+
+@pytest.mark.parametrize("piece", [1, 8, 40, 1 << 20])
+def test_numbers_are_exchanged_in_pieces(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_PIECE", piece)
+    x, pair = batch(), twin()
+    pair.enter(x, x + 5)
+    with pair.exchanged():
+        assert torch.equal(x, batch() + 5) and torch.equal(pair.of(x), batch())
+    assert torch.equal(x, batch()) and torch.equal(pair.of(x), batch() + 5)

@@ -227,13 +227,6 @@ def test_the_gradients_of_all_parameters_are_compared(name: str) -> None:
     assert "the loss of sample" in gradient_moves(lambda model, x: squares(model, x) + x.mean())
 
 
-def test_the_distance_of_gradients() -> None:
-    a, b = torch.tensor([3.0, 4.0]), torch.tensor([3.0, 0.0])
-    assert float(verdict._distance(a, b)) == 4 and float(verdict._distance(a, None)) == 5
-    assert float(verdict._distance(None, a)) == 5 and float(verdict._distance(None, None)) == 0
-    assert float(verdict._distance(a.to_sparse(), b)) == 4
-
-
 REMEDIES = {
     "mm": "meet in a product", "index": "mix views of one record", "roll": "mix views", "topk": "ranked or counted",
     "convolution": "runs along the batch", "native_batch_norm": "BatchNorm in training mode", "mean": "A statistic",

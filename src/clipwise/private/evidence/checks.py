@@ -268,6 +268,7 @@ class Checks:
         self.memory.end(watch)
         self._carried.update(watch.traffic.values)
         self._learn(graph, watch)
+        watch.forget_twins()  # their memory is not held beside the engine's
         return Seen(self, watch)
 
     def _not_seen(self) -> Seen:

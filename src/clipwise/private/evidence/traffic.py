@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from types import FrameType, FunctionType
 from typing import Any, Protocol
@@ -102,7 +103,7 @@ class Traffic:
         self.numbers: dict[tuple[int, str, str], float] = {}  # that kernels of the batch computed with, in their order
         self.size_used: set[str] = set()  # kernels that computed with the number of samples just after it was read
         self.values: dict[float, list[Any]] = {}  # floating point numbers that left, and what they would have been
-        self._watch, self._carried = watch, carried
+        self._watch, self._carried = weakref.proxy(watch), carried  # a cycle would hold the pass's memory
         self._just_left: list[tuple[Any, list[Any]]] = []  # until the next kernel on more than a number
         self._size_read = False
         self.imports: list[int] = []  # hashes of tensors made from Python or NumPy values, in their order

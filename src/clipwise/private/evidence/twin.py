@@ -17,6 +17,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from clipwise.engine import memory_of
 from clipwise.private.evidence.records import Change
 
+_PIECE = 1 << 20  # bytes that are exchanged at once
+
 
 class Twin:
     """The storages of one changed batch, by the storages of the true one."""
@@ -150,9 +152,17 @@ def _alive(ref: StorageWeakRef) -> torch.UntypedStorage:
 
 
 def _exchange(ours: torch.UntypedStorage, theirs: torch.UntypedStorage) -> None:
-    held = ours.clone()
-    ours.copy_(theirs)
-    theirs.copy_(held)
+    """In pieces that stay in the cache: no third copy of the whole."""
+    for one, other in zip(_pieces(ours), _pieces(theirs), strict=True):
+        held = one.clone()
+        one.copy_(other)
+        other.copy_(held)
+
+
+def _pieces(storage: torch.UntypedStorage) -> tuple[Tensor, ...]:
+    flat = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+    pieces: tuple[Tensor, ...] = flat.split(_PIECE)
+    return pieces
 
 
 def _view(storage: torch.UntypedStorage, like: Tensor) -> Tensor:

@@ -6,13 +6,14 @@ agree to the last bits; the tolerance only allows for kernels that add in anothe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from clipwise.engine import HALF, Graph, dense, differentiate, memory_of
+from clipwise.engine import HALF, Graph, differentiate, distance, memory_of
 from clipwise.errors import NotSeparable
 from clipwise.private.evidence.records import some
 from clipwise.private.evidence.traffic import CARRIED
@@ -119,12 +120,12 @@ def _compare_gradients(
             theirs = _gradients(losses, graph, cotangent)
     except (IndexError, RuntimeError):  # indices and values of different records
         return False
-    moved = torch.stack([_distance(a, b) for a, b in zip(ours, theirs, strict=True)]).norm()
-    length = torch.stack([_distance(a, None) for a in ours]).norm()
-    if not bool(torch.isfinite(moved + length)):
+    moved = math.hypot(*(distance(a, b) for a, b in zip(ours, theirs, strict=True)))
+    if not math.isfinite(moved):
         return False
-    if bool(moved > _tolerance(losses) * length):
-        share = float(moved / length) if bool(length > 0) else float("inf")
+    length = math.hypot(*(distance(a, None) for a in ours)) if moved else 0.0
+    if moved > _tolerance(losses) * length:
+        share = moved / length if length else math.inf
         raise _mixing(twin, f"the gradient of {some(kept)} moved by {share:.2g} of its length")
     return True
 
@@ -132,16 +133,6 @@ def _compare_gradients(
 def _gradients(losses: Tensor, graph: Graph, cotangent: Tensor) -> list[Tensor | None]:
     reached = sorted({place for place in graph.leaf_parameter.values() if place >= 0})
     return list(differentiate(losses, [graph.parameters[p] for p in reached], cotangent, keep=True))
-
-
-def _distance(a: Tensor | None, b: Tensor | None) -> Tensor:
-    """The length of a - b, None being zero."""
-    given = [dense(t).double() for t in (a, b) if t is not None]
-    if not given:
-        return torch.zeros((), dtype=torch.float64, device="cpu")
-    difference: Tensor = given[0] - given[1] if len(given) == 2 else given[0]
-    length: Tensor = torch.linalg.vector_norm(difference)
-    return length.cpu()
 
 
 def _tolerance(losses: Tensor) -> float:

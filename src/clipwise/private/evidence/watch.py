@@ -19,13 +19,13 @@ from torch.utils._python_dispatch import _disable_current_modes
 from clipwise.engine import IN_PLACE_WRITE, Graph, Origin, backing, memory_of, op_of
 from clipwise.private.evidence.modes import Modes
 from clipwise.private.evidence.places import are_row_numbers, is_row_by_row, meets_places, operands_of
-from clipwise.private.evidence.records import Records, same
+from clipwise.private.evidence.records import Records, same_rows
 from clipwise.private.evidence.traffic import BATCH, CARRIED, PLACE, Traffic, tensors_in, users_frame
 from clipwise.private.evidence.twin import Twin
 
 _REJECTING = {"_sample_dirichlet", "_standard_gamma", "binomial", "poisson"}  # another record moves the others' draws
 _READS_SIZES = {"_pack_padded_sequence"}  # past the tensors
-_SWEEP = 64  # kernels between two looks for storages that are gone
+_SWEEP, _LARGE = 64, 1 << 24  # kernels between two looks for storages that are gone; bytes after which one is due
 _METADATA_ONLY = {
     "empty_like", "full_like", "new_empty", "new_empty_strided", "new_full", "new_ones", "new_zeros", "ones_like",
     "rand_like", "randint_like", "randn_like", "zeros_like",
@@ -81,7 +81,7 @@ class Watch:
         self._nodes: dict[int, int] = {}
         self._inside = -1  # the custom function whose forward pass is running
         self.traffic = Traffic(self, carried)
-        self._modes = Modes(self)
+        self._modes: Modes | None = None
         self._first = 0
         for tensor in records.tensors:
             self.mark(tensor, BATCH)
@@ -91,11 +91,18 @@ class Watch:
     def start(self) -> None:
         """Enter the modes."""
         self._first = torch._C._autograd._get_sequence_nr()
+        self._modes = Modes(self)
         self._modes.enter()
 
     def stop(self) -> None:
-        """Leave the modes."""
-        self._modes.leave()
+        """Leave the modes. They hold the pass, and are not held by it: its memory is free once it is let go."""
+        if self._modes is not None:
+            self._modes.leave()
+            self._modes = None
+
+    def forget_twins(self) -> None:
+        """Let go of what the values would be: the pass was judged. What comes from the batch stays known."""
+        self.twins.clear()
 
     # Marks
 
@@ -265,7 +272,7 @@ class Watch:
             if isinstance(out, (bool, int, float)) and theirs != out:
                 twin.left.append((self.count, f"{name} of the batch gave a plain value"))
             self._pair(twin, func, results, list(tensors_in(theirs)))
-        if self.count % _SWEEP == 0:
+        if self.count % _SWEEP == 0 or sum(tensor.numel() * tensor.element_size() for tensor in results) > _LARGE:
             for twin in self.twins:
                 twin.let_go()
         return out
@@ -310,8 +317,7 @@ class Watch:
     def _look(self, twin: Twin, func: Any, tensor: Tensor, other: Tensor) -> None:
         """Remember the first operation that moved a kept sample's row: where to look, if samples mix."""
         with _disable_current_modes():
-            kept = twin.change.kept.to(tensor.device)
-            moved = not same(tensor.detach()[kept], other.detach()[kept])
+            moved = not same_rows(tensor.detach(), other.detach(), twin.change.kept)
         if moved:
             twin.moved = _short(func), _where()
             twin.paired = tuple(tensor.shape) == (self.records.size,) * 2
