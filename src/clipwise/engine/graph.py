@@ -94,6 +94,24 @@ class Graph:
                 stack.extend((child, False) for child, _ in self.edges[k] if child >= 0 and not done[child])
         return order
 
+    @cached_property
+    def place(self) -> list[int]:
+        """Where each node is in that order."""
+        found = [0] * len(self.nodes)
+        for place, k in enumerate(self.leaves_first):
+            found[k] = place
+        return found
+
+    @cached_property
+    def readers(self) -> list[list[int]]:
+        """The nodes that read each node, once each."""
+        found: list[list[int]] = [[] for _ in self.nodes]
+        for k, edges in enumerate(self.edges):
+            for child, _ in edges:
+                if child >= 0 and (not found[child] or found[child][-1] != k):
+                    found[child].append(k)
+        return found
+
 
 def refuse_nested(graph: Graph) -> None:
     """Nested and jagged tensors have no axes to look for the batch on."""
