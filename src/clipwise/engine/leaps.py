@@ -7,8 +7,7 @@ colour. Where anything does not fit, nothing is said, and colours go all the way
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import NamedTuple, TypeAlias
 
@@ -16,12 +15,13 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from clipwise.engine.graph import Graph, differentiate
+from clipwise.engine.graph import Edge, Graph, differentiate
 from clipwise.engine.layout import Layout, Palette, Probe, all_finite, owners_by_digits, peaks
-from clipwise.engine.node import RECURRENCE, Node, output_meta
-from clipwise.engine.ops import Gradients, as_one, edges_of, outputs_of
+from clipwise.engine.node import LEAF, RECURRENCE, Node, output_meta
+from clipwise.engine.ops import Gradients, as_one, edges_of
 from clipwise.engine.rules import Samples
-from clipwise.engine.stages import Handed, Stages, is_stop, let_nothing_through, stages
+from clipwise.engine.rules.recurrent import PULLED_ROWS
+from clipwise.engine.stages import Handed, Stages, is_stop, stages
 
 UNKNOWN = -1
 _SAME = 0.01  # of the largest number: roundings differ, and half precision has few digits
@@ -66,7 +66,7 @@ class Leaps:
 
     def run(self, nodes: Sequence[int]) -> Shown | None:
         """What nodes show, among them all folded layers; None where colours must go all the way."""
-        if any(self._graph.nodes[k].slots is None for k in self._when.stops):
+        if any(self._graph.nodes[k].slots is None for k in self._when.stops) or self._is_opaque():
             return None
         found: dict[int, Probe | Told] = {}
         for stage in range(self._when.count):
@@ -80,32 +80,34 @@ class Leaps:
                 found[k] = shown
         return found
 
+    def _is_opaque(self) -> bool:
+        """Whether the backward of what reads a joint is the user's own, which is not called as autograd calls it."""
+        above = (self._graph.nodes[k] for joint in self._when.joints for k in self._graph.readers[joint])
+        return any(isinstance(node, torch.autograd.function.BackwardCFunction) for node in above)
+
     def _pass(self, stage: int, due: Sequence[int], number: int) -> dict[int, Gradients]:
         """The gradients of nodes with one cotangent: of layers those of what leaves them, with ones also of all rows.
 
-        What is also reached by later stages is asked for apart: nothing may come to it through the layers.
+        Joints of later stages are not asked for, since autograd would go through the layers to them: what reads them
+        in this stage is, and its own backward is called.
         """
-        handed, stops = self._handed[number], self._when.stops
-        starts, cotangents = handed.starts(self._losses, stage, self._cotangents[number])
-        edges = {k: edges_of(self._graph, k) if number == 0 or k not in stops else [] for k in due}
+        graph, stops, handed = self._graph, self._when.stops, self._handed[number]
+        edges = {k: edges_of(graph, k) if number == 0 or k not in stops else [] for k in due}
         for k in stops.intersection(due):
-            edges[k] += [GradientEdge(node, 0) for node in self._graph.nodes[k].left]
-        joints = [k for k, later in self._when.joints.items() if later > stage]
-        if joints:
-            with ExitStack() as stack:
-                for node in self._blocked(stops.intersection(due), joints):
-                    stack.callback(node.register_prehook(let_nothing_through).remove)
-                whole = {k: edges_of(self._graph, k, whole=True) for k in joints}
-                for k, parts in _gradients(starts, cotangents, whole).items():
-                    for output, part in zip(outputs_of(self._graph, k), parts, strict=True):
-                        handed.hold((k, output), part)
-        return _gradients(starts, cotangents, edges)
-
-    def _blocked(self, layers: Iterable[int], joints: Iterable[int]) -> set[Node]:
-        nodes = {left for k in layers for left in self._graph.nodes[k].left}
-        for k in joints:
-            nodes.update(self._graph.nodes[k].ends if k in self._when.stops else [self._graph.nodes[k]])
-        return nodes
+            edges[k] += [GradientEdge(node, 0) for node in graph.nodes[k].left]
+        joints = {k for k, later in self._when.joints.items() if later > stage}
+        above = {k for joint in joints for k in graph.readers[joint] if self._when.of.get(k) == stage} - stops
+        starts, cotangents = handed.starts(self._losses, stage, self._cotangents[number])
+        whole = [edges_of(graph, k, whole=True) for k in above]
+        inputs = list(chain(*edges.values(), *whole))
+        none = [None] * len(inputs)
+        found = iter(differentiate(starts, inputs, cotangents, keep=True) if starts and inputs else none)
+        own = {k: tuple(islice(found, len(some))) for k, some in edges.items()}
+        for k, some in zip(above, whole, strict=True):
+            for edge, part in _through(graph, k, tuple(islice(found, len(some)))):
+                if edge[0] in joints:
+                    handed.hold(edge, part)
+        return own
 
     def _probe(self, k: int, plain: Gradients, coloured: Sequence[Gradients]) -> Probe:
         first, *others = [as_one(self._graph, k, gradients) for gradients in (plain, *coloured)]
@@ -124,10 +126,10 @@ class Leaps:
             return None
         owners = of_slot[node.slots.rows.to(of_slot.device)]
         if self._graph.edges[k][0][0] in self._when.of:
-            samples = Samples(self._losses.shape[0], Layout(0))
-            self._handed[0].pull(k, samples, rows)
+            pulled = PULLED_ROWS(node, Samples(self._losses.shape[0], Layout(0)), rows)[0]
+            self._handed[0].hold(self._graph.edges[k][0], pulled)
             for handed, colours in zip(self._handed[1:], self._colours, strict=True):
-                handed.pull(k, samples, rows * colours.to(rows.dtype)[owners].unsqueeze(1))
+                handed.hold(self._graph.edges[k][0], pulled * colours.to(pulled.dtype)[owners].unsqueeze(1))
         return Told(rows, owners)
 
     def _owners_of_slots(self, node: Node, plain: Gradients, coloured: Sequence[Gradients]) -> Tensor | None:
@@ -148,13 +150,12 @@ class Leaps:
         return owners if samples.numel() and torch.equal(owners[slot], samples) else None
 
 
-def _gradients(
-    starts: Sequence[GradientEdge | Tensor],
-    cotangents: Sequence[Tensor],
-    edges: Mapping[int, Sequence[GradientEdge | Tensor]],
-) -> dict[int, Gradients]:
-    """The gradients of nodes along some edges of each."""
-    inputs = list(chain.from_iterable(edges.values()))
-    none = [None] * len(inputs)
-    found = iter(differentiate(starts, inputs, cotangents, keep=True) if starts and inputs else none)
-    return {k: tuple(islice(found, len(own))) for k, own in edges.items()}
+def _through(graph: Graph, k: int, gradients: Gradients) -> Iterator[tuple[Edge, Tensor]]:
+    """The gradients of what a node reads, by its own backward alone."""
+    parts: tuple[Tensor | None, ...] | Tensor | None = ()
+    if any(gradient is not None for gradient in gradients):
+        parts = graph.nodes[k](*gradients)
+    for edge, part in zip(graph.edges[k], parts if isinstance(parts, tuple) else (parts,), strict=False):
+        if part is not None and edge[0] >= 0:
+            whole = output_meta(graph.nodes[edge[0]], edge[1]) if graph.names[edge[0]] != LEAF else part
+            yield edge, part.sum_to_size(tuple(whole.shape)).to(whole.dtype)  # as autograd does between nodes

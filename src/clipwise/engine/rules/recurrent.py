@@ -158,7 +158,7 @@ class Pulled(Protocol):
 class PulledStates:
     """The gradients of the inputs of a fused layer, from those of its outputs."""
 
-    positions = (0, 5, 6)  # what it reads, and its first states
+    positions: tuple[int, ...] = (0, 5, 6)  # what it reads, and its first states
 
     def __call__(self, node: Node, samples: Samples, joined: Tensor) -> dict[int, Tensor]:
         """By position among the inputs of the node."""
@@ -176,7 +176,7 @@ PULLED_STATES = PulledStates()
 class PulledRows:
     """The gradients of the rows that a folded layer reads, from those of its products."""
 
-    positions = (0,)
+    positions: tuple[int, ...] = (0,)
 
     def __call__(self, node: Node, samples: Samples, joined: Tensor) -> dict[int, Tensor]:
         """Those of the product of all rows that are read are on the right."""
