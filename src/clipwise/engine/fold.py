@@ -139,10 +139,12 @@ def _own_operands(graph: Graph, group: Sequence[int], nodes: set[int]) -> tuple[
     of_weight = graph.edges[first][0]
     of_bias = NO_EDGE if bias is None else graph.edges[group[0]][bias]
     members, turned, own = set(group), _turned(graph, group), {of_weight, of_bias} - {NO_EDGE}
+    touched = turned.union(k for k, _ in own)
     for k in nodes.union(*(graph.readers[k] for k in turned)):
         for position, edge in enumerate(graph.edges[k]):
-            in_place = k in members and position in (bias, weight)
-            if not in_place and (edge[0] in turned or (k in nodes and edge in own)):
+            if edge[0] not in touched or (k in members and position in (bias, weight)):
+                continue
+            if edge[0] in turned or (k in nodes and edge in own):
                 return None
     if any(k in nodes for k, _ in own):
         return None

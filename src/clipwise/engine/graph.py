@@ -83,15 +83,17 @@ class Graph:
         """Node positions ordered so that every node comes after all it was computed from."""
         order: list[int] = []
         done = [False] * len(self.nodes)
-        stack = [(0, False)]
+        stack = [0]
         while stack:
-            k, expanded = stack.pop()
-            if expanded:
-                order.append(k)
+            k = stack.pop()
+            if k < 0:  # all below it is done
+                order.append(~k)
             elif not done[k]:
                 done[k] = True
-                stack.append((k, True))
-                stack.extend((child, False) for child, _ in self.edges[k] if child >= 0 and not done[child])
+                stack.append(~k)
+                for child, _ in self.edges[k]:
+                    if child >= 0 and not done[child]:
+                        stack.append(child)
         return order
 
     @cached_property
