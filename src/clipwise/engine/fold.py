@@ -18,9 +18,9 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from clipwise.engine.graph import NO_EDGE, Edge, Graph, leaf_entry, node_entry
-from clipwise.engine.node import IN_PLACE_WRITE, LEAF, RECURRENCE, Recurrence, saved, saved_int
+from clipwise.engine.node import IN_PLACE_WRITE, LEAF, RECURRENCE, Recurrence, Slots, saved, saved_int
 from clipwise.engine.ops import INSIDE, JOINED, PART, PARTS, PRODUCTS, TURNED, VIEW
-from clipwise.engine.slots import Slots, slots_of
+from clipwise.engine.slots import slots_of
 
 _FEWEST = 3  # times
 _STATES = 2  # of an LSTM

@@ -64,6 +64,13 @@ class _Rows(NamedTuple):
     is_nested_tensor: bool = False
 
 
+class Slots(NamedTuple):
+    """Which rows of a folded layer belong together (`slots.py`): the slots of its rows."""
+
+    rows: Tensor  # of the products of all times, one below the other
+    left: Tensor  # of the values that leave it, one below the other
+
+
 class Recurrence:
     """The products of all times, and that of what they read, as one node in place of those of torch (`fold.py`).
 
@@ -80,7 +87,7 @@ class Recurrence:
         inner: Sequence[Node],
         ends: Sequence[Node],
         left: Sequence[Node],
-        slots: Any,
+        slots: Slots | None,
     ) -> None:
         self.products, self.entry, self.parts, self.inner, self.ends = products, entry, parts, inner, ends
         self.left, self.slots = left, slots

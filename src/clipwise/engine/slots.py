@@ -11,23 +11,16 @@ sizes where rows are multiplied, cut, joined or leave.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from clipwise.engine.graph import Edge, Graph
-from clipwise.engine.node import saved, saved_int
+from clipwise.engine.node import Slots, saved, saved_int
 from clipwise.engine.ops import JOINED, PART, PARTS, PRODUCTS
 
 Runs: TypeAlias = tuple[tuple[int, int], ...]  # of slots: the first, and one more than the last
-
-
-class Slots(NamedTuple):
-    """The slots of the rows of a chain."""
-
-    rows: Tensor  # of the products of all times, one below the other
-    left: Tensor  # of the values that leave it, one below the other
 
 
 class _Moved(Exception):
