@@ -2,7 +2,7 @@
 
 A packed sequence keeps a slot: row j of every time is computed from row j of the times before it. Nobody is believed
 here: all nodes of the chain are followed, at every step. Where each of them keeps the slots of its rows, the gradient
-of a row is made of the gradients of rows of the same slot alone that leave the chain. So whoever owns those owns it.
+of a row is made of the gradients of rows of the same slot alone that leave the chain. So they have the same owner.
 
 A value of the chain has at least as many rows as its slots: what is broadcast only grows. So it is enough to compare
 sizes where rows are multiplied, cut, joined or leave.
