@@ -59,12 +59,15 @@ PROGRAMS: dict[str, tuple[Program, type[nn.RNNBase], dict[str, Any]]] = {
     "LSTM, two layers and directions": (Packed.states, nn.LSTM, {"num_layers": 2, "bidirectional": True}),
     "LSTM, no biases": (Packed.states, nn.LSTM, {"bias": False}),
     "LSTM, after a layer": (lambda m, x, n: m.states(m.enter(x), n), nn.LSTM, {"num_layers": 2, "dropout": 0.5}),
+    "LSTM, and what it reads": (
+        lambda m, x, n: torch.cat([m.states(e := m.enter(x), n), e.sum(1).tanh()], 1), nn.LSTM, {"num_layers": 2},
+    ),
     "GRU": (Packed.states, nn.GRU, {}),
     "GRU, no biases, both directions": (Packed.outputs, nn.GRU, {"bias": False, "bidirectional": True}),
     "GRU, two layers after another": (lambda m, x, n: m.states(m.enter(x), n), nn.GRU, {"num_layers": 2}),
     "RNN": (Packed.states, nn.RNN, {}),
     "RNN, rectified": (Packed.outputs, nn.RNN, {"nonlinearity": "relu"}),
-}
+}  # fmt: skip
 LENGTHS = ([6, 3, 5, 3], [6, 3, 5, 3], [2, 4, 7, 4], [5, 5, 5, 5], [9, 4, 4, 8, 6])
 
 

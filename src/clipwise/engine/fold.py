@@ -7,7 +7,8 @@ batch serves the next.
 
 Nothing is assumed about the cell. A chain is folded if its products share weight and bias, if only operations that
 take no parameters lie between them, if it reads the parts of one product from outside, and if what leaves it are joined
-rows or last states. Whose row is whose is read by colours at every step, as it is where the chain is not folded.
+rows or last states. Whose row is whose is read by colours at every step, as it is where the chain is not folded. Where
+rows are proven to keep their slots (`slots.py`), colours are read where rows leave and need not pass the chain.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from clipwise.engine.graph import NO_EDGE, Edge, Graph, leaf_entry, node_entry
-from clipwise.engine.node import IN_PLACE_WRITE, LEAF, RECURRENCE, Recurrence, saved, saved_int
+from clipwise.engine.node import IN_PLACE_WRITE, LEAF, RECURRENCE, Recurrence, Slots, saved, saved_int
 from clipwise.engine.ops import INSIDE, JOINED, PART, PARTS, PRODUCTS, TURNED, VIEW
+from clipwise.engine.slots import slots_of
 
 _FEWEST = 3  # times
 _STATES = 2  # of an LSTM
@@ -29,7 +31,9 @@ class _Chain(NamedTuple):
     entry: int  # the product of all rows that are read
     parts: list[int]  # of it, one for each time
     nodes: set[int]
-    edges: tuple[Edge, ...]  # bias and weight of the products, of the entry, and what it reads
+    edges: tuple[Edge, ...]  # what the entry reads, bias and weight of the products, and of the entry
+    left: list[int]  # joined rows and states that are read from outside
+    slots: Slots | None
 
 
 def folded(graph: Graph) -> Graph:
@@ -62,8 +66,12 @@ def _groups(graph: Graph) -> list[list[int]]:
 def _chain(graph: Graph, group: Sequence[int]) -> _Chain | None:
     """All between some products, up to where rows of several times are joined; None where it is not only that."""
     nodes = _between(graph, set(group))
-    if nodes is None or not _closed(graph, nodes):
+    closed = None if nodes is None else _closed(graph, nodes)
+    if nodes is None or closed is None:
         return None
+    ends, last = closed
+    inner, left = nodes.copy(), sorted(ends | last)
+    nodes.update(*(_padding(graph, k) for k in ends))
     own = _own_operands(graph, group, nodes)
     order = _in_order_of_rows(graph, group)
     if own is None or order is None:
@@ -81,12 +89,14 @@ def _chain(graph: Graph, group: Sequence[int]) -> _Chain | None:
     if read[0] >= 0 and not _reaches_parameters(graph, read[0]):  # data with a gradient of its own
         return None
     nodes |= {entry, *_turned(graph, [entry])}
-    return _Chain(order, entry, parts, nodes, (*own, *below, read))
+    times = [(product, part, graph.shape((product, 0))[0]) for product, part in zip(order, parts, strict=True)]
+    slots = slots_of(graph, sorted(inner, key=graph.place.__getitem__), times, left)
+    return _Chain(order, entry, parts, nodes, (read, *own, *below), left, slots)
 
 
 def _parts(graph: Graph, entry: int, nodes: set[int], order: Sequence[int]) -> list[int] | None:
     """The parts of a product that a chain reads, in the order of rows; None unless they are those of all times."""
-    parts = [k for k, edges in enumerate(graph.edges) if any(child == entry for child, _ in edges)]
+    parts = list(graph.readers[entry])
     if any(k not in nodes or graph.names[k] != PART for k in parts):
         return None
     parts.sort(key=lambda k: saved_int(graph.nodes[k], "start"))
@@ -129,10 +139,12 @@ def _own_operands(graph: Graph, group: Sequence[int], nodes: set[int]) -> tuple[
     of_weight = graph.edges[first][0]
     of_bias = NO_EDGE if bias is None else graph.edges[group[0]][bias]
     members, turned, own = set(group), _turned(graph, group), {of_weight, of_bias} - {NO_EDGE}
-    for k, edges in enumerate(graph.edges):
-        for position, edge in enumerate(edges):
-            in_place = k in members and position in (bias, weight)
-            if not in_place and (edge[0] in turned or (k in nodes and edge in own)):
+    touched = turned.union(k for k, _ in own)
+    for k in nodes.union(*(graph.readers[k] for k in turned)):
+        for position, edge in enumerate(graph.edges[k]):
+            if edge[0] not in touched or (k in members and position in (bias, weight)):
+                continue
+            if edge[0] in turned or (k in nodes and edge in own):
                 return None
     if any(k in nodes for k, _ in own):
         return None
@@ -147,7 +159,7 @@ def _own_operands(graph: Graph, group: Sequence[int], nodes: set[int]) -> tuple[
 def _in_order_of_rows(graph: Graph, group: Sequence[int]) -> list[int] | None:
     """The products from the longest to the shortest, which is the order of packed rows, read from either end."""
     members = set(group)
-    order = [k for k in graph.leaves_first if k in members]
+    order = sorted(members, key=graph.place.__getitem__)
     sizes = [graph.shape((k, 0))[0] for k in order]
     if sizes[0] < sizes[-1]:
         order, sizes = order[::-1], sizes[::-1]
@@ -156,43 +168,62 @@ def _in_order_of_rows(graph: Graph, group: Sequence[int]) -> list[int] | None:
 
 def _between(graph: Graph, members: set[int]) -> set[int] | None:
     """The products and all on the ways from one to another; None where something else lies there."""
+    places = [graph.place[k] for k in members]
+    between = graph.leaves_first[min(places) : max(places) + 1]
     above, below = set[int](), set[int]()
-    for k in graph.leaves_first:
-        if any(child in members or child in above for child, _ in graph.edges[k]):
-            above.add(k)
-    for k in reversed(graph.leaves_first):
+    for k in between:
+        for child, _ in graph.edges[k]:
+            if child in members or child in above:
+                above.add(k)
+                break
+    for k in reversed(between):
         if k in members or k in below:
-            below.update(child for child, _ in graph.edges[k])
+            below.update([child for child, _ in graph.edges[k]])
     nodes = (above & below) | members
     return nodes if all(k in members or graph.names[k] in INSIDE for k in nodes) else None
 
 
-def _closed(graph: Graph, nodes: set[int]) -> bool:
-    """Add what follows up to joined rows, and the parts of what is read; False where more leaves than is expected.
+def _closed(graph: Graph, nodes: set[int]) -> tuple[set[int], set[int]] | None:
+    """Add what follows up to joined rows, and the parts of what is read; None where more leaves than is expected.
 
-    Rows of several times leave joined, and states of the last time as they are (read from the end).
+    What leaves is returned: rows of several times joined, and states of the last time as they are (read from the end).
     """
     ends, last = set[int](), set[int]()
     joins = [k for k in nodes if graph.names[k] == JOINED]
-    for k in graph.leaves_first:
-        left = [edge for edge in graph.edges[k] if edge[0] in nodes] if k not in nodes else []
-        if left and graph.names[k] in INSIDE:
-            (ends if graph.names[k] == JOINED else nodes).add(k)
-        elif left:
-            last.update(child for child, _ in left)
-            if len(last) > _STATES or any(output for _, output in left):
-                return False
-    if any(saved_int(graph.nodes[k], "dim") != 0 for k in (*joins, *ends)):
-        return False
+    todo = list(nodes)
+    while todo:
+        k = todo.pop()
+        for reader in graph.readers[k]:
+            if reader in nodes or reader in ends:
+                continue
+            if graph.names[reader] == JOINED:
+                ends.add(reader)
+            elif graph.names[reader] in INSIDE:
+                nodes.add(reader)
+                todo.append(reader)
+            else:
+                last.add(k)
+                if any(child == k and output for child, output in graph.edges[reader]):
+                    return None
+    if len(last) > _STATES or any(saved_int(graph.nodes[k], "dim") != 0 for k in (*joins, *ends)):
+        return None
     if any(child >= 0 and child not in nodes for k in ends for child, _ in graph.edges[k]):
-        return False
-    read, read_elsewhere = set[int](), set[int]()
-    for k in reversed(graph.leaves_first):
-        if k in read and k not in read_elsewhere and graph.names[k] in PARTS:
-            nodes.add(k)
-        (read if k in nodes else read_elsewhere).update(child for child, _ in graph.edges[k])
-    nodes |= ends.union(*(_padding(graph, k) for k in ends))
-    return True
+        return None
+    nodes |= _parts_of_read(graph, nodes) | ends
+    return ends, last
+
+
+def _parts_of_read(graph: Graph, nodes: set[int]) -> set[int]:
+    """Parts that only the chain reads, and parts of what only they read."""
+    found, todo = set[int](), list(nodes)
+    while todo:
+        for child, _ in graph.edges[todo.pop()]:
+            if child < 0 or child in nodes or child in found or graph.names[child] not in PARTS:
+                continue
+            if all(reader in nodes or reader in found for reader in graph.readers[child]):
+                found.add(child)
+                todo.append(child)
+    return found
 
 
 def _padding(graph: Graph, joined: int) -> set[int]:
@@ -211,7 +242,7 @@ def _padding(graph: Graph, joined: int) -> set[int]:
 
 def _readers(graph: Graph, read: set[int], name: str) -> set[int]:
     """The nodes that read some others, if all are of one kind; else none."""
-    found = {k for k, edges in enumerate(graph.edges) if any(child in read for child, _ in edges)}
+    found = {reader for k in read for reader in graph.readers[k]}
     return found if all(graph.names[k] == name for k in found) else set()
 
 
@@ -250,6 +281,6 @@ def _contracted(graph: Graph, chains: Sequence[_Chain]) -> Graph:
 
 
 def _steps(graph: Graph, chain: _Chain, ends: Sequence[int]) -> Recurrence:
-    several = (chain.products, chain.parts, chain.nodes, ends)
-    products, parts, inner, left = ([graph.nodes[k] for k in some] for some in several)
-    return Recurrence(products, graph.nodes[chain.entry], parts, inner, left)
+    several = (chain.products, chain.parts, chain.nodes, ends, chain.left)
+    products, parts, inner, seen, left = ([graph.nodes[k] for k in some] for some in several)
+    return Recurrence(products, graph.nodes[chain.entry], parts, inner, seen, left, chain.slots)

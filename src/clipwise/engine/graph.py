@@ -83,16 +83,36 @@ class Graph:
         """Node positions ordered so that every node comes after all it was computed from."""
         order: list[int] = []
         done = [False] * len(self.nodes)
-        stack = [(0, False)]
+        stack = [0]
         while stack:
-            k, expanded = stack.pop()
-            if expanded:
-                order.append(k)
+            k = stack.pop()
+            if k < 0:  # all below it is done
+                order.append(~k)
             elif not done[k]:
                 done[k] = True
-                stack.append((k, True))
-                stack.extend((child, False) for child, _ in self.edges[k] if child >= 0 and not done[child])
+                stack.append(~k)
+                for child, _ in self.edges[k]:
+                    if child >= 0 and not done[child]:
+                        stack.append(child)
         return order
+
+    @cached_property
+    def place(self) -> list[int]:
+        """Where each node is in that order."""
+        found = [0] * len(self.nodes)
+        for place, k in enumerate(self.leaves_first):
+            found[k] = place
+        return found
+
+    @cached_property
+    def readers(self) -> list[list[int]]:
+        """The nodes that read each node, once each."""
+        found: list[list[int]] = [[] for _ in self.nodes]
+        for k, edges in enumerate(self.edges):
+            for child, _ in edges:
+                if child >= 0 and (not found[child] or found[child][-1] != k):
+                    found[child].append(k)
+        return found
 
 
 def refuse_nested(graph: Graph) -> None:

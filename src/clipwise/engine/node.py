@@ -64,17 +64,33 @@ class _Rows(NamedTuple):
     is_nested_tensor: bool = False
 
 
+class Slots(NamedTuple):
+    """Which rows of a folded layer belong together (`slots.py`): the slots of its rows."""
+
+    rows: Tensor  # of the products of all times, one below the other
+    left: Tensor  # of the values that leave it, one below the other
+
+
 class Recurrence:
     """The products of all times, and that of what they read, as one node in place of those of torch (`fold.py`).
 
-    Its first output are the rows of the products; the others are the values that leave the chain. Its inputs are bias
-    and weight of the products, bias and weight of the entry, and what the entry reads; without biases three of them.
+    Its first output are the rows of the products; the others are the values that leave the chain. Its inputs are what
+    the entry reads, bias and weight of the products, and bias and weight of the entry; without biases three of them.
+    `left` are the values that leave it before they are padded; `slots` tell which rows belong together, if it is known.
     """
 
     def __init__(
-        self, products: Sequence[Node], entry: Node, parts: Sequence[Node], inner: Sequence[Node], ends: Sequence[Node]
+        self,
+        products: Sequence[Node],
+        entry: Node,
+        parts: Sequence[Node],
+        inner: Sequence[Node],
+        ends: Sequence[Node],
+        left: Sequence[Node],
+        slots: Slots | None,
     ) -> None:
         self.products, self.entry, self.parts, self.inner, self.ends = products, entry, parts, inner, ends
+        self.left, self.slots = left, slots
         first = output_meta(products[0])
         rows = _Rows((output_meta(entry).shape[0], first.shape[1]), first.dtype)
         self._input_metadata: Sequence[Meta] = [rows, *(output_meta(end) for end in ends)]

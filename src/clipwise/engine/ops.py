@@ -121,9 +121,11 @@ TABLE = (
     _product("ConvolutionBackward0", conv.convolution, ImageProduct(0, 1)),
     Op("ConvolutionBackwardBackward0", autograd.by_autograd, routing=routes.samples_first),
     # Recurrent layers in one kernel.
-    _product("MkldnnRnnLayerBackward0", recurrent.lstm, RecurrentProduct(0, 1), recurrent.STATES, recurrent.PULLED),
+    _product("MkldnnRnnLayerBackward0", recurrent.lstm, RecurrentProduct(0, 1), recurrent.STATES,
+             recurrent.PULLED_STATES),
     # A recurrent layer without one, over packed sequences (`fold.py`).
-    Op(RECURRENCE, recurrent.steps, entry=BatchEntry.INDEX, joined=recurrent.PACKED_ROWS),
+    Op(RECURRENCE, recurrent.steps, entry=BatchEntry.INDEX, joined=recurrent.PACKED_ROWS,
+       backward=recurrent.PULLED_ROWS),
     # Normalization.
     Op("NativeLayerNormBackward0", norm.layer_norm, entry=BatchEntry.ROWWISE, routing=routes.layer_norm,
        passing=passing.layer_norm),
@@ -292,12 +294,17 @@ def is_live(graph: Graph, k: int) -> bool:
     return op_of(graph.names[k]).is_live or autograd.is_opaque(graph, k)
 
 
-def _edges(graph: Graph, k: int, whole: bool) -> list[GradientEdge | Tensor]:
-    """Of the outputs of a node that are asked for their gradients."""
-    if graph.names[k] == RECURRENCE:
+def outputs_of(graph: Graph, k: int) -> range:
+    """The numbers of all outputs of a node; the first of a folded layer are its rows, which nobody else reads."""
+    return range(int(graph.names[k] == RECURRENCE), len(output_metas(graph.nodes[k])))
+
+
+def edges_of(graph: Graph, k: int, whole: bool = False) -> list[GradientEdge | Tensor]:
+    """Of the outputs of a node that are asked for their gradients; `whole`: of all that are read by others."""
+    if graph.names[k] == RECURRENCE and not whole:
         return [GradientEdge(product, 0) for product in (*graph.nodes[k].products, *graph.nodes[k].parts)]
-    count = len(output_metas(graph.nodes[k])) if whole or op_of(graph.names[k]).joined is not None else 1
-    return [graph.gradient_edge((k, output)) for output in range(count)]
+    several = whole or op_of(graph.names[k]).joined is not None
+    return [graph.gradient_edge((k, output)) for output in (outputs_of(graph, k) if several else range(1))]
 
 
 def gradients_at(
@@ -310,7 +317,7 @@ def gradients_at(
     whole: Collection[int] = (),
 ) -> list[Gradients]:
     """The gradients of nodes, each of the outputs that count, of some nodes all; None where nothing arrives."""
-    ends = [_edges(graph, k, k in whole) for k in nodes]
+    ends = [edges_of(graph, k, k in whole) for k in nodes]
     if not starts:
         return [tuple(None for _ in edges) for edges in ends]
     found = iter(differentiate(starts, list(chain.from_iterable(ends)), cotangents, keep=keep))

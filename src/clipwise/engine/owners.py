@@ -9,13 +9,12 @@ from torch import Tensor
 
 from clipwise.engine.grams import same_memory
 from clipwise.engine.graph import NO_EDGE, Graph
-from clipwise.engine.layout import Probe, Scattered, all_finite, owners_by_digits, peaks
+from clipwise.engine.layout import Layout, Probe, Scattered, all_finite, owners_by_digits, peaks
+from clipwise.engine.leaps import UNKNOWN, Shown, Told
 from clipwise.engine.node import Node, Recurrence, output_meta, saved_floats, saved_or
 from clipwise.engine.plan import GraphPlan
 from clipwise.engine.probing import AutogradProber
 from clipwise.engine.refusals import mixing
-
-_UNKNOWN = -1
 
 
 class StalePlan(Exception):
@@ -32,34 +31,45 @@ class Owners:
 
     def moved_rows(self) -> dict[int, Tensor]:
         """Rows may move between samples by data: read the owners of scattered ones, test every other layout."""
-        probes = self._probes()
+        shown = self._shown()
+        nobody = int((~torch.isfinite(self.losses)).to(torch.uint8).argmax())  # whose rows are that show nothing
         owners: dict[int, Tensor] = {}
         known: dict[int, Tensor] = {}  # the same, of all meetings, as far as a gradient shows it
         for meeting in self.plan.meetings:
             if not meeting.layouts:
                 continue
-            probe, gradient = probes[meeting.node], probes[meeting.node].plain
-            layout, shape = meeting.layouts[0], gradient.shape
-            if isinstance(layout, Scattered):
-                read = owners_by_digits(probe, layout.axis)
-                if read is None:
-                    raise StalePlan
-                owners[meeting.node] = read
-                arrived = peaks(gradient, layout.axis)[0] > 0
-                known[meeting.node] = torch.where(arrived, read, _UNKNOWN)
+            layout, found = meeting.layouts[0], shown[meeting.node]
+            if not isinstance(layout, Scattered):
+                known[meeting.node] = self._expected(layout, found)
                 continue
-            if not layout.fits(shape, self.batch_size):
-                raise StalePlan
-            expected = layout.owners(shape, self.batch_size)
-            if not probe.agrees(expected, layout.axis):
-                raise StalePlan
-            known[meeting.node] = expected
+            read = found.owners if isinstance(found, Told) else _read(found, layout.axis)
+            known[meeting.node] = read
+            owners[meeting.node] = torch.where(read == UNKNOWN, nobody, read)
         self._refuse_two_samples_in_one_loss(known)
         return owners
 
-    def _probes(self) -> Mapping[int, Probe]:
-        """Probes of all meetings; past what is not finite, which would hide whose it is."""
+    def _expected(self, layout: Layout, shown: Probe | Told) -> Tensor:
+        """The owners that a layout says, if nothing contradicts."""
+        shape = shown.plain.shape
+        if not layout.fits(shape, self.batch_size):
+            raise StalePlan
+        expected = layout.owners(shape, self.batch_size)
+        if isinstance(shown, Told):
+            told = shown.owners.to(expected.device)
+            agrees = layout.axis == 0 and bool(((told == UNKNOWN) | (told == expected)).all())
+        else:
+            agrees = shown.agrees(expected, layout.axis)
+        if not agrees:
+            raise StalePlan
+        return expected
+
+    def _shown(self) -> Shown:
+        """What all meetings show; past what is not finite, which would hide whose it is."""
         prober, nodes = AutogradProber(self.losses, self.graph), [meeting.node for meeting in self.plan.meetings]
+        shown = None if self.plan.leaps is None else prober.leaping(nodes, self.plan.leaps)
+        if shown is not None and not any(isinstance(s, Probe) and self._hides_whose(k, s) for k, s in shown.items()):
+            self.gradients.update((k, found.plain) for k, found in shown.items())
+            return shown
         gradients = prober.gradients(nodes)
         self.gradients.update(zip(nodes, gradients, strict=True))
         found = dict(prober.beside(nodes, gradients))
@@ -76,20 +86,20 @@ class Owners:
     def _refuse_two_samples_in_one_loss(self, known: Mapping[int, Tensor]) -> None:
         """The same data met twice must belong to the same samples, else a loss is computed from two of them."""
         seen: list[tuple[Tensor, int, Tensor | None]] = []
-        for node, owners, data in self._read(known):
-            samples = owners[owners != _UNKNOWN].unique().numel()
+        for node, owners, data in self._data(known):
+            samples = owners[owners != UNKNOWN].unique().numel()
             for before, its_samples, its_data in seen:
                 fewest = min(samples, its_samples)
                 whole = fewest == self.batch_size and not self.plan.indexed  # all samples, and nothing reordered them
                 if before.shape != owners.shape or not (whole or _same(data, its_data, copies=fewest > 1)):
                     continue
-                both = (before != _UNKNOWN) & (owners != _UNKNOWN)
+                both = (before != UNKNOWN) & (owners != UNKNOWN)
                 if bool((both & (before != owners)).any()):
                     name = self.graph.names[node]
                     raise mixing(self.graph, name, "the same data is read for two different samples")
             seen.append((owners, samples, data))
 
-    def _read(self, known: Mapping[int, Tensor]) -> Iterator[tuple[int, Tensor, Tensor | None]]:
+    def _data(self, known: Mapping[int, Tensor]) -> Iterator[tuple[int, Tensor, Tensor | None]]:
         """Whose rows of data each meeting reads, and the data. A folded layer reads its rows, and its first state."""
         for k, owners in known.items():
             node = self.graph.nodes[k]
@@ -99,8 +109,16 @@ class Owners:
                 yield k, owners, _data_of(node)
                 continue
             yield k, owners[: output_meta(node.products[0]).shape[0]], None
-            if self.graph.edges[k][-1] == NO_EDGE:
+            if self.graph.edges[k][0] == NO_EDGE:
                 yield k, owners, _data_of(node.entry)
+
+
+def _read(probe: Probe, axis: int) -> Tensor:
+    """The owners of scattered rows, as far as a gradient shows them."""
+    owners = owners_by_digits(probe, axis)
+    if owners is None:
+        raise StalePlan
+    return torch.where(peaks(probe.plain, axis)[0] > 0, owners, UNKNOWN)
 
 
 def _data_of(node: Node) -> Tensor | None:

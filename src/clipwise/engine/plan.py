@@ -20,6 +20,7 @@ from clipwise.engine.chains import Chain, chain_of, is_simple
 from clipwise.engine.compiled import may_hold
 from clipwise.engine.graph import Edge, Graph
 from clipwise.engine.layout import Layout, Probe, Scattered, all_finite
+from clipwise.engine.leaps import Shown, confirmed, stages_between_layers
 from clipwise.engine.node import COMPILED, LEAF, RECURRENCE, REENTRANT, at_hand, output_meta
 from clipwise.engine.ops import BatchEntry, is_live, op_of, rule_of
 from clipwise.engine.origin import Evidence, Origin
@@ -40,6 +41,10 @@ class Prober(Protocol):
 
     def passing(self, nodes: Sequence[int]) -> Mapping[int, Probe]:
         """The same, past everything that lets no gradient through."""
+        ...
+
+    def leaping(self, nodes: Sequence[int], when: Stages) -> Shown | None:
+        """What nodes show to colours that leap over folded layers."""
         ...
 
 
@@ -97,6 +102,7 @@ class GraphPlan:
     data_meetings: frozenset[int]  # meetings with data that is not computed from parameters
     indexed: bool  # some node moves values computed from the batch by an index
     stages: Stages  # the parts of the backward pass between meetings whose rule goes on by itself
+    leaps: Stages | None  # the parts of a pass with colours between folded layers; None where it goes through them
 
     @property
     def must_keep(self) -> bool:
@@ -207,7 +213,15 @@ class Planner:
         routed = self._is_routed(met, moves)  # probes give the gradients of all meetings
         inner = (meeting.node for meeting in met if meeting.layouts and not meeting.end and not routed)
         when = stages(self.graph, {k for k in inner if is_stop(self.graph, k, is_batch)}, is_batch)
-        return self._bind(met, moves, shared, routed, when)
+        return self._bind(met, moves, shared, routed, when, self._leaps(met, probe, probes, is_batch))
+
+    def _leaps(
+        self, met: Sequence[Meeting], probe: Prober, probes: Mapping[int, Probe], is_batch: Callable[[int], bool]
+    ) -> Stages | None:
+        """The stages of colours that leap over folded layers, if they tell what others tell."""
+        when = stages_between_layers(self.graph, {meeting.node for meeting in met if meeting.layouts}, is_batch)
+        shown = None if when is None else probe.leaping([meeting.node for meeting in met], when)
+        return when if shown is not None and confirmed(shown, probes) else None
 
     def _is_batch_in(self, states: Sequence[_State]) -> Callable[[int], bool]:
         return lambda k: states[k] is _State.BATCH
@@ -383,6 +397,7 @@ class Planner:
         shared: tuple[int, ...],
         routed: bool,
         when: Stages,
+        leaps: Stages | None,
     ) -> GraphPlan:
         roots: dict[int, dict[Edge, None]] = {}
         chains: dict[Edge, Chain] = {}
@@ -427,6 +442,7 @@ class Planner:
             data_meetings=frozenset(m.node for m in meetings if self.entries[m.node] is not _Entry.NO),
             indexed=any(op_of(self.graph.names[k]).by_index for k in moves),
             stages=when,
+            leaps=leaps,
             entries=tuple(
                 (k, pattern(self.graph, k))
                 for k, entry in self.entries.items()

@@ -26,9 +26,11 @@ from clipwise.engine.layout import (
     owners_by_digits,
     peaks,
 )
+from clipwise.engine.leaps import Leaps, Shown
 from clipwise.engine.node import LEAF, Node
 from clipwise.engine.ops import Gradients, as_one, gradients_at, op_of
 from clipwise.engine.passing import Passing
+from clipwise.engine.stages import Stages
 
 
 class AutogradProber:
@@ -62,6 +64,10 @@ class AutogradProber:
                 if name != LEAF:
                     stack.callback(node.register_hook(_Passing(node, op_of(name).passing)).remove)
             return self(nodes)
+
+    def leaping(self, nodes: Sequence[int], when: Stages) -> Shown | None:
+        """What nodes show to colours that leap over folded layers; None where they must go all the way."""
+        return Leaps(self._losses, self._graph, when, self._colours, self._palette).run(nodes)
 
     def _gradients(self, nodes: Sequence[int], cotangent: Tensor) -> list[Tensor]:
         return self._filled(nodes, self._each(nodes, cotangent))

@@ -68,10 +68,12 @@ class Handed:
         self._graph, self._when = graph, when
         self._held: dict[Edge, Tensor] = {}
 
-    def starts(self, losses: Tensor, stage: int) -> tuple[list[GradientEdge | Tensor], list[Tensor]]:
-        """Where a stage begins, and the gradients there."""
+    def starts(
+        self, losses: Tensor, stage: int, cotangent: Tensor | None = None
+    ) -> tuple[list[GradientEdge | Tensor], list[Tensor]]:
+        """Where a stage begins, and the gradients there; of the losses they are ones, or those given."""
         if stage == 0:
-            return [losses], [torch.ones_like(losses)]
+            return [losses], [torch.ones_like(losses) if cotangent is None else cotangent]
         edges = [edge for edge in self._held if self._when.of.get(edge[0]) == stage]
         return [self._graph.gradient_edge(edge) for edge in edges], [self._held.pop(edge) for edge in edges]
 

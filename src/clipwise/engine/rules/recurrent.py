@@ -145,10 +145,20 @@ class _Layer:
         return found.flatten(2), hidden, cell
 
 
-class Pulled:
+class Pulled(Protocol):
+    """The gradients of some inputs of a node, from those of its outputs."""
+
+    positions: tuple[int, ...]
+
+    def __call__(self, node: Node, samples: Samples, joined: Tensor) -> dict[int, Tensor]:
+        """By position among the inputs of the node."""
+        ...
+
+
+class PulledStates:
     """The gradients of the inputs of a fused layer, from those of its outputs."""
 
-    positions = (0, 5, 6)  # what it reads, and its first states
+    positions: tuple[int, ...] = (0, 5, 6)  # what it reads, and its first states
 
     def __call__(self, node: Node, samples: Samples, joined: Tensor) -> dict[int, Tensor]:
         """By position among the inputs of the node."""
@@ -160,7 +170,21 @@ class Pulled:
         }
 
 
-PULLED = Pulled()
+PULLED_STATES = PulledStates()
+
+
+class PulledRows:
+    """The gradients of the rows that a folded layer reads, from those of its products."""
+
+    positions: tuple[int, ...] = (0,)
+
+    def __call__(self, node: Node, samples: Samples, joined: Tensor) -> dict[int, Tensor]:
+        """Those of the product of all rows that are read are on the right."""
+        weight: Tensor = saved(node.entry, "mat2")
+        return {0: joined[:, -weight.shape[1] :] @ weight.t()}
+
+
+PULLED_ROWS = PulledRows()
 
 
 def _layer(node: Node, samples: Samples) -> _Layer:
@@ -198,9 +222,9 @@ def steps(operand: Operand, samples: Samples) -> Finish:
     kinds = 2 if len(operand.graph.edges[operand.k]) == 5 else 1  # bias and weight, or weight
     if samples.axis != 0:
         raise carries_batch(operand, "samples lie along the columns of a product of rows")
-    if position >= 2 * kinds:
+    if position == 0:
         raise unsupported(operand, "only weights and biases of a recurrent layer over packed sequences have a rule")
-    of_entry, of_weight = position >= kinds, position % kinds == kinds - 1
+    of_entry, of_weight = position > kinds, position % kinds == 0
     width, name = output_meta(node).shape[1], "mat1" if kinds == 2 else "self"
 
     def rows() -> Tensor:
