@@ -56,8 +56,8 @@ class Total:
     A product is added to it as it is formed, so a physical batch after the first needs neither memory for its own sum
     nor a pass to add it.
 
-    Guarantees: from `begin` to `end` it is `torn`. An error in between leaves a part of a batch in it, and whoever
-    holds it can tell.
+    Guarantees: from `begin` to `end` it is `torn`. An error in between leaves a part of a batch in it, which the
+    next user of it can see.
     """
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:

@@ -420,7 +420,7 @@ class Backward:
         common = factors(pairs[0][1])
         edges = list(dict.fromkeys(edge for edge, _ in pairs))
         parameters = sorted({parameter for _, parameter in pairs})
-        widened = [self._widened(edge, _added([use.weighted(common) for use in self.uses[edge]])) for edge in edges]
+        widened = [self._widened(edge, joint_weighted(self.uses[edge], common)) for edge in edges]
         for (k, _), grad in widened:
             if self.graph.names[k] == LEAF:  # autograd would round it to the parameter's dtype
                 _accumulate(sums, self.graph.leaf_parameter[k], grad)
@@ -443,10 +443,6 @@ def _dtype(graph: Graph, edge: Edge) -> torch.dtype:
 
 def _turned(gradients_B: Tensor, parameter: Tensor) -> Tensor:
     return gradients_B.reshape(gradients_B.shape[0], *parameter.shape)
-
-
-def _added(parts: Sequence[Tensor]) -> Tensor:
-    return sum(parts[1:], parts[0])
 
 
 def _accumulate(sums: dict[int, Tensor], parameter: int, part: Tensor) -> None:

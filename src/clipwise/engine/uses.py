@@ -125,7 +125,7 @@ class Dense(Use):
 
     def add_weighted(self, factors_B: Tensor, total: Tensor) -> None:
         """In one pass over the gradients and the sum."""
-        if self._gradients.dtype != total.dtype:
+        if not _takes(total, self._gradients):
             super().add_weighted(factors_B, total)
         else:
             rows = self._gradients.reshape(self.batch_size, -1)
@@ -251,7 +251,7 @@ class Outer(Use):
     def add_weighted(self, factors_B: Tensor, total: Tensor) -> None:
         """The product is added as it is formed."""
         left, right = self._scaled(factors_B)
-        if left.dim() != 2 or left.dtype != total.dtype or _is_narrow(left, right):
+        if left.dim() != 2 or not _takes(total, left) or _is_narrow(left, right):
             super().add_weighted(factors_B, total)
         else:
             total.view(left.shape[1], right.shape[1]).addmm_(left.t(), right)
@@ -331,6 +331,11 @@ class Gathered(Use):
 
     def without(self, bad_B: Tensor) -> Use:
         return Gathered(self.index, _zeroed(self.right, bad_B), self.shape, self.rows, padded=self.padded)
+
+
+def _takes(total: Tensor, part: Tensor) -> bool:
+    """Whether products of `part` can be added in any view of a sum."""
+    return total.dtype == part.dtype and total.is_contiguous()
 
 
 def _is_narrow(left: Tensor, right: Tensor) -> bool:

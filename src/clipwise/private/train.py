@@ -240,8 +240,8 @@ class Private:
     def backward(self, losses: Tensor) -> None:
         """Add the clipped gradients of a physical batch to the sum of the logical one. Nothing is released.
 
-        An error leaves everything as it was, so the same batch can be tried again. After one in the middle of the
-        addition itself (an interrupt, no memory) the logical batch is dropped, which the next call says.
+        An error leaves everything as it was, so the same batch can be tried again; one in the addition itself (an
+        interrupt) has the logical batch dropped, as the next call says.
         """
         self._checks.pause()
         with none_watching():  # of another run in the same loop
@@ -250,8 +250,7 @@ class Private:
                 step, fit = self._position.done, self._fit
                 self._release.guard.begun = True
                 self._batch.check(losses, step)
-                style = self.style
-                self._release.prepare(style)
+                self._release.prepare(style := self.style)
                 evidence = self._checks.close(losses, fit.places, fit.tensors)
                 clipped = self._clip(losses, style, evidence, onto=self._batch.total)
                 self._checks.accept(step)

@@ -19,10 +19,10 @@ from clipwise.private.evidence.closure import LossFn
 from clipwise.private.fit import Fit
 from clipwise.private.position import Position
 
-__all__ = ["Clip", "ExactNorms", "Given", "Norms", "norms_of"]
+__all__ = ["Clipping", "ExactNorms", "Given", "Norms", "norms_of"]
 
 
-class Clip(Protocol):
+class Clipping(Protocol):
     """Losses -> norms -> clipped sum."""
 
     def __call__(self, losses: Tensor, style: Style, evidence: Evidence, /, *, onto: Total | None) -> Clipped[Any]:
@@ -47,7 +47,7 @@ class Given:
 class Norms(Protocol):
     """How the norms of a batch are found."""
 
-    def bind(self, fit: Fit) -> Clip:
+    def bind(self, fit: Fit) -> Clipping:
         """What clips the losses of these parameters."""
         ...
 
@@ -62,7 +62,7 @@ class ExactNorms:
     def __init__(self, model: nn.Module, loss_fn: LossFn | None, memory: int | None) -> None:
         self._model, self._loss_fn, self._memory = model, loss_fn, memory
 
-    def bind(self, fit: Fit) -> Clip:
+    def bind(self, fit: Fit) -> Clipping:
         """The engine, for these parameters."""
         return Clipper(fit.named, self._memory)
 
