@@ -1,16 +1,19 @@
 """Recurrent layers over packed sequences beside a loop over samples and the plain step, with other lengths every time.
 
-Run with `python -m benchmarks.packed [--rounds 15] [WIDTH ...]`. Ratios are medians over rounds, in which all take
-their turns on the same batch. The processor's time is counted, so OMP_NUM_THREADS=1 tells most on a busy machine.
+`python -m benchmarks.packed` writes packed.json and a part of README.md. Ratios are medians over rounds, in which all
+take their turns on the same batch; it needs a quiet machine.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
 from statistics import median
-from time import process_time
+from time import perf_counter
 from typing import NamedTuple
 
 import torch
@@ -18,9 +21,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from benchmarks.measure import Json
+from benchmarks.report import header, row
 from clipwise import Abadi
 from clipwise.engine import clipped_gradients
+from papers.pages import BENCHMARKS, put
 
+HERE = Path(__file__).parent
+THREADS, WIDTHS = 2, (64, 256)
 BATCH, SHORTEST, LONGEST, WORDS = 32, 5, 40, 100
 RULE = Abadi(1.0)
 
@@ -110,14 +118,14 @@ def loop(model: Model, batch: Batch) -> None:
 
 
 def seconds(step: Callable[[Model, Batch], None], model: Model, batch: Batch) -> float:
-    """Of the processor."""
-    begin = process_time()
+    """On the clock."""
+    begin = perf_counter()
     step(model, batch)
-    return process_time() - begin
+    return perf_counter() - begin
 
 
-def measure(case: Case, width: int, rounds: int) -> str:
-    """A row of the table."""
+def measure(case: Case, width: int, rounds: int) -> Json:
+    """Milliseconds of the clipped sum, and its ratios to the loop over samples and to the plain step."""
     torch.manual_seed(0)
     model = Model(case, width)
     for _ in range(3):
@@ -126,20 +134,40 @@ def measure(case: Case, width: int, rounds: int) -> str:
     for _ in range(rounds):
         batch = drawn()
         each.append([seconds(step, model, batch) for step in (private, loop, plain)])
-    to_loop, to_plain = (median(times[0] / times[other] for times in each) for other in (1, 2))
-    return f"| {case} | {width} | {1e3 * median(times[0] for times in each):.0f} | {to_loop:.2f} | {to_plain:.2f} |"
+    to_loop, to_plain = (round(median(times[0] / times[other] for times in each), 3) for other in (1, 2))
+    milliseconds = round(1e3 * median(times[0] for times in each), 1)
+    return {"layer": str(case), "width": width, "ms": milliseconds, "to_loop": to_loop, "to_plain": to_plain}
+
+
+def tables(found: Json) -> str:
+    """The part of the page."""
+    lines = [
+        f"`python -m benchmarks.packed` on {found['date']}, torch {found['torch']}, {found['threads']} threads, no "
+        f"GPU; medians of {found['rounds']} ratios in turns, wall time. An embedding, recurrent layers and a head, "
+        f"batch {BATCH}, other lengths from {SHORTEST} to {LONGEST} every time. The clipped sum, and its ratios to that "
+        "of a loop over samples and to the plain step.",
+        "",
+        *header("layer", "width", "ms", "to the loop", "to the plain step"),
+    ]
+    for each in found["rows"]:
+        ratios = f"{each['to_loop']:.2f}", f"{each['to_plain']:.2f}"
+        lines.append(row(each["layer"], str(each["width"]), f"{each['ms']:.1f}", *ratios))
+    return "\n".join(lines) + "\n"
 
 
 def main() -> None:
-    """Print a table."""
+    """Measure, and write the table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("widths", nargs="*", type=int, default=[64, 256])
-    parser.add_argument("--rounds", type=int, default=15)
-    args = parser.parse_args()
-    print("| layer | width | ms | to the loop | to the plain step |\n| --- | --- | --- | --- | --- |")
-    for width in args.widths:
-        for case in CASES:
-            print(measure(case, width, args.rounds), flush=True)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--tables", action="store_true", help="only write the table again")
+    options = parser.parse_args()
+    path = HERE / "packed.json"
+    if not options.tables:
+        torch.set_num_threads(THREADS)
+        rows = [measure(case, width, options.rounds) for width in WIDTHS for case in CASES]
+        about = {"date": date.today().isoformat(), "torch": torch.__version__, "threads": THREADS}
+        path.write_text(json.dumps({**about, "rounds": options.rounds, "rows": rows}, indent=1) + "\n", "utf-8")
+    put(BENCHMARKS, "packed", tables(json.loads(path.read_text(encoding="utf-8"))))
 
 
 if __name__ == "__main__":

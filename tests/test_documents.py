@@ -29,6 +29,7 @@ from benchmarks import (
     kills,
     noise,
     ntk,
+    packed,
     reliability,
     report,
 )
@@ -285,6 +286,7 @@ PARTS: dict[tuple[Path, str], Callable[[str], str]] = {
     (BENCHMARKS, "noise"): lambda _: noise.tables(kept("benchmarks/noise.json")),
     (BENCHMARKS, "correlated"): lambda _: correlated.tables(kept("benchmarks/correlated.json")),
     (BENCHMARKS, "full"): lambda _: full.tables(kept("benchmarks/full.json")),
+    (BENCHMARKS, "packed"): lambda _: packed.tables(kept("benchmarks/packed.json")),
 }
 """What stands between marks in a page, by page and name, and what makes it from kept numbers."""
 
