@@ -144,8 +144,8 @@ def tables(found: Json) -> str:
     lines = [
         f"`python -m benchmarks.packed` on {found['date']}, torch {found['torch']}, {found['threads']} threads, no "
         f"GPU; medians of {found['rounds']} ratios in turns, wall time. An embedding, recurrent layers and a head, "
-        f"batch {BATCH}, other lengths from {SHORTEST} to {LONGEST} every time. The clipped sum, and its ratios to that "
-        "of a loop over samples and to the plain step.",
+        f"batch {BATCH}, other lengths from {SHORTEST} to {LONGEST} every time. The clipped sum, and its ratios to "
+        "that of a loop over samples and to the plain step.",
         "",
         *header("layer", "width", "ms", "to the loop", "to the plain step"),
     ]
