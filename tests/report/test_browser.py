@@ -155,6 +155,7 @@ def test_a_narrow_screen_shows_every_column_with_its_name(browser: Any, compared
     found.context.close()
 
 
+@pytest.mark.slow
 def test_a_tablet_shows_whole_tables(browser: Any, tmp_path: Path) -> None:
     found = Opened(browser, report.write(made_run(), tmp_path))
     for width in (721, 768, 900):
