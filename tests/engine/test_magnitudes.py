@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from clipwise.clipping import Abadi, Clip, Layerwise, Normalize
 from clipwise.engine import clipped_gradients, per_sample_norms
+from clipwise.engine.cost import Way
 from tests.zoo import named
 
 from .reference import flat_sum, loop_gradients, norms_of
@@ -161,3 +162,45 @@ def test_a_number_as_a_parameter_keeps_its_shape(batch: int) -> None:
     nn.init.ones_(model[1].gate)  # type: ignore[union-attr, arg-type]
     clipped = clipped_gradients(losses_of(model, torch.randn(batch, 4)), named(model), Abadi(1.0))
     assert {name: g.shape for name, g in clipped.gradients.items()} == {n: p.shape for n, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("width", [1024, 1025, 400_000])
+def test_norms_of_long_rows_of_equal_numbers_do_not_read_low(width: int, turned: bool) -> None:
+    """A running sum of float32 squares always rounds to the same side: 400 000 of them would read low by 2e-4."""
+    bias = nn.Parameter(torch.zeros(width))
+    for value in (0.1, 1 / 3, 0.7, 1.1):
+        x = torch.full((2, width), value) * torch.tensor([[1.0], [3.0]])
+        x = x.t().contiguous().t() if turned else x
+        clipped = clipped_gradients(((x + bias) * x).sum(1), [bias], Abadi(1.0))
+        torch.testing.assert_close(clipped.norms.double(), x.double().norm(dim=1), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("way", ["bookkeeping", "second_backward"])
+@pytest.mark.parametrize("magnitude", [1e18, 1e25, 1e35])
+@pytest.mark.parametrize("last", [float("nan"), float("inf"), 1e38, 1.0])
+def test_a_bad_record_does_not_make_others_bad(last: float, magnitude: float, way: Way) -> None:
+    """Whether gradients of 1e25 count must not depend on who is looked at: all of them would come or go with one."""
+    torch.manual_seed(0)
+    model, x = nn.Linear(4, 3), torch.rand(12, 4) * magnitude
+    x[-1] = last
+
+    def clipped(samples: Tensor) -> tuple[list[bool], Tensor]:
+        found = clipped_gradients(model(samples).sum(1), named(model), Abadi(1.0), way=way)
+        return found.bad.tolist(), flat_sum(found.gradients)
+
+    (bad, total), (others, without) = clipped(x), clipped(x[:-1])
+    assert bad[:-1] == others == [clipped(x[i : i + 1])[0][0] for i in range(11)]
+    assert (total - without).norm() <= 1 + 1e-5
+
+
+def test_norms_do_not_read_low_where_subnormal_numbers_are_zero() -> None:
+    """Many numbers of 1e-20, whose squares vanish, are a part of a length that 1e20 brings back."""
+    layer, x = nn.Linear(200_000, 1, bias=False), torch.full((2, 200_000), 1e-20)
+    x[:, 0] = 1.2e-17
+    torch.set_flush_denormal(True)
+    try:
+        norms = per_sample_norms(layer(x).squeeze(1) * 1e20, named(layer))
+    finally:
+        torch.set_flush_denormal(False)
+    torch.testing.assert_close(norms.double(), 1e20 * x.double().norm(dim=1), rtol=1e-5, atol=0)

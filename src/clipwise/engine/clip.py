@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +15,7 @@ from clipwise.engine.cache import ENGINE, NO_EVIDENCE, NothingFinite
 from clipwise.engine.cost import Way
 from clipwise.engine.graph import Graph, dense, differentiate, unrecorded
 from clipwise.engine.history import Planning
-from clipwise.engine.norms import bad_samples, negligible_norm, settled, working_dtype
+from clipwise.engine.norms import bad_samples, largest_norm, negligible_norm, settled, working_dtype
 from clipwise.engine.origin import Evidence
 from clipwise.engine.parameters import Parameters, Params, validate
 from clipwise.engine.precision import widened
@@ -180,12 +179,12 @@ def _several(
     dtype = working_dtype(losses, parameters.tensors)
     bad = None
     by_group, norms = _norms(squared, groups, losses)
-    clear = _all_clear(norms, losses, backward.doubt)
+    clear = _all_clear(norms, losses, dtype, backward.doubt)
     if not clear:
         backward.settle()
         by_group, norms = _norms(squared, groups, losses)
-        clear = _all_clear(norms, losses)
-    if not clear:  # or the sum of finite numbers overflowed: look at each
+        clear = _all_clear(norms, losses, dtype)
+    if not clear:  # or only their sum is beyond the bound: look at each
         if backward.norms_only:  # plain autograd would spread NaN: form the uses after all
             backward = ENGINE.backward(losses, parameters, evidence, keep=True, way="bookkeeping", groups=len(groups))
         squared = settled(backward, squared, losses)
@@ -206,13 +205,13 @@ def _several(
     return _record(parameters, style, norms.to(dtype), factors, bad, sums, own)
 
 
-def _all_clear(norms: Tensor, losses: Tensor, doubt: Tensor | None = None) -> bool:
-    """Whether all norms and losses are finite and none is in doubt: one question, so that a device is waited for once.
+def _all_clear(norms: Tensor, losses: Tensor, dtype: torch.dtype, doubt: Tensor | None = None) -> bool:
+    """Whether no sample is bad and no norm in doubt: one question, so that a device is waited for once.
 
-    Guarantees: no norm that is in doubt is used.
+    Guarantees: no norm that is in doubt is used, and no sample that is bad in other company.
     """
-    total = (norms + losses).sum()
-    return math.isfinite(float(total if doubt is None else total.masked_fill(doubt, torch.nan)))
+    total = (norms + losses.abs()).sum()  # a bound of each
+    return float(total if doubt is None else total.masked_fill(doubt, torch.nan)) <= largest_norm(dtype)
 
 
 def _by_second_backward(

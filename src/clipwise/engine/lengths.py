@@ -16,11 +16,20 @@ from torch import Tensor
 from clipwise.engine.graph import Edge
 
 _FEW = 1 << 15  # elements up to which float64 costs less than to look whether it is needed
-_FAINT = 1e-17  # lengths whose float32 squares begin to lose digits
+_FAINT = 1e-12  # lengths to which many numbers may add whose float32 squares are subnormal, or zero
+_LONG = 1 << 10  # numbers beyond which a running sum of float32 squares loses digits
 
 
 def lengths(tensor: Tensor) -> Tensor:
-    """Norms along the last axis."""
+    """Norms along the last axis.
+
+    Of long rows those of pieces come first: torch adds squares one after the other, and a million equal numbers would
+    read low by a thousandth.
+    """
+    if tensor.shape[-1] > _LONG and tensor.dtype != torch.float64:
+        whole, rest = tensor.tensor_split([tensor.shape[-1] // _LONG * _LONG], dim=-1)
+        pieces = torch.linalg.vector_norm(whole.unflatten(-1, (-1, _LONG)), dim=-1)
+        return lengths(torch.cat([pieces, torch.linalg.vector_norm(rest, dim=-1, keepdim=True)], dim=-1))
     norms: Tensor = torch.linalg.vector_norm(tensor, dim=-1)
     return norms
 

@@ -27,9 +27,14 @@ def negligible_norm(dtype: torch.dtype) -> float:
     return math.sqrt(numbers.tiny / numbers.eps)
 
 
+def largest_norm(dtype: torch.dtype) -> float:
+    """Beyond this the square of a norm is beyond `dtype`."""
+    return math.sqrt(torch.finfo(dtype).max)
+
+
 def bad_samples(norms: Tensor, losses: Tensor, dtype: torch.dtype) -> Tensor:
     """Samples whose loss or gradient is not finite, or whose squared norm is beyond what `dtype` holds."""
-    return ~((norms <= math.sqrt(torch.finfo(dtype).max)) & torch.isfinite(losses))
+    return ~((norms <= largest_norm(dtype)) & torch.isfinite(losses))
 
 
 def settled(backward: Backward, squared: Mapping[int, Tensor], losses: Tensor) -> dict[int, Tensor]:

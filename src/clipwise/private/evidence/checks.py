@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -69,6 +70,23 @@ class Seen:
         return self._checks.remembered(graph)
 
 
+class _Judged:
+    """Losses that were judged, and what was found: of the very tensor, with the history that it had."""
+
+    def __init__(self, losses: Tensor, findings: Findings) -> None:
+        self._losses, self._history, self.findings = weakref.ref(losses), _history(losses), findings
+
+    def are(self, losses: Tensor) -> bool:
+        """Whether these are the ones."""
+        return self._losses() is losses and _history(losses) == self._history
+
+
+def _history(losses: Tensor) -> tuple[int, int]:
+    """Differs after an operation in place."""
+    assert losses.grad_fn is not None
+    return losses._version, losses.grad_fn._sequence_nr()
+
+
 class Checks:
     """Watches forward passes: at the first steps, now and then, and whenever something new was met.
 
@@ -102,7 +120,7 @@ class Checks:
         self._held, self._device = 0.0, torch.device("cpu")  # bytes for each sample of a watched pass, and where
         self._few = False  # the last pass was one of few samples
         self._rigid = False  # shapes follow the records
-        self._findings: Findings | None = None  # of the pass that was just judged
+        self._judged: _Judged | None = None  # of the pass that is watched
         self._carried: set[float] = set()
         self._numbers: list[Pass] = []
         self._imports: list[int] | None = None  # tensors made of plain values in the last watched pass
@@ -232,14 +250,14 @@ class Checks:
         """Leave a forward pass that came to nothing."""
         if self._watch is not None:
             self._watch.stop()
-            self._watch = None
+            self._watch = self._judged = None
             self._again = True
 
     def block(self) -> None:
         """A watched pass was refused: until the next one, nothing is accepted."""
-        if self._watch is not None or self._findings is not None:
+        if self._watch is not None:
             self.abandon()
-            self._blocked, self._findings, self._wary = "the losses of this batch were refused", None, EARLY
+            self._blocked, self._wary = "the losses of this batch were refused", EARLY
 
     def lose(self) -> None:
         """The loop was left during a watched pass, such as by `next(iter(loader))`: its losses are not accepted."""
@@ -259,21 +277,26 @@ class Checks:
             return Seen(self, watch)  # refused by the engine
         if not watch.knows(memory_of(losses)):
             return self._not_seen()
+        if self._judged is not None:  # and the engine failed: there are no twins for other losses
+            if self._judged.are(losses):
+                return Seen(self, watch)
+            raise NotSeparable(f"other losses of the same forward pass were given before, and {_UNWATCHED}")
         graph = walk(losses, position, parameters)
         if not any(place >= 0 for place in graph.leaf_parameter.values()):
             return Seen(self, watch)  # refused by the engine
         self._held, self._device = sum(twin.nbytes for twin in watch.twins) / watch.records.size, losses.device
-        self._findings = judge(watch, losses, graph)
+        findings = judge(watch, losses, graph)
         self._look_at_numbers(watch, graph)
         self.memory.end(watch)
         self._carried.update(watch.traffic.values)
         self._learn(graph, watch)
+        self._judged = _Judged(losses, findings)
         watch.forget_twins()  # their memory is not held beside the engine's
         return Seen(self, watch)
 
     def _not_seen(self) -> Seen:
         """Losses from outside the watched pass, such as after an error was mended: once in a run, not every time."""
-        self._watch = None
+        self._watch = self._judged = None
         if self._forgiven:
             raise NotSeparable(f"this step is checked, and {_UNWATCHED}")
         self._forgiven = self._again = True
@@ -282,9 +305,10 @@ class Checks:
 
     def accept(self, step: int) -> None:
         """The engine has accepted the losses as well."""
-        findings, self._findings, self._watch = self._findings, None, None
-        if findings is None:
+        judged, self._judged, self._watch = self._judged, None, None
+        if judged is None:
             return
+        findings = judged.findings
         self._number += 1
         self._wary = max(0, self._wary - 1)
         self._again = self.memory.look_again
