@@ -240,8 +240,7 @@ class Private:
     def backward(self, losses: Tensor) -> None:
         """Add the clipped gradients of a physical batch to the sum of the logical one. Nothing is released.
 
-        An error leaves everything as it was, so the same batch can be tried again. After one in the middle of the
-        addition itself (an interrupt, no memory) the logical batch is dropped, which the next call says.
+        After an error the same losses can be given again; after one amid the addition the next call drops the batch.
         """
         self._checks.pause()
         with none_watching():  # of another run in the same loop
