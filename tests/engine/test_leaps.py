@@ -229,3 +229,14 @@ def test_a_function_of_the_users_above_what_is_also_read_elsewhere() -> None:
             lambda m, x, n: torch.cat([m.states(e := m.enter(x), n), Twice.apply(e).sum(1)], 1), model, lengths
         )
         assert_agrees_with_the_loop(losses, params, 1e-10)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_without_a_gradient_contradict_no_layout(kind: type[nn.RNNBase]) -> None:
+    """Rows of samples 0 1 0 0, the last of which nobody reads, may be taken for 0 1 0 1: nothing is lost by it."""
+    torch.manual_seed(0)
+    model = kind(3, 4).double()
+    for lengths in ([3, 1], [3, 1], [2, 2], [1, 3]):
+        packed = pack_padded_sequence(torch.randn(3, 2, 3).double(), torch.tensor(lengths), enforce_sorted=False)
+        losses = pad_packed_sequence(model(packed)[0])[0][:2].square().sum((0, 2))
+        assert_norms(losses, model)

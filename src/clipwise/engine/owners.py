@@ -49,14 +49,15 @@ class Owners:
         return owners
 
     def _expected(self, layout: Layout, shown: Probe | Told) -> Tensor:
-        """The owners that a layout says, if nothing contradicts."""
+        """The owners that a layout says, if no gradient contradicts."""
         shape = shown.plain.shape
         if not layout.fits(shape, self.batch_size):
             raise StalePlan
         expected = layout.owners(shape, self.batch_size)
         if isinstance(shown, Told):
             told = shown.owners.to(expected.device)
-            agrees = layout.axis == 0 and bool(((told == UNKNOWN) | (told == expected)).all())
+            arrived = (peaks(shown.plain, 0)[0] > 0).to(expected.device)
+            agrees = layout.axis == 0 and bool((~arrived | (told == expected)).all())
         else:
             agrees = shown.agrees(expected, layout.axis)
         if not agrees:

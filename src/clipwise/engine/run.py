@@ -1,8 +1,7 @@
 """One step through a plan: read the saved tensors, differentiate to the meetings, and answer from the uses.
 
-Backward stops at the nodes where parameters meet the batch, so no ordinary weight gradient is computed. What the rules
-need was saved by the forward pass and is read before backward frees it. Nothing is
-copied, and no hook is put on modules or parameters; a pre-hook on a node of the graph ends with the call.
+Backward stops at the nodes where parameters meet the batch, so no weight gradient is computed. What the rules need was
+saved by the forward pass and is read before it is freed. No hook on a node of the graph outlives the call.
 """
 
 from __future__ import annotations

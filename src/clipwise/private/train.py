@@ -240,8 +240,8 @@ class Private:
     def backward(self, losses: Tensor) -> None:
         """Add the clipped gradients of a physical batch to the sum of the logical one. Nothing is released.
 
-        An error leaves everything as it was, so the same batch can be tried again; one in the addition itself (an
-        interrupt) has the logical batch dropped, as the next call says.
+        After an error the same losses can be given again. After one amid the addition itself (an interrupt) the logical
+        batch is dropped, as the next call says.
         """
         self._checks.pause()
         with none_watching():  # of another run in the same loop

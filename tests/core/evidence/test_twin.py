@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from clipwise.engine import memory_of
 from clipwise.private.evidence import twin as module
@@ -181,3 +183,43 @@ def test_numbers_are_exchanged_in_pieces(piece: int, monkeypatch: pytest.MonkeyP
     with pair.exchanged():
         assert torch.equal(x, batch() + 5) and torch.equal(pair.of(x), batch())
     assert torch.equal(x, batch()) and torch.equal(pair.of(x), batch() + 5)
+
+
+class Full(TorchDispatchMode):
+    """Memory for so many tensors more."""
+
+    def __init__(self, room: int) -> None:
+        super().__init__()
+        self.room = room
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func._schema.name in ("aten::clone", "aten::empty") and out.numel():
+            self.room -= 1
+            if self.room < 0:
+                raise torch.OutOfMemoryError
+        return out
+
+
+@pytest.mark.parametrize("room", range(8))
+def test_without_memory_all_numbers_are_where_they_were(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guarantees: where there is no memory for it, all numbers are where they were."""
+    monkeypatch.setattr(module, "_PIECE", 16)
+    tensors, pair = [batch(), batch() + 50], twin()
+    for x in tensors:
+        pair.enter(x, x + 5)
+    with Full(room), suppress(torch.OutOfMemoryError), pair.exchanged():
+        for start, x in enumerate(tensors):
+            assert torch.equal(x, batch() + 50 * start + 5)
+    for start, x in enumerate(tensors):
+        assert torch.equal(x, batch() + 50 * start) and torch.equal(pair.of(x), x + 5)
+
+
+def test_a_resized_storage_is_not_exchanged_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_PIECE", 16)
+    x, pair = batch(), twin()
+    pair.enter(x, x + 5)
+    x.untyped_storage().resize_(32)
+    with pytest.raises(RuntimeError, match="resized"), pair.exchanged():
+        pass
+    assert torch.equal(x.as_strided((8,), (1,)), torch.arange(8.0))

@@ -120,18 +120,22 @@ class Twin:
 
     @contextmanager
     def exchanged(self) -> Iterator[None]:
-        """Put the twin's numbers into the true storages for a while."""
+        """Put the twin's numbers into the true storages for a while.
+
+        Guarantees: where there is no memory for it, all numbers are where they were.
+        """
         done: list[tuple[torch.UntypedStorage, torch.UntypedStorage]] = []
+        spare: dict[torch.device, Tensor] = {}  # held until the end: to put numbers back takes no more memory
         try:
             for memory, (ref, theirs) in self._storages.items():
                 if not ref.expired() and memory not in self._looked_up:
                     ours = _alive(ref)
-                    _exchange(ours, theirs)
+                    _exchange(ours, theirs, spare)
                     done.append((ours, theirs))
             yield
         finally:
             for ours, theirs in done:
-                _exchange(ours, theirs)
+                _exchange(ours, theirs, spare)
 
 
 _Geometry: TypeAlias = tuple[object, ...]
@@ -151,10 +155,15 @@ def _alive(ref: StorageWeakRef) -> torch.UntypedStorage:
     return storage
 
 
-def _exchange(ours: torch.UntypedStorage, theirs: torch.UntypedStorage) -> None:
-    """In pieces that stay in the cache: no third copy of the whole."""
+def _exchange(ours: torch.UntypedStorage, theirs: torch.UntypedStorage, spare: dict[torch.device, Tensor]) -> None:
+    """In pieces that stay in the cache, by way of a spare one: nothing is written before all memory is there."""
+    if ours.nbytes() != theirs.nbytes():
+        raise RuntimeError("a storage was resized")
+    if ours.device not in spare:
+        spare[ours.device] = torch.empty(_PIECE, dtype=torch.uint8, device=ours.device)
     for one, other in zip(_pieces(ours), _pieces(theirs), strict=True):
-        held = one.clone()
+        held = spare[ours.device][: one.numel()]
+        held.copy_(one)
         one.copy_(other)
         other.copy_(held)
 
