@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks import scaling
 from benchmarks.measure import Json
 from benchmarks.methods import MEASURED, METHODS
 from benchmarks.workloads import WORKLOADS
@@ -190,7 +191,9 @@ def scaling_table(results: Json) -> str:
     lines = header(
         "size", "plain, ms", "clipwise", "Opacus hooks", "Opacus ghost", "clipwise, memory", "Opacus best, memory"
     )
-    for key, found in results.get("scaling", {}).items():
+    sizes = results.get("scaling", {})
+    for key in (point.key for point in scaling.points() if point.key in sizes):
+        found = sizes[key]
         timing, memory = found.get("time", {}), found.get("memory", {})
         ratios = [number(timing[m]["cpu_ratio"]["median"]) if m in timing else "–" for m in ("clipwise", *OPACUS)]
         plain = memory.get("plain")
