@@ -186,14 +186,18 @@ def lengths_section(results: Json) -> str:
     return "\n".join(lines)
 
 
+def _sizes(results: Json) -> Json:
+    """What was measured at every size, smallest first."""
+    found = results.get("scaling", {})
+    return {point.key: found[point.key] for point in scaling.points() if point.key in found}
+
+
 def scaling_table(results: Json) -> str:
     """Ratios at every size."""
     lines = header(
         "size", "plain, ms", "clipwise", "Opacus hooks", "Opacus ghost", "clipwise, memory", "Opacus best, memory"
     )
-    sizes = results.get("scaling", {})
-    for key in (point.key for point in scaling.points() if point.key in sizes):
-        found = sizes[key]
+    for key, found in _sizes(results).items():
         timing, memory = found.get("time", {}), found.get("memory", {})
         ratios = [number(timing[m]["cpu_ratio"]["median"]) if m in timing else "–" for m in ("clipwise", *OPACUS)]
         plain = memory.get("plain")
@@ -254,7 +258,7 @@ def draw_ratios(results: Json, value: Value, goal: Callable[[Any], float | None]
 def draw_scaling(results: Json, path: Path) -> None:
     """CPU time of a step against size, one panel per study."""
     plt = _pyplot()
-    found = results.get("scaling", {})
+    found = _sizes(results)
     studies = list(dict.fromkeys(key.split(" x")[0] for key in found))
     figure, panels = plt.subplots(1, max(1, len(studies)), figsize=(11, 2.9), layout="constrained", squeeze=False)
     for axes, study in zip(panels[0], studies, strict=False):
