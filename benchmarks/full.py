@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 import clipwise as cw
-from benchmarks.measure import CannotRun, Json, prepare
+from benchmarks.measure import CannotRun, Json, allocated_peak, prepare
 from benchmarks.methods import CLIP, METHODS, NOISE, Clipwise, Method, Plain
 from benchmarks.report import header, row
 from benchmarks.workloads import (
@@ -156,17 +156,17 @@ class _Samples(Dataset[Batch]):
         return {name: values[index] for name, values in self._batch.items()}
 
 
-def first_steps(workload: Workload, steps: int) -> list[float]:
-    """Wall seconds of the first steps of a run with the loader, each of eight physical batches."""
+def first_step(workload: Workload) -> Callable[[], None]:
+    """The first step of a run with the loader, of eight physical batches, ready to be made."""
     method, dataset = Plain(workload), _Samples([workload.batch(k) for k in range(PHYSICAL)])
-    plan = cw.Plan(sampling=cw.FullBatch(len(dataset)), steps=steps, clip=cw.Abadi(CLIP), noise_multiplier=NOISE)
+    plan = cw.Plan(sampling=cw.FullBatch(len(dataset)), steps=1, clip=cw.Abadi(CLIP), noise_multiplier=NOISE)
     private = cw.Private(plan, method.model, method.optimizer)
-    found, begun = [], time.perf_counter()
-    for batch in private.loader(dataset, physical_batch_size=workload.batch_size):
-        if private.step(method.losses(batch)):
-            found.append(time.perf_counter() - begun)
-            begun = time.perf_counter()
-    return found
+
+    def make() -> None:
+        for batch in private.loader(dataset, physical_batch_size=workload.batch_size):
+            private.step(method.losses(batch))
+
+    return make
 
 
 def turns(ways: Mapping[str, Callable[[int], object]], rounds: int) -> dict[str, list[tuple[float, float]]]:
@@ -237,7 +237,7 @@ def cost(workload: Workload, most: int) -> Json:
     )
     others, failures = peers(workload, plain, max(1, rounds // 2))
     usual, after = (median(wall for wall, _ in logical[name]) for name in ("plain", "private"))
-    first = first_steps(workload, 1)[0]
+    first, _ = timed(first_step(workload))
     return {
         "workload": workload.title,
         "parameters": sum(p.numel() for p in trainable(plain.model)),
@@ -253,6 +253,18 @@ def cost(workload: Workload, most: int) -> Json:
     }
 
 
+def memory(workload: Workload) -> Json:
+    """Peaks of torch's allocator: of a step over the plain one's, and of a run's first step over a usual one's."""
+    plain, private = Plain(workload), Clipwise(workload)
+    batch = workload.batch(0)
+    for method in (plain, private):
+        for _ in range(3):
+            method.step(batch)
+    before, usual = (allocated_peak(partial(method.step, batch)) for method in (plain, private))
+    first = allocated_peak(first_step(workload))
+    return {"plain_mb": round(before / 1e6, 1), "memory": round(usual / before, 2), "first": round(first / usual, 2)}
+
+
 def measured(most: int, names: list[str], path: Path | None = None) -> Json:
     """All rows; those that are there are kept in `path` as they come."""
     torch.set_num_threads(THREADS)
@@ -260,7 +272,7 @@ def measured(most: int, names: list[str], path: Path | None = None) -> Json:
     found = {"date": date.today().isoformat(), "torch": torch.__version__, "threads": THREADS, "rows": rows}
     for each in FULL:
         if not names or each.name in names:
-            rows.append(cost(each, most))
+            rows.append({**cost(each, most), "allocated": memory(each)})
             if path is not None:
                 path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     return found
@@ -273,20 +285,24 @@ def tables(found: Json) -> str:
         "over forward and backward. *Whole step* has noise and optimizer too, over the plain step with its optimizer: "
         f"on one physical batch, and on a logical batch of {PHYSICAL}, which has one release. *First* is what planning "
         f"and checking add to the first step of a run with the loader, in plain steps of {PHYSICAL} physical batches. "
-        "Peers make a whole step on one physical batch; a dash is a model that they do not run.",
+        "Peers make a whole step on one physical batch; a dash is a model that they do not run. *Memory* is the peak "
+        "of torch's allocator, by its own count, in a whole step over that in a plain one, and in the first step over "
+        "that in a usual one.",
         "",
         *header(
             *("workload", "parameters", "plain, ms", "clipped sum", "whole step", f"of {PHYSICAL}", "first"),
             *(METHODS[name].title for name in PEERS),
+            *("plain, MB", "memory", "of the first"),
         ),
     ]
     for each in found["rows"]:
         pairs = (f"{each[name]:.2f} ({each[f'{name}_cpu']:.2f})" for name in ("clipped", "private"))
         count, plain = f"{each['parameters']:,}", f"{each['plain_ms']:,.1f}"
         others = (f"{each['peers'][name]:.2f}" if name in each["peers"] else "–" for name in PEERS)
-        lines.append(
-            row(each["workload"], count, plain, *pairs, f"{each['logical']:.2f}", f"+{each['first']:.2f}", *others)
-        )
+        held = each["allocated"]
+        cells = (f"{held['plain_mb']:,.1f}", f"{held['memory']:.2f}", f"{held['first']:.2f}")
+        times = (f"{each['logical']:.2f}", f"+{each['first']:.2f}")
+        lines.append(row(each["workload"], count, plain, *pairs, *times, *others, *cells))
     return "\n".join(lines) + "\n"
 
 

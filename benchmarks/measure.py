@@ -15,13 +15,15 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.methods import CLIP, FALLBACK, METHODS, ClippedSum, Clipwise, Method, Plain
 from benchmarks.workloads import WORKLOADS, Batch, Workload, bert_workload
@@ -298,6 +300,15 @@ def peak_between_steps(method: Method, batch: Batch) -> int:
     reset_peak()
     method.step(batch)
     return peak() - before
+
+
+def allocated_peak(work: Callable[[], object]) -> int:
+    """Bytes that torch's allocator gave out at most at a time during some work, by its own count."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as trace:
+        work()
+    events: Any = trace.profiler
+    changes = [event for event in events.kineto_results.events() if event.name() == "[memory]"]
+    return max(accumulate((event.nbytes() for event in sorted(changes, key=lambda e: e.start_ns())), initial=0))
 
 
 def quiet() -> None:

@@ -45,6 +45,7 @@ ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_quickstart_runs(tmp_path: Path) -> None:
     """The blocks are one script; what it prints stands below them, the accuracy as one of many runs had it."""
     blocks = re.findall(r"```python\n(.*?)```\n+```text\n(.*?)```", README, flags=re.DOTALL)

@@ -17,7 +17,7 @@ from clipwise.engine.graph import Edge
 
 _FEW = 1 << 15  # elements up to which float64 costs less than to look whether it is needed
 _FAINT = 1e-12  # lengths to which many numbers may add whose float32 squares are subnormal, or zero
-_LONG = 1 << 12  # numbers beyond which a running sum of float32 squares loses digits
+_LONG = 1 << 10  # numbers beyond which a running sum of float32 squares loses digits
 
 
 def lengths(tensor: Tensor) -> Tensor:
