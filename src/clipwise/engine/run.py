@@ -390,6 +390,8 @@ class Backward:
         `onto`, one tensor for each parameter, sums are added there; those of parameters that autograd must be asked for
         are returned.
         """
+        if consume:  # doubts hold the uses as well, and the last Gram matrix nobody needs
+            self._doubts, self._recent = None, Recent()
         sums: dict[int, Tensor] = {}
         through: dict[int, list[tuple[Edge, int]]] = {}
         for parameter, edges in self.plan.roots.items():
