@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -12,8 +14,10 @@ from torch.utils.checkpoint import checkpoint
 
 from clipwise.clipping import Abadi, Flat, Layerwise, Normalize
 from clipwise.engine import Clipper, Total, check, clipped_gradients, per_sample_gradients, per_sample_norms
+from clipwise.engine.cache import Engine
 from clipwise.engine.cost import Way
 from clipwise.engine.grams import Gram
+from clipwise.engine.parameters import Parameters
 from clipwise.engine.rules.conv import Geometry, gram_of_patches
 from clipwise.engine.uses import Dense, Gathered, Outer, joint_squared_norms
 from tests.zoo import BY_NAME, named
@@ -271,6 +275,28 @@ def test_the_two_sides_of_a_product_may_lie_differently_in_memory(turned: str) -
         right = right.transpose(0, 1).contiguous().transpose(0, 1)
     torch.testing.assert_close(Outer(left, right, (40, 30)).weighted(factors), expected)
     torch.testing.assert_close(Outer(right, left, (30, 40)).weighted(factors), expected.T)
+
+
+def test_every_use_is_let_go_as_its_sum_is_formed() -> None:
+    """Doubts about norms that were found by Gram matrices hold uses too; they are over when the sum begins."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(40, 40) for _ in range(3)))
+    losses = model(torch.randn(4, 5, 40)).square().mean((1, 2))
+    with torch.no_grad():
+        backward = Engine().backward(losses, Parameters(named(model)), keep=False)
+        backward.squared_norms()
+        factors, uses = torch.ones(4), [use for each in backward.uses.values() for use in each]
+        held = [weakref.ref(use) for use in uses if isinstance(use, Outer) and use.ghost_is_cheaper]
+        del uses
+        alive: list[int] = []
+
+        def counted(parameter: int) -> Tensor:
+            gc.collect()
+            alive.append(sum(ref() is not None for ref in held))
+            return factors
+
+        backward.weighted(counted, consume=True)
+    assert len(held) == 3 and alive[0] == 3 and alive[-1] <= 1  # the last one is in hand
 
 
 def test_the_memory_that_check_tells_is_that_of_the_sums_and_of_what_is_held() -> None:

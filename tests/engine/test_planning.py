@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -109,6 +112,36 @@ def test_what_is_looked_at_at_every_step() -> None:
     assert plan_of((torch.eye(B).flip(0) @ out).square().sum(1), named(model)).routed  # a matrix may be any order
     middle = plan_of(model(torch.randn(2 * B * 3, 3)).view(2, B, 3, 2).square().sum((0, 2, 3)), named(model))
     assert middle.routed  # seen with so many entries per sample
+
+
+@pytest.mark.parametrize("classes", [2, 10])
+@pytest.mark.parametrize(
+    "losses",
+    [
+        lambda out, y: F.cross_entropy(out, y, reduction="none"),
+        lambda out, y: -out.log_softmax(1).gather(1, y.unsqueeze(1)).squeeze(1),
+        lambda out, y: -out.log_softmax(1)[torch.arange(len(y)), y],
+        lambda out, y: F.cross_entropy(out[..., None, None].expand(-1, -1, 3, 5), y.view(-1, 1, 1).expand(-1, 3, 5),
+                                       reduction="none").mean((1, 2)),
+    ],
+    ids=["cross_entropy", "gather", "index", "images"],
+)  # fmt: skip
+def test_two_samples_of_two_classes_tell_rows_from_columns(
+    losses: Callable[[Tensor, Tensor], Tensor], classes: int
+) -> None:
+    """Either layout agrees with the two numbers that such a pair shows: the operation says which of them it is."""
+    torch.manual_seed(0)
+    model = nn.Linear(3, classes)
+    plan = plan_of(losses(model(torch.randn(2, 3)), torch.tensor([0, classes - 1])), named(model))
+    assert not plan.routed and plan.decided and plan.cacheable
+
+
+def test_what_reads_no_rows_leaves_a_layout_open() -> None:
+    """Samples along the columns of the classes, seen with a pair that looks like rows."""
+    model = nn.Linear(3, 2)
+    turned = model(torch.randn(2, 3)).log_softmax(1).t()
+    open_one = plan_of(-turned.gather(1, torch.tensor([[0], [1]])).squeeze(1), named(model))
+    assert open_one.routed
 
 
 def test_a_rule_that_runs_the_nodes_own_backward_keeps_the_graph() -> None:

@@ -256,8 +256,9 @@ TABLE = (
     # Losses.
     Op(
         "BinaryCrossEntropyBackward0 BinaryCrossEntropyWithLogitsBackward0 HuberLossBackward0 MseLossBackward0 "
-        "NllLoss2DBackward0 NllLossBackward0 SmoothL1LossBackward0", routing=routes.loss,
+        "SmoothL1LossBackward0", routing=routes.loss,
     ),
+    Op("NllLoss2DBackward0 NllLossBackward0", routing=routes.class_loss),
     # Others that their own backward serves.
     Op("CdistBackward0 TrilinearBackward0", autograd.by_autograd),
     # A region without parameters may keep the samples apart. With parameters it is refused.

@@ -175,6 +175,13 @@ def loss(site: Site, own: Layout, inputs: list[Layout]) -> bool:
     return bool(saved(site.node, "reduction") == 0)
 
 
+@_where_known
+def class_loss(site: Site, own: Layout, inputs: list[Layout]) -> bool:
+    """The loss of a class: the second axis of the input is that of the classes, and the output does not have it."""
+    axis = own.axis + (own.axis > 0)
+    return bool(saved(site.node, "reduction") == 0) and all(layout == replace(own, axis=axis) for layout in inputs)
+
+
 # Compiled regions.
 
 
@@ -229,7 +236,8 @@ def index(site: Site) -> Routing:
 def _known_first(site: Site, own: Layout, inputs: list[Layout]) -> bool:
     given = [index is not None for index in saved(site.node, "indices")]
     together = "".join("x" if g else " " for g in given).strip()
-    return own.axis == 0 and " " not in together  # separated indices move their axes to the front
+    apart = own.axis == 0 and all(layout.axis == 0 for layout in inputs)
+    return apart and " " not in together  # separated indices move their axes to the front
 
 
 def is_identity(graph: Graph, k: int) -> bool:
