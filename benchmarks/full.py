@@ -157,7 +157,7 @@ class _Samples(Dataset[Batch]):
 
 
 def first_step(workload: Workload) -> Callable[[], None]:
-    """The first step of a run with the loader, of eight physical batches, ready to be made."""
+    """A run of one step with the loader, of eight physical batches, ready to be made."""
     method, dataset = Plain(workload), _Samples([workload.batch(k) for k in range(PHYSICAL)])
     plan = cw.Plan(sampling=cw.FullBatch(len(dataset)), steps=1, clip=cw.Abadi(CLIP), noise_multiplier=NOISE)
     private = cw.Private(plan, method.model, method.optimizer)
@@ -254,15 +254,16 @@ def cost(workload: Workload, most: int) -> Json:
 
 
 def memory(workload: Workload) -> Json:
-    """Peaks of torch's allocator: of a step over the plain one's, and of a run's first step over a usual one's."""
+    """Peaks of torch's allocator: of a step over the plain one's, and of a run's first logical step over a usual one."""
     plain, private = Plain(workload), Clipwise(workload)
     batch = workload.batch(0)
     for method in (plain, private):
         for _ in range(3):
             method.step(batch)
     before, usual = (allocated_peak(partial(method.step, batch)) for method in (plain, private))
-    first = allocated_peak(first_step(workload))
-    return {"plain_mb": round(before / 1e6, 1), "memory": round(usual / before, 2), "first": round(first / usual, 2)}
+    several = [workload.batch(number) for number in range(PHYSICAL)]
+    logical, first = allocated_peak(partial(private.logical, several)), allocated_peak(first_step(workload))
+    return {"plain_mb": round(before / 1e6, 1), "memory": round(usual / before, 2), "first": round(first / logical, 2)}
 
 
 def measured(most: int, names: list[str], path: Path | None = None) -> Json:
@@ -287,7 +288,7 @@ def tables(found: Json) -> str:
         f"and checking add to the first step of a run with the loader, in plain steps of {PHYSICAL} physical batches. "
         "Peers make a whole step on one physical batch; a dash is a model that they do not run. *Memory* is the peak "
         "of torch's allocator, by its own count, in a whole step over that in a plain one, and in the first step over "
-        "that in a usual one.",
+        f"that in a usual one, both of {PHYSICAL} physical batches.",
         "",
         *header(
             *("workload", "parameters", "plain, ms", "clipped sum", "whole step", f"of {PHYSICAL}", "first"),

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import TensorDataset
 
 import clipwise as cw
-from clipwise.private.evidence import checks
+from clipwise.private.evidence import checks, verdict
 from clipwise.private.evidence.watch import Watch
 from clipwise.private.parts import cut
 
@@ -145,6 +145,28 @@ def test_twins_are_let_go_before_the_engine_begins(monkeypatch: pytest.MonkeyPat
     private.step(squares(model, x))
     batches.close()
     assert held == [3, 0]
+
+
+def test_gradients_are_compared_beside_one_twin_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twins of which only losses are asked are let go before gradients take memory, and others one after the other."""
+    held: list[int] = []
+    judge, now = checks.judge, verdict._Known.now
+    watched: list[Watch] = []
+
+    def judged(watch: Watch, losses: Tensor, graph: Any) -> verdict.Findings:
+        watched[:] = [watch]
+        return judge(watch, losses, graph)
+
+    def counted(known: verdict._Known, kept: tuple[int, ...]) -> list[Tensor | None]:
+        held.append(sum(twin.nbytes > 0 for twin in watched[0].twins))
+        return now(known, kept)
+
+    monkeypatch.setattr(checks, "judge", judged)
+    monkeypatch.setattr(verdict._Known, "now", counted)
+    for private, model, x in physical_batches():
+        if private.step(squares(model, x)):
+            break
+    assert held == [2, 2, 1, 1] + [1, 1] * 5  # two forms at the first pass, then one
 
 
 @pytest.mark.parametrize(("size", "whole"), [(4, 4), (5, 3), (8, 2), (15, 1)])

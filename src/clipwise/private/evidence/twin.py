@@ -118,6 +118,10 @@ class Twin:
         """Free the twins of storages that are gone."""
         self._storages = {key: held for key, held in self._storages.items() if not held[0].expired()}
 
+    def forget(self) -> None:
+        """Let go of all numbers: nothing more is asked."""
+        self._storages, self._odd = {}, {}
+
     @contextmanager
     def exchanged(self) -> Iterator[None]:
         """Put the twin's numbers into the true storages for a while.

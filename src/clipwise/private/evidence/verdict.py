@@ -44,17 +44,21 @@ def judge(watch: Watch, losses: Tensor, graph: Graph) -> Findings:
     _refuse_carried(watch, graph)
     made = watch.made_by.get(memory_of(losses), watch.count)
     passed, unclear, passed_over = 0, [], False
-    known: dict[tuple[int, ...], list[Tensor | None]] = {}
-    outside = watch.traffic.written_outside()
+    outside, able = watch.traffic.written_outside(), []
     for twin in watch.twins:
         if outside:
             twin.broken = twin.broken or "values of the batch were changed outside torch"
         reason = _unable(twin, losses, watch)
         if reason:
             unclear.append(reason)
-            continue
-        _compare_losses(twin, losses)
-        finite = twin.change.losses_only or _compare_gradients(twin, losses, graph, known)
+        else:
+            _compare_losses(twin, losses)
+            able.append(twin)
+        if reason or twin.change.losses_only:
+            twin.forget()  # before gradients take memory
+    known = _Known(losses, graph)
+    for twin in able:
+        finite = twin.change.losses_only or _compare_gradients(twin, known)
         left = [why for count, why in twin.left if count < made]
         if left or not finite:
             unclear.append(left[0] if left else "gradients cannot be computed with other records")
@@ -102,37 +106,51 @@ def _compare_losses(twin: Twin, losses: Tensor) -> None:
         )
 
 
-def _compare_gradients(
-    twin: Twin, losses: Tensor, graph: Graph, known: dict[tuple[int, ...], list[Tensor | None]]
-) -> bool:
+class _Known:
+    """Gradients of some samples' losses with the true numbers, random weights each: those that were asked for last."""
+
+    def __init__(self, losses: Tensor, graph: Graph) -> None:
+        self.losses, self._graph = losses, graph
+        self._kept: tuple[int, ...] = ()
+        self._found: list[Tensor | None] = []
+
+    def of(self, kept: tuple[int, ...]) -> list[Tensor | None]:
+        """Of these samples."""
+        if kept != self._kept:
+            self._found = []  # let go first
+            self._kept, self._found = kept, self.now(kept)
+        return self._found
+
+    def now(self, kept: tuple[int, ...]) -> list[Tensor | None]:
+        """The same with the numbers that are there now."""
+        cotangent = torch.zeros_like(self.losses)
+        generator = torch.Generator().manual_seed(len(kept))
+        cotangent[list(kept)] = torch.randn(len(kept), generator=generator, device="cpu").to(self.losses)
+        reached = sorted({place for place in self._graph.leaf_parameter.values() if place >= 0})
+        leaves = [self._graph.parameters[place] for place in reached]
+        return list(differentiate(self.losses, leaves, cotangent, keep=True))
+
+
+def _compare_gradients(twin: Twin, known: _Known) -> bool:
     """Differentiate the very graph with the twin's numbers in it. False where that gives no finite numbers."""
-    kept = tuple(twin.change.kept.tolist())
-    cotangent = torch.zeros_like(losses)
-    generator = torch.Generator().manual_seed(len(kept))
-    cotangent[list(kept)] = torch.randn(len(kept), generator=generator, device="cpu").to(losses)
-    if kept not in known:
-        known[kept] = _gradients(losses, graph, cotangent)
-    ours = known[kept]
     if twin.has_odd:  # its numbers do not fit the graph of the true batch
         return False
+    kept = tuple(twin.change.kept.tolist())
+    ours = known.of(kept)
     try:
         with twin.exchanged():
-            theirs = _gradients(losses, graph, cotangent)
+            theirs = known.now(kept)
     except (IndexError, RuntimeError):  # indices and values of different records
         return False
+    twin.forget()
     moved = math.hypot(*(distance(a, b) for a, b in zip(ours, theirs, strict=True)))
     if not math.isfinite(moved):
         return False
     length = math.hypot(*(distance(a, None) for a in ours)) if moved else 0.0
-    if moved > _tolerance(losses) * length:
+    if moved > _tolerance(known.losses) * length:
         share = moved / length if length else math.inf
         raise _mixing(twin, f"the gradient of {some(kept)} moved by {share:.2g} of its length")
     return True
-
-
-def _gradients(losses: Tensor, graph: Graph, cotangent: Tensor) -> list[Tensor | None]:
-    reached = sorted({place for place in graph.leaf_parameter.values() if place >= 0})
-    return list(differentiate(losses, [graph.parameters[p] for p in reached], cotangent, keep=True))
 
 
 def _tolerance(losses: Tensor) -> float:
