@@ -157,7 +157,7 @@ class _Samples(Dataset[Batch]):
 
 
 def first_step(workload: Workload) -> Callable[[], None]:
-    """A run of one step with the loader, of eight physical batches, ready to be made."""
+    """The first step of a run with the loader, of eight physical batches, ready to be made."""
     method, dataset = Plain(workload), _Samples([workload.batch(k) for k in range(PHYSICAL)])
     plan = cw.Plan(sampling=cw.FullBatch(len(dataset)), steps=1, clip=cw.Abadi(CLIP), noise_multiplier=NOISE)
     private = cw.Private(plan, method.model, method.optimizer)
@@ -254,7 +254,7 @@ def cost(workload: Workload, most: int) -> Json:
 
 
 def memory(workload: Workload) -> Json:
-    """Peaks of torch's allocator: of a step over the plain one's, and of a run's first logical step over a usual one."""
+    """Peaks of torch's allocator: of a step over the plain one's, and of a first logical step over a usual one."""
     plain, private = Plain(workload), Clipwise(workload)
     batch = workload.batch(0)
     for method in (plain, private):
