@@ -12,7 +12,7 @@ A new operation is a row here, a function in `rules/` if it needs arithmetic of 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import chain, islice
@@ -22,7 +22,7 @@ from torch.autograd.graph import GradientEdge
 
 from clipwise.engine import passing, routes, views
 from clipwise.engine.graph import Graph, differentiate
-from clipwise.engine.node import COMPILED, IN_PLACE_WRITE, RECURRENCE, output_metas
+from clipwise.engine.node import COMPILED, IN_PLACE_WRITE, RECURRENCE, Node, output_metas
 from clipwise.engine.passing import Passing
 from clipwise.engine.products import (
     BatchedProduct,
@@ -31,10 +31,11 @@ from clipwise.engine.products import (
     Product,
     RecurrentProduct,
     RowProduct,
+    StackProduct,
     VectorProduct,
 )
 from clipwise.engine.routes import Route, writing
-from clipwise.engine.rules import Rule, autograd, broadcast, conv, grouped, linear, norm, recurrent, table
+from clipwise.engine.rules import Rule, autograd, broadcast, conv, fused, grouped, linear, norm, recurrent, table
 from clipwise.engine.rules.recurrent import Joined, Pulled
 from clipwise.engine.views import Region, View
 
@@ -50,6 +51,10 @@ class BatchEntry(Enum):
     LOOKUP = 3  # the same, and axes of the output are those of the index
     ELEMENTWISE = 4  # by broadcasting: the output is larger than the parameters alone would make it
     ROWWISE = 5  # the same, and every row of an operand is treated alike
+
+
+def _nothing(node: Node) -> str:
+    return ""
 
 
 @dataclass(frozen=True)
@@ -68,6 +73,7 @@ class Op:
     backward: Pulled | None = None  # gives the gradients of inputs, so that autograd need not run the node
     only_input: bool = False  # reads nothing but its input, whatever it makes of it
     refusal: str = ""  # why there is no rule, and what to do
+    hides: Callable[[Node], str] = _nothing  # the same of a single node, whose rule cannot serve it
 
     @property
     def is_live(self) -> bool:
@@ -80,9 +86,25 @@ class Op:
         return self.entry is BatchEntry.ROWWISE or (self.view is not None and self.view.is_whole)
 
 
-def _product(names: str, rule: Rule, data: Product, joined: Joined | None = None, backward: Pulled | None = None) -> Op:
+def _product(
+    names: str,
+    rule: Rule,
+    data: Product,
+    joined: Joined | None = None,
+    backward: Pulled | None = None,
+    hides: Callable[[Node], str] = _nothing,
+) -> Op:
     """A product knows its routing by itself."""
-    return Op(names, rule, data=data, routing=data.routing, passing=data.passing, joined=joined, backward=backward)
+    return Op(
+        names,
+        rule,
+        data=data,
+        routing=data.routing,
+        passing=data.passing,
+        joined=joined,
+        backward=backward,
+        hides=hides,
+    )
 
 
 def _view(names: str, view: View) -> Op:
@@ -121,8 +143,13 @@ TABLE = (
     _product("ConvolutionBackward0", conv.convolution, ImageProduct(0, 1)),
     Op("ConvolutionBackwardBackward0", autograd.by_autograd, routing=routes.samples_first),
     # Recurrent layers in one kernel.
-    _product("MkldnnRnnLayerBackward0", recurrent.lstm, RecurrentProduct(0, 1), recurrent.STATES,
-             recurrent.PULLED_STATES),
+    _product("MkldnnRnnLayerBackward0", fused.lstm, RecurrentProduct(0, 1), fused.STATES, fused.PULLED_STATES),
+    _product("CudnnRnnBackward0 MiopenRnnBackward0", fused.stack, StackProduct(0, 1), fused.STACKED_STATES,
+             fused.PULLED_STATES, fused.hidden_inside),
+    # A recurrent cell in one kernel.
+    Op("ThnnFusedLstmCellBackward0", fused.lstm_cell, routing=routes.samples_first, passing=passing.cell,
+       joined=fused.CELL_STATES),
+    Op("ThnnFusedGruCellBackward0", fused.gru_cell, routing=routes.samples_first, passing=passing.cell),
     # A recurrent layer without one, over packed sequences (`fold.py`).
     Op(RECURRENCE, recurrent.steps, entry=BatchEntry.INDEX, joined=recurrent.PACKED_ROWS,
        backward=recurrent.PULLED_ROWS),
@@ -263,7 +290,7 @@ TABLE = (
     # A region without parameters may keep the samples apart. With parameters it is refused.
     Op(COMPILED, routing=routes.compiled, refusal=_COMPILED),
     # Refused, with a way out.
-    Op("CudnnRnnBackward0 CudnnRnnBackwardBackward0 MiopenRnnBackward0", refusal=_FUSED),
+    Op("CudnnRnnBackwardBackward0", refusal=_FUSED),
 )  # fmt: skip
 
 OPS = {name: op for op in TABLE for name in op.names.split()}

@@ -309,7 +309,9 @@ class Planner:
         def layout_of(edge: Edge) -> Layout | None:
             known, joined = layouts.get(edge[0], ()), op_of(self.graph.names[edge[0]]).joined
             layout = known[0] if len(known) == 1 and isinstance(known[0], Layout) else None
-            return layout if joined is None or layout is None else joined.layout(layout, edge[1])
+            if joined is None or layout is None:
+                return layout
+            return joined.layout(self.graph.nodes[edge[0]], layout, edge[1])
 
         after = (k for k in self.entries if is_batch(k) and self._has_batch_below(k, states))
         moves: dict[int, Routing | CompiledRegion] = {}
@@ -371,7 +373,8 @@ class Planner:
 
     def _refuse_unknown(self, meetings: Sequence[int], states: Sequence[_State]) -> None:
         """Name every node without a rule at once, not one after the other."""
-        unknown = [k for k in meetings if rule_of(self.graph, k) is None]
+        nodes, names = self.graph.nodes, self.graph.names
+        unknown = [k for k in meetings if rule_of(self.graph, k) is None or op_of(names[k]).hides(nodes[k])]
         if unknown:
             reasons = [no_rule(self.graph, k, self._parameters(self._shared_operands(k, states))) for k in unknown]
             raise UnsupportedNode("\n".join(dict.fromkeys(reasons)))
