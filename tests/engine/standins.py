@@ -51,15 +51,16 @@ class Stacked(nn.Module):
         layer, mode = self.layer, _mode_of(self.layer)
         if states is None:
             samples = lengths[0] if lengths else x.shape[0 if layer.batch_first else 1]
-            shape = layer.num_layers * (1 + layer.bidirectional), samples, layer.hidden_size
-            states = (x.new_zeros(shape),) * (1 + (mode == LSTM))
+            shape = layer.num_layers * (1 + layer.bidirectional), samples
+            widths = [layer.proj_size or layer.hidden_size, layer.hidden_size]
+            states = tuple(x.new_zeros(*shape, width) for width in widths[: 1 + (mode == LSTM)])
         hidden, cell = states if mode == LSTM else (states[0], None)
-        stride, size = (4 if layer.bias else 2), layer.hidden_size
+        stride, size = len(layer.all_weights[0]), layer.hidden_size
         more: list[Any] = [layer.num_layers, layer.batch_first, layer.dropout, layer.training, layer.bidirectional]
         more += [list(lengths), None]
         weights = weights_of(layer)
         if self.kernel == "_cudnn_rnn":
-            found = aten._cudnn_rnn(x, weights, stride, self.flat, hidden, cell, mode, size, 0, *more)
+            found = aten._cudnn_rnn(x, weights, stride, self.flat, hidden, cell, mode, size, layer.proj_size, *more)
         else:
             found = aten.miopen_rnn(x, weights, stride, hidden, cell, mode, size, *more)
         return found[0], tuple(found[1 : 3 if mode == LSTM else 2])
@@ -107,7 +108,7 @@ class _Stack:
         mode, _, layers, batch_first, dropout, train, bidirectional, lengths, _ = rest
         self.inputs = [x, *(state for state in states if state is not None), *weights]
         self.mode, self.states, self.train, self.lengths = mode, 1 + (mode == LSTM), train, lengths
-        self.rest = (stride == 4, layers, dropout, train, bidirectional, batch_first)
+        self.rest = (stride in (4, 5), layers, dropout, train, bidirectional, batch_first)
 
     def run(self, inputs: list[Tensor]) -> list[Tensor]:
         torch.manual_seed(0)  # what is dropped

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any, TypeAlias
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from torch.utils.data import TensorDataset
 
-from clipwise import Abadi, CheckFailed, Flat, NotSeparable, UnsupportedNode
+from clipwise import Abadi, CheckFailed, FixedSize, Flat, NotSeparable, Plan, Private, UnsupportedNode
 from clipwise.engine import check, clipped_gradients, per_sample_norms
 from clipwise.engine.cache import ENGINE
 from clipwise.engine.cost import Way
-from clipwise.engine.graph import unrecorded
+from clipwise.engine.graph import node_entry, unrecorded
 from clipwise.engine.layout import Layout
 from clipwise.engine.parameters import Parameters
-from clipwise.engine.rules.fused import CELL_STATES
+from clipwise.engine.rules.recurrent import CELL_STATES
 
 from .reference import assert_agrees_with_the_loop, clipped_loop, flat_sum, loop_gradients, norms_of
 from .standins import KERNELS, Stacked, Unrolled, standing_in, weights_of
@@ -227,6 +231,107 @@ def test_a_bad_sample_spoils_no_other() -> None:
         assert torch.allclose(found.gradients[name], gradient, atol=1e-12)
 
 
+# Packed sequences.
+
+
+class Packed(nn.Module):
+    """Sequences of several lengths, and a layer before them."""
+
+    def __init__(self, kind: str, **options: Any) -> None:
+        super().__init__()
+        self.rnn, self.enter = Stacked(KINDS[kind](4, 5, **options)), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, lengths: Tensor, outputs: bool = False, sort: bool = True) -> Tensor:
+        packed = pack_padded_sequence(self.enter(x), lengths, batch_first=True, enforce_sorted=not sort)
+        rows, states = self.rnn(packed.data, None, packed.batch_sizes.tolist())
+        if outputs:
+            padded: Tensor = pad_packed_sequence(packed._replace(data=rows), batch_first=True)[0]
+            return padded.square().sum((1, 2))
+        last = torch.cat([state if not sort else state[:, packed.unsorted_indices] for state in states])
+        return last.transpose(0, 1).square().sum((1, 2))
+
+
+LENGTHS = (torch.tensor([2, 6, 1, 4]), torch.tensor([6, 1, 3, 5]), torch.tensor([3, 3, 3, 3]), torch.tensor([5, 1, 2]))
+
+
+@pytest.mark.parametrize("outputs", [False, True])
+@pytest.mark.parametrize(
+    "options", [{}, {"num_layers": 2, "bidirectional": True}, {"bias": False, "batch_first": True}]
+)
+@pytest.mark.parametrize("kind", KINDS)
+def test_packed_sequences_agree_with_the_loop(kind: str, options: dict[str, Any], outputs: bool) -> None:
+    """One plan serves all lengths where the graph is the same; samples are located at every step."""
+    model = Packed(kind, **options)
+    params = dict(model.named_parameters())
+    for lengths in LENGTHS:
+        losses = model(torch.randn(len(lengths), 6, 4), lengths, outputs)
+        assert plan_of(losses, model).routed
+        assert_agrees_with_the_loop(losses, params, 1e-10)
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+def test_packed_sequences_in_another_order_at_every_step(kind: str) -> None:
+    """Sorted as they come, the rows look regular: the plan must not take the order for granted."""
+    model = Packed(kind)
+    model.enter.requires_grad_(False)
+    params = dict(model.rnn.named_parameters())
+    for order in (torch.arange(4), torch.tensor([2, 0, 3, 1]), torch.arange(4)):
+        x, lengths = torch.randn(4, 6, 4), torch.tensor([6, 4, 3, 1])
+        packed = pack_padded_sequence(x, lengths, batch_first=True)
+        rows = model.rnn(packed.data, None, packed.batch_sizes.tolist())[1][0][-1]
+        losses = (rows.square().sum(1) * torch.eye(4)[order]).sum(1)  # in the order of a permutation
+        assert_agrees_with_the_loop(losses, params, 1e-10)
+
+
+def test_packed_and_padded_sequences_have_plans_of_their_own() -> None:
+    model = Model("GRU", batch_first=False)
+    params = dict(model.rnn.named_parameters())
+    seen = []
+    for x, sizes in ((torch.randn(6, 5, 4), []), (torch.randn(12, 4), [5, 4, 3]), (torch.randn(9, 4), [5, 3, 1])):
+        states = model.rnn(x, None, sizes)[1]
+        assert states[0].grad_fn is not None
+        seen.append(node_entry(states[0].grad_fn, "", ()))
+        assert_agrees_with_the_loop(states[0][-1].square().sum(1), params, 1e-10)
+    assert seen[0] != seen[1] == seen[2]
+
+
+def test_packed_samples_that_mix_are_refused() -> None:
+    model, x = Packed("LSTM"), torch.randn(4, 6, 4)
+    losses = model(x - model.enter(x).mean(0), LENGTHS[0])
+    with pytest.raises(NotSeparable):
+        per_sample_norms(losses, dict(model.named_parameters()))
+
+
+class Classifier(nn.Module):
+    """Two layers in both directions, or cells, with weights as a GPU has them."""
+
+    def __init__(self, kind: str, cells: bool, mixes: bool) -> None:
+        super().__init__()
+        layer = KINDS[kind](4, 5, batch_first=True, **({} if cells else {"num_layers": 2, "bidirectional": True}))
+        self.enter, self.head, self.mixes = nn.Linear(4, 4), nn.Linear(5 if cells else 10, 3), mixes
+        self.rnn = Unrolled(layer) if cells else Stacked(layer).flatten()
+
+    def forward(self, x: Tensor) -> Tensor:
+        below = self.enter(x)
+        out: Tensor = self.head(self.rnn(below - below.detach().mean(0) if self.mixes else below)[0][:, -1])
+        return out
+
+
+@pytest.mark.parametrize("mixes", [False, True])
+@pytest.mark.parametrize("cells", [False, True])
+@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+def test_a_private_run(kind: str, cells: bool, mixes: bool) -> None:
+    """Passes are watched: a statistic that leaves no trace in gradients is seen behind these nodes too."""
+    torch.manual_seed(0)
+    model, data = Classifier(kind, cells, mixes), TensorDataset(torch.randn(64, 6, 4), torch.randint(3, (64,)))
+    plan = Plan(FixedSize(64, 16), 4, Abadi(1.0), noise_multiplier=1.0)
+    private = Private(plan, model, torch.optim.SGD(model.parameters(), lr=0.1), seed=1)
+    with pytest.raises(NotSeparable) if mixes else nullcontext():
+        for x, y in private.loader(data):
+            private.step(F.cross_entropy(model(x), y, reduction="none"))
+    assert private.ledger.steps == (0 if mixes else 4)
+
+
 # What is refused.
 
 
@@ -253,15 +358,16 @@ def test_a_kernel_with_another_order_of_gates_is_noticed(kind: str, monkeypatch:
 
 REFUSED: dict[str, tuple[dict[str, Any], Program, str]] = {
     "dropout": ({"num_layers": 2, "dropout": 0.5}, PROGRAMS["last output"], "dropout=0"),
+    "projections": ({"proj_size": 3}, lambda m, x: m.rnn(x)[1][0][-1], "proj_size.*cudnn.flags"),
+    "projections, all outputs": ({"proj_size": 3}, lambda m, x: m.rnn(x)[0], "proj_size.*cudnn.flags"),
     "evaluation": ({}, lambda m, x: m.eval().rnn(x)[0], r"\.train\(\)"),
-    "packed": ({}, lambda m, x: m.rnn(x.flatten(0, 1), None, [4] * 6)[1][0][-1], "packed.*cudnn.flags"),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_computed_again_is_refused(name: str) -> None:
     options, program, words = REFUSED[name]
-    model = Model("GRU", **options)
+    model = Model("LSTM", **options)
     losses = losses_of(program, model, torch.randn(4, 6, 4))
     with pytest.raises(UnsupportedNode, match=words):
         per_sample_norms(losses, dict(model.rnn.named_parameters()))

@@ -15,7 +15,7 @@ from clipwise.engine.cache import ENGINE
 from clipwise.engine.graph import unrecorded
 from clipwise.engine.layout import Layout
 from clipwise.engine.parameters import Parameters
-from clipwise.engine.rules.fused import STATES
+from clipwise.engine.rules.recurrent import STATES
 
 from .reference import assert_agrees_with_the_loop
 

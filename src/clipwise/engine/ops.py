@@ -35,7 +35,7 @@ from clipwise.engine.products import (
     VectorProduct,
 )
 from clipwise.engine.routes import Route, writing
-from clipwise.engine.rules import Rule, autograd, broadcast, conv, fused, grouped, linear, norm, recurrent, table
+from clipwise.engine.rules import Rule, autograd, broadcast, conv, linear, norm, recurrent, table
 from clipwise.engine.rules.recurrent import Joined, Pulled
 from clipwise.engine.views import Region, View
 
@@ -57,6 +57,10 @@ def _nothing(node: Node) -> str:
     return ""
 
 
+def _never(node: Node) -> bool:
+    return False
+
+
 @dataclass(frozen=True)
 class Op:
     """What is known about some nodes; `names` are separated by spaces."""
@@ -74,6 +78,7 @@ class Op:
     only_input: bool = False  # reads nothing but its input, whatever it makes of it
     refusal: str = ""  # why there is no rule, and what to do
     hides: Callable[[Node], str] = _nothing  # the same of a single node, whose rule cannot serve it
+    reorders: Callable[[Node], bool] = _never  # samples are in an order of its own, to be read at every step
 
     @property
     def is_live(self) -> bool:
@@ -86,25 +91,9 @@ class Op:
         return self.entry is BatchEntry.ROWWISE or (self.view is not None and self.view.is_whole)
 
 
-def _product(
-    names: str,
-    rule: Rule,
-    data: Product,
-    joined: Joined | None = None,
-    backward: Pulled | None = None,
-    hides: Callable[[Node], str] = _nothing,
-) -> Op:
+def _product(names: str, rule: Rule, data: Product, joined: Joined | None = None, backward: Pulled | None = None) -> Op:
     """A product knows its routing by itself."""
-    return Op(
-        names,
-        rule,
-        data=data,
-        routing=data.routing,
-        passing=data.passing,
-        joined=joined,
-        backward=backward,
-        hides=hides,
-    )
+    return Op(names, rule, data=data, routing=data.routing, passing=data.passing, joined=joined, backward=backward)
 
 
 def _view(names: str, view: View) -> Op:
@@ -117,6 +106,8 @@ def _pointwise(names: str, rule: Rule | None = None, entry: BatchEntry = BatchEn
     """Each element of the output is computed from the elements at its place."""
     return Op(names, rule, entry=entry, routing=routes.in_place, passing=passing.pointwise)
 
+
+_STACK = StackProduct(0, 1)
 
 _FUSED = (
     "is a fused recurrent kernel that hides how often its weights are used. Run the forward pass unfused: `with "
@@ -138,18 +129,20 @@ TABLE = (
     _product("LinearBackward0", linear.linear, RowProduct(0, 1)),
     _product("MvBackward0", linear.mv, VectorProduct(0, 1)),
     _product("AddmvBackward0", linear.addmv, VectorProduct(1, 2)),
-    _product("GroupedMmBackward0", grouped.grouped_mm, Product(0, 1)),
+    _product("GroupedMmBackward0", linear.grouped_mm, Product(0, 1)),
     # Convolutions.
     _product("ConvolutionBackward0", conv.convolution, ImageProduct(0, 1)),
     Op("ConvolutionBackwardBackward0", autograd.by_autograd, routing=routes.samples_first),
     # Recurrent layers in one kernel.
-    _product("MkldnnRnnLayerBackward0", fused.lstm, RecurrentProduct(0, 1), fused.STATES, fused.PULLED_STATES),
-    _product("CudnnRnnBackward0 MiopenRnnBackward0", fused.stack, StackProduct(0, 1), fused.STACKED_STATES,
-             fused.PULLED_STATES, fused.hidden_inside),
+    _product("MkldnnRnnLayerBackward0", recurrent.lstm, RecurrentProduct(0, 1), recurrent.STATES,
+             recurrent.PULLED_STATES),
+    Op("CudnnRnnBackward0 MiopenRnnBackward0", recurrent.stack, data=_STACK, routing=_STACK.routing,
+       passing=_STACK.passing, joined=recurrent.STACKED_STATES, backward=recurrent.PULLED_STATES,
+       hides=recurrent.hidden_inside, reorders=recurrent.is_packed),
     # A recurrent cell in one kernel.
-    Op("ThnnFusedLstmCellBackward0", fused.lstm_cell, routing=routes.samples_first, passing=passing.cell,
-       joined=fused.CELL_STATES),
-    Op("ThnnFusedGruCellBackward0", fused.gru_cell, routing=routes.samples_first, passing=passing.cell),
+    Op("ThnnFusedLstmCellBackward0", recurrent.lstm_cell, routing=routes.samples_first, passing=passing.cell,
+       joined=recurrent.CELL_STATES),
+    Op("ThnnFusedGruCellBackward0", recurrent.gru_cell, routing=routes.samples_first, passing=passing.cell),
     # A recurrent layer without one, over packed sequences (`fold.py`).
     Op(RECURRENCE, recurrent.steps, entry=BatchEntry.INDEX, joined=recurrent.PACKED_ROWS,
        backward=recurrent.PULLED_ROWS),
@@ -287,7 +280,7 @@ TABLE = (
     ),
     # Others that their own backward serves.
     Op("CdistBackward0 TrilinearBackward0", autograd.by_autograd),
-    # A region without parameters may keep the samples apart. With parameters it is refused.
+    # A region without parameters may keep the samples apart. With parameters it is rerecurrent.
     Op(COMPILED, routing=routes.compiled, refusal=_COMPILED),
     # Refused, with a way out.
     Op("CudnnRnnBackwardBackward0", refusal=_FUSED),
@@ -314,6 +307,11 @@ def op_of(name: str) -> Op:
 def rule_of(graph: Graph, k: int) -> Rule | None:
     """The rule of a node; None when there is none."""
     return autograd.by_autograd if autograd.is_opaque(graph, k) else op_of(graph.names[k]).rule
+
+
+def lacks_rule(graph: Graph, k: int) -> bool:
+    """Whether no rule can serve a node."""
+    return rule_of(graph, k) is None or bool(op_of(graph.names[k]).hides(graph.nodes[k]))
 
 
 def is_live(graph: Graph, k: int) -> bool:

@@ -135,7 +135,7 @@ def recurrent(site: Site, own: Layout, inputs: list[Layout]) -> bool:
 
 @_where_known
 def stacked(site: Site, own: Layout, inputs: list[Layout]) -> bool:
-    """Samples on the axis that the kernel was told, of states on the second; rows of packed ones have none."""
+    """Samples on the axis that the kernel takes for theirs, in states on the second; packed rows have no such axis."""
     rows, axis = site.graph.edges[site.k][0], 0 if saved(site.node, "batch_first") else 1
     each = zip(site.inputs, inputs, strict=True)
     return site.rank == 3 and own.axis == axis and all(i.axis == (axis if edge == rows else 1) for edge, i in each)
