@@ -295,6 +295,16 @@ def test_packed_and_padded_sequences_have_plans_of_their_own() -> None:
     assert seen[0] != seen[1] == seen[2]
 
 
+def test_packed_sequences_of_which_few_count() -> None:
+    """Only the longest reach the last time, and nothing tells whose the others are: they contribute nothing."""
+    model = Packed("GRU")
+    packed = pack_padded_sequence(torch.randn(4, 6, 4), LENGTHS[0], batch_first=True, enforce_sorted=False)
+    for _ in range(2):
+        rows = model.rnn(packed.data, None, packed.batch_sizes.tolist())[0]
+        out = pad_packed_sequence(packed._replace(data=rows), batch_first=True)[0]
+        assert_agrees_with_the_loop(out[:, -1].square().sum(1), dict(model.rnn.named_parameters()), 1e-10)
+
+
 def test_packed_samples_that_mix_are_refused() -> None:
     model, x = Packed("LSTM"), torch.randn(4, 6, 4)
     losses = model(x - model.enter(x).mean(0), LENGTHS[0])

@@ -57,8 +57,8 @@ def _nothing(node: Node) -> str:
     return ""
 
 
-def _never(node: Node) -> bool:
-    return False
+def _never(node: Node) -> None:
+    return None
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Op:
     only_input: bool = False  # reads nothing but its input, whatever it makes of it
     refusal: str = ""  # why there is no rule, and what to do
     hides: Callable[[Node], str] = _nothing  # the same of a single node, whose rule cannot serve it
-    reorders: Callable[[Node], bool] = _never  # samples are in an order of its own, to be read at every step
+    reorders: Callable[[Node], int | None] = _never  # the axis of samples in an order that is read at every step
 
     @property
     def is_live(self) -> bool:
@@ -138,7 +138,7 @@ TABLE = (
              recurrent.PULLED_STATES),
     Op("CudnnRnnBackward0 MiopenRnnBackward0", recurrent.stack, data=_STACK, routing=_STACK.routing,
        passing=_STACK.passing, joined=recurrent.STACKED_STATES, backward=recurrent.PULLED_STATES,
-       hides=recurrent.hidden_inside, reorders=recurrent.is_packed),
+       hides=recurrent.hidden_inside, reorders=recurrent.slots_axis),
     # A recurrent cell in one kernel.
     Op("ThnnFusedLstmCellBackward0", recurrent.lstm_cell, routing=routes.samples_first, passing=passing.cell,
        joined=recurrent.CELL_STATES),

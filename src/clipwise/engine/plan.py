@@ -24,7 +24,7 @@ from clipwise.engine.leaps import Shown, confirmed, stages_between_layers
 from clipwise.engine.node import COMPILED, LEAF, RECURRENCE, REENTRANT, at_hand, output_meta
 from clipwise.engine.ops import BatchEntry, is_live, lacks_rule, op_of
 from clipwise.engine.origin import Evidence, Origin
-from clipwise.engine.probing import layouts_of, pass_dead_ends
+from clipwise.engine.probing import in_their_order, layouts_of, pass_dead_ends
 from clipwise.engine.refusals import mixing, no_rule
 from clipwise.engine.routes import CompiledRegion, Routing, Site, in_place, keeps_sizes, region
 from clipwise.engine.stages import Stages, is_stop, stages
@@ -360,8 +360,7 @@ class Planner:
         if not layouts and not probe.blank:
             raise self._mixing(k)
         end = not any(child >= 0 and states[child] is _State.BATCH for child, _ in self.graph.edges[k])
-        if op_of(name).reorders(self.graph.nodes[k]):
-            layouts = tuple(dict.fromkeys(Scattered(layout.axis) for layout in layouts))
+        layouts = in_their_order(layouts, probe, op_of(name).reorders(self.graph.nodes[k]))
         return Meeting(k, tuple(distinct.values()), layouts, end)
 
     def _shared_operands(self, k: int, states: Sequence[_State]) -> dict[Edge, int]:

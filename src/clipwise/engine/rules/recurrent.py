@@ -81,6 +81,11 @@ def is_packed(node: Node) -> bool:
     return bool(saved(node, "batch_sizes"))
 
 
+def slots_axis(node: Node) -> int | None:
+    """The axis of packed sequences, which have an order of their own; None where there are none."""
+    return 1 if is_packed(node) else None
+
+
 def batch_axis(node: Node) -> int:
     """Where a stack of layers has its samples; packed ones once their rows are taken apart."""
     return 0 if saved(node, "batch_first") and not is_packed(node) else 1
