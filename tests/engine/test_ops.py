@@ -217,6 +217,10 @@ WITHOUT_EXAMPLE = {
     "GroupedMmBackward0": "experts, in the zoo",
     "LinearBackward0": "made on other devices than the CPU",
     "MkldnnRnnLayerBackward0": "in single precision only: test_recurrent.py",
+    "CudnnRnnBackward0": "of a GPU: test_gpu_recurrent.py",
+    "MiopenRnnBackward0": "of a GPU: test_gpu_recurrent.py",
+    "ThnnFusedGruCellBackward0": "of a GPU: test_gpu_recurrent.py",
+    "ThnnFusedLstmCellBackward0": "of a GPU: test_gpu_recurrent.py",
     RECURRENCE: "many nodes of torch: test_packed.py",
     "RollBackward0": "its one operand is shared, or after a meeting",
 }

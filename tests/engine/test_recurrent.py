@@ -161,6 +161,6 @@ def test_a_state_that_all_samples_share_without_a_broadcast_is_refused() -> None
 
 
 def test_a_state_has_the_layout_of_the_layer_without_its_times() -> None:
-    assert STATES.layout(Layout(1, exact=True), 0) == Layout(1, exact=True)
-    assert STATES.layout(Layout(1, exact=True), 1) == Layout(0, exact=True)
-    assert STATES.layout(Layout(0, exact=True), 2) is None
+    assert STATES.layout(None, Layout(1, exact=True), 0) == Layout(1, exact=True)
+    assert STATES.layout(None, Layout(1, exact=True), 1) == Layout(0, exact=True)
+    assert STATES.layout(None, Layout(0, exact=True), 2) is None

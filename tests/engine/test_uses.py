@@ -14,7 +14,7 @@ from clipwise.engine import grams
 from clipwise.engine.grams import Gram, Recent, cancelled, ghost_norms, same_memory
 from clipwise.engine.lengths import Lengths, sure_lengths
 from clipwise.engine.rules.conv import Convolved, Geometry
-from clipwise.engine.rules.grouped import Segmented
+from clipwise.engine.rules.linear import Segmented
 from clipwise.engine.uses import (
     Dense,
     Gathered,

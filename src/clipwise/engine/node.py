@@ -190,7 +190,7 @@ def _number(value: object) -> object:
 
 
 _SIZES = frozenset({
-    "C", "H", "HxW", "N", "W", "batch_sizes", "end", "hidden_size", "index", "input_lengths", "length", "max_k",
+    "C", "H", "HxW", "N", "W", "end", "hidden_size", "index", "input_lengths", "length", "max_k",
     "max_q", "max_seqlen_batch_k", "max_seqlen_batch_q", "output_size", "split_size", "split_sizes", "start",
     "storage_offset", "target_lengths",
 })  # fmt: skip
@@ -200,7 +200,7 @@ _SCALES = frozenset({
     "scalars", "scale", "scales", "scales_d", "scales_h", "scales_w", "self", "threshold", "upper", "value", "weight",
 })  # fmt: skip
 _SUMMARIES: dict[str, Callable[[Any], object]] = {
-    "exponent": _number, "normalized_shape": len, "pad": _padded, "repeats": _repeated,
+    "batch_sizes": bool, "exponent": _number, "normalized_shape": len, "pad": _padded, "repeats": _repeated,
 }  # fmt: skip
 
 

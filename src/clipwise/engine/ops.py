@@ -12,7 +12,7 @@ A new operation is a row here, a function in `rules/` if it needs arithmetic of 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import chain, islice
@@ -22,7 +22,7 @@ from torch.autograd.graph import GradientEdge
 
 from clipwise.engine import passing, routes, views
 from clipwise.engine.graph import Graph, differentiate
-from clipwise.engine.node import COMPILED, IN_PLACE_WRITE, RECURRENCE, output_metas
+from clipwise.engine.node import COMPILED, IN_PLACE_WRITE, RECURRENCE, Node, output_metas
 from clipwise.engine.passing import Passing
 from clipwise.engine.products import (
     BatchedProduct,
@@ -31,10 +31,11 @@ from clipwise.engine.products import (
     Product,
     RecurrentProduct,
     RowProduct,
+    StackProduct,
     VectorProduct,
 )
 from clipwise.engine.routes import Route, writing
-from clipwise.engine.rules import Rule, autograd, broadcast, conv, grouped, linear, norm, recurrent, table
+from clipwise.engine.rules import Rule, autograd, broadcast, conv, linear, norm, recurrent, table
 from clipwise.engine.rules.recurrent import Joined, Pulled
 from clipwise.engine.views import Region, View
 
@@ -50,6 +51,14 @@ class BatchEntry(Enum):
     LOOKUP = 3  # the same, and axes of the output are those of the index
     ELEMENTWISE = 4  # by broadcasting: the output is larger than the parameters alone would make it
     ROWWISE = 5  # the same, and every row of an operand is treated alike
+
+
+def _nothing(node: Node) -> str:
+    return ""
+
+
+def _never(node: Node) -> None:
+    return None
 
 
 @dataclass(frozen=True)
@@ -68,6 +77,8 @@ class Op:
     backward: Pulled | None = None  # gives the gradients of inputs, so that autograd need not run the node
     only_input: bool = False  # reads nothing but its input, whatever it makes of it
     refusal: str = ""  # why there is no rule, and what to do
+    hides: Callable[[Node], str] = _nothing  # the same of a single node, whose rule cannot serve it
+    reorders: Callable[[Node], int | None] = _never  # the axis of samples in an order that is read at every step
 
     @property
     def is_live(self) -> bool:
@@ -96,6 +107,8 @@ def _pointwise(names: str, rule: Rule | None = None, entry: BatchEntry = BatchEn
     return Op(names, rule, entry=entry, routing=routes.in_place, passing=passing.pointwise)
 
 
+_STACK = StackProduct(0, 1)
+
 _FUSED = (
     "is a fused recurrent kernel that hides how often its weights are used. Run the forward pass unfused: `with "
     "torch.backends.cudnn.flags(enabled=False): ...`."
@@ -116,13 +129,20 @@ TABLE = (
     _product("LinearBackward0", linear.linear, RowProduct(0, 1)),
     _product("MvBackward0", linear.mv, VectorProduct(0, 1)),
     _product("AddmvBackward0", linear.addmv, VectorProduct(1, 2)),
-    _product("GroupedMmBackward0", grouped.grouped_mm, Product(0, 1)),
+    _product("GroupedMmBackward0", linear.grouped_mm, Product(0, 1)),
     # Convolutions.
     _product("ConvolutionBackward0", conv.convolution, ImageProduct(0, 1)),
     Op("ConvolutionBackwardBackward0", autograd.by_autograd, routing=routes.samples_first),
     # Recurrent layers in one kernel.
     _product("MkldnnRnnLayerBackward0", recurrent.lstm, RecurrentProduct(0, 1), recurrent.STATES,
              recurrent.PULLED_STATES),
+    Op("CudnnRnnBackward0 MiopenRnnBackward0", recurrent.stack, data=_STACK, routing=_STACK.routing,
+       passing=_STACK.passing, joined=recurrent.STACKED_STATES, backward=recurrent.PULLED_STATES,
+       hides=recurrent.hidden_inside, reorders=recurrent.slots_axis),
+    # A recurrent cell in one kernel.
+    Op("ThnnFusedLstmCellBackward0", recurrent.lstm_cell, routing=routes.samples_first, passing=passing.cell,
+       joined=recurrent.CELL_STATES),
+    Op("ThnnFusedGruCellBackward0", recurrent.gru_cell, routing=routes.samples_first, passing=passing.cell),
     # A recurrent layer without one, over packed sequences (`fold.py`).
     Op(RECURRENCE, recurrent.steps, entry=BatchEntry.INDEX, joined=recurrent.PACKED_ROWS,
        backward=recurrent.PULLED_ROWS),
@@ -261,10 +281,10 @@ TABLE = (
     Op("NllLoss2DBackward0 NllLossBackward0", routing=routes.class_loss),
     # Others that their own backward serves.
     Op("CdistBackward0 TrilinearBackward0", autograd.by_autograd),
-    # A region without parameters may keep the samples apart. With parameters it is refused.
+    # A region without parameters may keep the samples apart. With parameters it is rerecurrent.
     Op(COMPILED, routing=routes.compiled, refusal=_COMPILED),
     # Refused, with a way out.
-    Op("CudnnRnnBackward0 CudnnRnnBackwardBackward0 MiopenRnnBackward0", refusal=_FUSED),
+    Op("CudnnRnnBackwardBackward0", refusal=_FUSED),
 )  # fmt: skip
 
 OPS = {name: op for op in TABLE for name in op.names.split()}
@@ -288,6 +308,11 @@ def op_of(name: str) -> Op:
 def rule_of(graph: Graph, k: int) -> Rule | None:
     """The rule of a node; None when there is none."""
     return autograd.by_autograd if autograd.is_opaque(graph, k) else op_of(graph.names[k]).rule
+
+
+def lacks_rule(graph: Graph, k: int) -> bool:
+    """Whether no rule can serve a node."""
+    return rule_of(graph, k) is None or bool(op_of(graph.names[k]).hides(graph.nodes[k]))
 
 
 def is_live(graph: Graph, k: int) -> bool:

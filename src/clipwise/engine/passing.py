@@ -49,6 +49,13 @@ def random(shape: Sequence[int], like: Tensor) -> Tensor:
     return (torch.rand(*shape, generator=generator, device="cpu") + 0.5).to(like)
 
 
+def cell(node: Node, position: int, gradient: Tensor, arrived: Tensor) -> Tensor:
+    """The gradient of a recurrent cell's input, where it is of use, else that of the next state, once for each gate."""
+    if gradient.dim() != arrived.dim():  # of a bias
+        return finite(node, position, gradient, arrived)
+    return alive(gradient, arrived.repeat(1, gradient.shape[1] // arrived.shape[1]))
+
+
 # Operations that bring the elements of their input together within some axes, and keep its shape.
 
 

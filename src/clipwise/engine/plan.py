@@ -22,9 +22,9 @@ from clipwise.engine.graph import Edge, Graph
 from clipwise.engine.layout import Layout, Probe, Scattered, all_finite
 from clipwise.engine.leaps import Shown, confirmed, stages_between_layers
 from clipwise.engine.node import COMPILED, LEAF, RECURRENCE, REENTRANT, at_hand, output_meta
-from clipwise.engine.ops import BatchEntry, is_live, op_of, rule_of
+from clipwise.engine.ops import BatchEntry, is_live, lacks_rule, op_of
 from clipwise.engine.origin import Evidence, Origin
-from clipwise.engine.probing import layouts_of, pass_dead_ends
+from clipwise.engine.probing import in_their_order, layouts_of, pass_dead_ends
 from clipwise.engine.refusals import mixing, no_rule
 from clipwise.engine.routes import CompiledRegion, Routing, Site, in_place, keeps_sizes, region
 from clipwise.engine.stages import Stages, is_stop, stages
@@ -338,7 +338,8 @@ class Planner:
         def layout_of(edge: Edge) -> Layout | None:
             known, joined = layouts.get(edge[0], ()), op_of(self.graph.names[edge[0]]).joined
             layout = known[0] if len(known) == 1 and isinstance(known[0], Layout) else None
-            return layout if joined is None or layout is None else joined.layout(layout, edge[1])
+            node = self.graph.nodes[edge[0]]
+            return layout if joined is None or layout is None else joined.layout(node, layout, edge[1])
 
         return layout_of
 
@@ -395,6 +396,7 @@ class Planner:
         if not layouts and not probe.blank:
             raise self._mixing(k)
         end = not any(child >= 0 and states[child] is _State.BATCH for child, _ in self.graph.edges[k])
+        layouts = in_their_order(layouts, probe, op_of(name).reorders(self.graph.nodes[k]))
         return Meeting(k, tuple(distinct.values()), layouts, end)
 
     def _shared_operands(self, k: int, states: Sequence[_State]) -> dict[Edge, int]:
@@ -407,7 +409,7 @@ class Planner:
 
     def _refuse_unknown(self, meetings: Sequence[int], states: Sequence[_State]) -> None:
         """Name every node without a rule at once, not one after the other."""
-        unknown = [k for k in meetings if rule_of(self.graph, k) is None]
+        unknown = [k for k in meetings if lacks_rule(self.graph, k)]
         if unknown:
             reasons = [no_rule(self.graph, k, self._parameters(self._shared_operands(k, states))) for k in unknown]
             raise UnsupportedNode("\n".join(dict.fromkeys(reasons)))

@@ -110,6 +110,15 @@ def layouts_of(probe: Probe, batch_size: int) -> tuple[Layout | Scattered, ...]:
     return tuple(Scattered(axis) for axis in islice(axes, 1))
 
 
+def in_their_order(
+    layouts: tuple[Layout | Scattered, ...], probe: Probe, axis: int | None
+) -> tuple[Layout | Scattered, ...]:
+    """The layouts of a node that has samples along an axis in an order of its own: what looks regular is chance."""
+    if axis is None or not layouts or owners_by_digits(probe, axis) is None:
+        return layouts
+    return (Scattered(axis),)
+
+
 def _tells_little(probe: Probe, layouts: Sequence[object]) -> bool:
     return len(layouts) > 1 or probe.blank or not all_finite(probe.plain)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from clipwise.engine.node import Node, saved
 from clipwise.engine.passing import alive, finite, is_dead, random
-from clipwise.engine.routes import Routing, Site, recurrent, samples_first
+from clipwise.engine.routes import Routing, Site, recurrent, samples_first, stacked
 from clipwise.engine.rules.conv import Geometry
 
 
@@ -115,7 +115,7 @@ class RecurrentProduct(Product):
     @property
     def operands(self) -> tuple[int, ...]:
         """The rows, and both states."""
-        return self.first, 5, 6
+        return self.first, -2, -1
 
     def data_axes(self, rank: int, left_is_data: bool, right_is_shared: bool) -> list[int]:
         """Times and samples."""
@@ -124,3 +124,11 @@ class RecurrentProduct(Product):
     def routing(self, site: Site) -> Routing:
         """Every sample is read by itself, from one time to the next."""
         return recurrent(site)
+
+
+class StackProduct(RecurrentProduct):
+    """The same for all layers of a stack in one kernel."""
+
+    def routing(self, site: Site) -> Routing:
+        """Every sample is read by itself here too."""
+        return stacked(site)

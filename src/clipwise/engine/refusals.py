@@ -34,7 +34,7 @@ def mixing(graph: Graph, after: str, whose: str) -> NotSeparable:
 def no_rule(graph: Graph, k: int, parameters: str) -> str:
     """Why a node that parameters meet the batch at cannot be served, and what to do."""
     name = graph.names[k]
-    refusal = op_of(name).refusal
+    refusal = op_of(name).refusal or op_of(name).hides(graph.nodes[k])
     if refusal:
         return f"{name} (parameters {parameters}) {refusal}"
     if output_meta(graph.nodes[k]).dtype.is_complex:

@@ -134,6 +134,14 @@ def recurrent(site: Site, own: Layout, inputs: list[Layout]) -> bool:
 
 
 @_where_known
+def stacked(site: Site, own: Layout, inputs: list[Layout]) -> bool:
+    """Samples on the axis that the kernel takes for theirs, in states on the second; packed rows have no such axis."""
+    rows, axis = site.graph.edges[site.k][0], 0 if saved(site.node, "batch_first") else 1
+    each = zip(site.inputs, inputs, strict=True)
+    return site.rank == 3 and own.axis == axis and all(i.axis == (axis if edge == rows else 1) for edge, i in each)
+
+
+@_where_known
 def attention(site: Site, own: Layout, inputs: list[Layout]) -> bool:
     """Rows meet rows of the same leading axes only."""
     return own.axis < site.rank - 2

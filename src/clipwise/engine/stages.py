@@ -52,8 +52,10 @@ def stages(graph: Graph, stops: Set[int], is_batch: Callable[[int], bool]) -> St
 def is_stop(graph: Graph, k: int, is_batch: Callable[[int], bool]) -> bool:
     """Whether the rule of a node gives the gradients of all its inputs that are computed from the batch."""
     known = op_of(graph.names[k]).backward
-    inputs = (at for at, (child, _) in enumerate(graph.edges[k]) if child >= 0 and is_batch(child))
-    return known is not None and all(at in known.positions for at in inputs)
+    if known is None:
+        return False
+    given = {position % len(graph.edges[k]) for position in known.positions}
+    return all(at in given for at, (child, _) in enumerate(graph.edges[k]) if child >= 0 and is_batch(child))
 
 
 def let_nothing_through(gradients: Gradients) -> Gradients:
