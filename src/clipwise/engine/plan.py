@@ -24,7 +24,7 @@ from clipwise.engine.leaps import Shown, confirmed, stages_between_layers
 from clipwise.engine.node import COMPILED, LEAF, RECURRENCE, REENTRANT, at_hand, output_meta
 from clipwise.engine.ops import BatchEntry, is_live, lacks_rule, op_of
 from clipwise.engine.origin import Evidence, Origin
-from clipwise.engine.probing import in_their_order, layouts_of, pass_dead_ends
+from clipwise.engine.probing import in_their_order, infer_layouts, layouts_in, layouts_of, pass_dead_ends
 from clipwise.engine.refusals import mixing, no_rule
 from clipwise.engine.routes import CompiledRegion, Routing, Site, in_place, keeps_sizes, region
 from clipwise.engine.stages import Stages, is_stop, stages
@@ -203,7 +203,7 @@ class Planner:
         if states[0] is _State.SHARED:  # the losses themselves show no layout
             raise self._mixing(0)
         self._refine(layouts, probe)
-        self._infer(layouts, self._is_batch_in(states))
+        infer_layouts(self.graph, layouts, self._is_batch_in(states))
         self._refuse_unseen(states)
         self._refuse_hidden_batch(states)
         self.finite = all(all_finite(found.plain) for found in probes.values())
@@ -275,37 +275,6 @@ class Planner:
                     if isinstance(layout, Layout) and torch.equal(layout.elements(shape, self.batch_size), expected)
                 )
 
-    def _infer(self, layouts: dict[int, tuple[Layout | Scattered, ...]], is_batch: Callable[[int], bool]) -> None:
-        """Settle layouts that are left open by what reads the value: from the losses down.
-
-        The loss of a class is read from one element of each row. Those of two samples may lie in two halves of the
-        columns as well as in two rows. But an operation that keeps rows apart, whatever the numbers, gave each row's
-        element to a sample of its own. Where only one layout lets all readers do so, it is that one.
-        """
-        readers: dict[int, list[int]] = {}
-        for k in reversed(self.graph.leaves_first):
-            known = layouts.get(k, ())
-            if len(known) > 1 and k in readers:
-                fits = [layout for layout in known if self._keep_apart(readers[k], k, layout, layouts, is_batch)]
-                layouts[k] = tuple(fits) if len(fits) == 1 else known
-            if self.reaches[k] and is_batch(k):
-                for child in {child for child, _ in self.graph.edges[k] if child >= 0}:
-                    readers.setdefault(child, []).append(k)
-
-    def _keep_apart(
-        self,
-        readers: Sequence[int],
-        k: int,
-        layout: Layout | Scattered,
-        layouts: Mapping[int, tuple[Layout | Scattered, ...]],
-        is_batch: Callable[[int], bool],
-    ) -> bool:
-        """Whether all that read a value are known to keep its samples apart if they lie in it like this."""
-        tried = {**layouts, k: (layout,)}
-        sites = (Site(self.graph, reader, self._layout_in(tried), is_batch) for reader in readers)
-        apart = (Routing.NEVER, Routing.IDENTITY)
-        return all(op_of(self.graph.names[site.k]).routing(site) in apart for site in sites)
-
     def _keeps_order(self, k: int) -> bool:
         view = op_of(self.graph.names[k]).view
         return view is not None and view.keeps_order
@@ -332,22 +301,11 @@ class Planner:
     def _has_batch_below(self, k: int, states: Sequence[_State]) -> bool:
         return any(child >= 0 and states[child] is _State.BATCH for child, _ in self.graph.edges[k])
 
-    def _layout_in(self, layouts: Mapping[int, tuple[Layout | Scattered, ...]]) -> Callable[[Edge], Layout | None]:
-        """The one layout of an output of a node, where it is known."""
-
-        def layout_of(edge: Edge) -> Layout | None:
-            known, joined = layouts.get(edge[0], ()), op_of(self.graph.names[edge[0]]).joined
-            layout = known[0] if len(known) == 1 and isinstance(known[0], Layout) else None
-            node = self.graph.nodes[edge[0]]
-            return layout if joined is None or layout is None else joined.layout(node, layout, edge[1])
-
-        return layout_of
-
     def _moves(
         self, states: Sequence[_State], layouts: Mapping[int, tuple[Layout | Scattered, ...]]
     ) -> dict[int, Routing | CompiledRegion]:
         """How far each node after a meeting can be trusted to keep the samples apart."""
-        is_batch, layout_of = self._is_batch_in(states), self._layout_in(layouts)
+        is_batch, layout_of = self._is_batch_in(states), layouts_in(self.graph, layouts)
         after = (k for k in self.entries if is_batch(k) and self._has_batch_below(k, states))
         moves: dict[int, Routing | CompiledRegion] = {}
         for k in after:

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import islice
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-from clipwise.engine.graph import Graph
+from clipwise.engine.graph import Edge, Graph
 from clipwise.engine.layout import (
     NARROW,
     WIDE,
@@ -30,6 +31,7 @@ from clipwise.engine.leaps import Leaps, Shown
 from clipwise.engine.node import LEAF, Node
 from clipwise.engine.ops import Gradients, as_one, gradients_at, op_of
 from clipwise.engine.passing import Passing
+from clipwise.engine.routes import Routing, Site
 from clipwise.engine.stages import Stages
 
 
@@ -155,3 +157,46 @@ def _shows_everybody(layout: Layout | Scattered, probe: Probe, before: Probe) ->
         return True
     spoilt = owners[~torch.isfinite(before.plain).movedim(axis, 0).reshape(len(owners), -1).all(1)]
     return bool(spoilt.numel()) and bool(probe.bad[spoilt].all())  # what is not finite lies with losses that are not
+
+
+Layouts: TypeAlias = Mapping[int, tuple[Layout | Scattered, ...]]
+
+
+def layouts_in(graph: Graph, layouts: Layouts) -> Callable[[Edge], Layout | None]:
+    """The one layout of an output of a node, where it is known."""
+
+    def layout_of(edge: Edge) -> Layout | None:
+        known, joined = layouts.get(edge[0], ()), op_of(graph.names[edge[0]]).joined
+        layout = known[0] if len(known) == 1 and isinstance(known[0], Layout) else None
+        return layout if joined is None or layout is None else joined.layout(graph.nodes[edge[0]], layout, edge[1])
+
+    return layout_of
+
+
+def infer_layouts(
+    graph: Graph, layouts: dict[int, tuple[Layout | Scattered, ...]], is_batch: Callable[[int], bool]
+) -> None:
+    """Settle layouts that are left open by what reads the value: from the losses down.
+
+    The loss of a class is read from one element of each row. Those of two samples may lie in two halves of the columns
+    as well as in two rows. But an operation that keeps rows apart, whatever the numbers, gave each row's element to a
+    sample of its own. Where only one layout lets all readers do so, it is that one.
+    """
+    readers: dict[int, list[int]] = {}
+    for k in reversed(graph.leaves_first):
+        known = layouts.get(k, ())
+        if len(known) > 1 and k in readers:
+            tried = [(layout, layouts_in(graph, {**layouts, k: (layout,)})) for layout in known]
+            fits = [
+                layout
+                for layout, layout_of in tried
+                if all(_keeps_apart(Site(graph, reader, layout_of, is_batch)) for reader in readers[k])
+            ]
+            layouts[k] = tuple(fits) if len(fits) == 1 else known
+        if is_batch(k):
+            for child in {child for child, _ in graph.edges[k] if child >= 0}:
+                readers.setdefault(child, []).append(k)
+
+
+def _keeps_apart(site: Site) -> bool:
+    return op_of(site.graph.names[site.k]).routing(site) in (Routing.NEVER, Routing.IDENTITY)
