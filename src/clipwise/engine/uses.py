@@ -17,7 +17,7 @@ from torch import Tensor
 
 from clipwise.engine.grams import Doubts, Gram, Recent, cancelled, ghost_norms
 from clipwise.engine.lengths import lengths, sure_lengths
-from clipwise.engine.precision import HALF
+from clipwise.engine.precision import HALF, in_dtype
 from clipwise.engine.room import Room
 
 _ALL = slice(None)
@@ -46,7 +46,7 @@ def per_sample(factors_B: Tensor, dim: int) -> Tensor:
 
 def weighted_sum(factors_B: Tensor, gradients_B: Tensor) -> Tensor:
     """sum_i c_i g_i for instantiated gradients."""
-    factors_B = factors_B.to(gradients_B.dtype)
+    factors_B = in_dtype(factors_B, gradients_B.dtype)
     if gradients_B.dim() == 2:
         return factors_B @ gradients_B
     return (factors_B @ gradients_B.reshape(gradients_B.shape[0], -1)).view(gradients_B.shape[1:])
@@ -129,7 +129,7 @@ class Dense(Use):
             super().add_weighted(factors_B, total)
         else:
             rows = self._gradients.reshape(self.batch_size, -1)
-            total.view(-1).addmv_(rows.t(), factors_B.to(total.dtype))
+            total.view(-1).addmv_(rows.t(), in_dtype(factors_B, total.dtype))
 
     def without(self, bad_B: Tensor) -> Dense:
         return Dense(_zeroed(self._gradients, bad_B), self.shape)
@@ -259,7 +259,7 @@ class Outer(Use):
     def _scaled(self, factors_B: Tensor) -> tuple[Tensor, Tensor]:
         """All rows (N, m) and (N, n), or stacks (*E, N, m) and (*E, N, n), the narrower ones times their factors."""
         left, right = self.left, self.right
-        factors = factors_B.to(left.dtype)
+        factors = in_dtype(factors_B, left.dtype)
         factors = factors.unsqueeze(1) if left.dim() == 2 else per_sample(factors, left.dim())
         if left.shape[-1] < right.shape[-1]:
             left = left * factors
