@@ -237,7 +237,7 @@ class Backward:
         uses = self.uses.get(edge, [])
         if not self.plan.chains[edge].transposed:
             return uses
-        seen = [use if isinstance(use, (Dense, Outer)) else Dense(use.gradients(), use.shape) for use in uses]
+        seen = [use if isinstance(use, (Outer, Dense)) else Dense(use.gradients(), use.shape) for use in uses]
         return [use.transposed() for use in seen]
 
     @property

@@ -167,6 +167,11 @@ class Pieces(Use):
             piece.add_weighted(factors, total)
         return total
 
+    def add_weighted(self, factors_B: Tensor, total: Tensor) -> None:
+        """One piece after the other."""
+        for piece, factors in self._shared_out(factors_B):
+            piece.add_weighted(factors, total)
+
     def without(self, bad_B: Tensor) -> Use:
         return Pieces([piece.without(bad) for piece, bad in self._shared_out(bad_B)])
 
@@ -244,17 +249,20 @@ class Outer(Use):
         return gradients.reshape(gradients.shape[0], *self.shape)
 
     def weighted(self, factors_B: Tensor) -> Tensor:
-        left, right = self._scaled(factors_B)
-        product = _product(left, right) if left.dim() == 2 else left.mT @ right
-        return product if product.shape == self.shape else product.reshape(self.shape)
+        return self._formed_sum(*self._scaled(factors_B))
 
     def add_weighted(self, factors_B: Tensor, total: Tensor) -> None:
         """The product is added as it is formed."""
         left, right = self._scaled(factors_B)
         if left.dim() != 2 or not _takes(total, left) or _is_narrow(left, right):
-            super().add_weighted(factors_B, total)
+            total.view(self.shape).add_(self._formed_sum(left, right))
         else:
             total.view(left.shape[1], right.shape[1]).addmm_(left.t(), right)
+
+    def _formed_sum(self, left: Tensor, right: Tensor) -> Tensor:
+        """The sum over samples, of rows that have their factors."""
+        product = _product(left, right) if left.dim() == 2 else left.mT @ right
+        return product if product.shape == self.shape else product.reshape(self.shape)
 
     def _scaled(self, factors_B: Tensor) -> tuple[Tensor, Tensor]:
         """All rows (N, m) and (N, n), or stacks (*E, N, m) and (*E, N, n), the narrower ones times their factors."""
