@@ -437,9 +437,8 @@ class Backward:
 
 
 def _dtype(graph: Graph, edge: Edge) -> torch.dtype:
-    k = edge[0]
-    if graph.names[k] == LEAF:
-        return widened(graph.nodes[k].variable.dtype)
+    if graph.names[edge[0]] == LEAF:
+        return widened(graph.nodes[edge[0]].variable.dtype)
     return graph.meta(edge).dtype
 
 
