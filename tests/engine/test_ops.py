@@ -181,6 +181,8 @@ FURTHER: dict[str, tuple[str, tuple[int, ...], Program]] = {
         F.group_norm(pairs(x).permute(1, 2, 0), 3, ONES[0], w)),
     "group norm, in order": ("NativeGroupNormBackward0", (4,), lambda w, x:
         F.group_norm(images(x).contiguous(), 2, w)),
+    "shift of a group norm, in order": ("NativeGroupNormBackward0", (4,), lambda w, x:
+        F.group_norm(images(x).contiguous(), 2, torch.ones(4, dtype=x.dtype), w)),
     "group norm of several rows": ("NativeGroupNormBackward0", (4,), lambda w, x:
         F.group_norm(images(twice(x)), 2, w).view(len(x), -1)),
     "batch norm of images": ("NativeBatchNormBackward0", (4,), lambda w, x:

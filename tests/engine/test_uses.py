@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from clipwise.engine import grams
 from clipwise.engine.grams import Gram, Recent, cancelled, ghost_norms, same_memory
@@ -475,3 +477,29 @@ def test_few_pixels_under_many_channels(stride: int, how: str, monkeypatch: pyte
 
 def test_a_small_kernel_has_its_gradients_formed() -> None:
     assert made("convolution")[0].how == "instantiated"
+
+
+class _Counted(TorchDispatchMode):
+    """Counts operations by their name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls[func.overloadpacket.__name__] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_narrow_product_has_its_factors_once_where_it_is_added() -> None:
+    use, gradients = Outer(numbers(B, 20), numbers(B, 3), (20, 3)), numbers(20, 3)
+    with _Counted() as counted:
+        use.add_weighted(torch.rand(B, dtype=DOUBLE), gradients)
+    assert counted.calls["mul"] == 1
+
+
+def test_pieces_are_added_to_a_sum_as_they_are_formed() -> None:
+    use, _ = in_pieces(2, 2)
+    with _Counted() as counted:
+        use.add_weighted(torch.rand(B, dtype=DOUBLE), numbers(3, 2))
+    assert counted.calls["addmv_"] == 2 and not counted.calls["add_"]

@@ -51,8 +51,10 @@ class CachedPlan:
 
     def belongs_to(self, tensors: Sequence[Tensor]) -> bool:
         """Whether these are the very parameters, not others that were given their addresses, and of the same shapes."""
-        same = zip(self.owners, self.shapes, tensors, strict=True)
-        return all(owner() is tensor and tensor.shape == shape for owner, shape, tensor in same)
+        for owner, shape, tensor in zip(self.owners, self.shapes, tensors, strict=True):
+            if owner() is not tensor or tensor.shape != shape:
+                return False
+        return True
 
 
 class Engine:
@@ -73,9 +75,9 @@ class Engine:
         """The graph of the losses; refused when it reaches none of the parameters."""
         whole = walk(losses, parameters.position, parameters.tensors)
         graph = folded(whole)
-        if (parameters.identity, graph.signature) in self._not_folded:
+        if graph is not whole and (parameters.identity, graph.signature) in self._not_folded:
             graph = whole
-        if all(place < 0 for place in graph.leaf_parameter.values()):
+        if max(graph.leaf_parameter.values(), default=-1) < 0:
             raise InvalidLosses(
                 "no parameter is reached from the losses. Pass the parameters that the losses were computed from "
                 "(model.parameters() of the very model that was called). torch.utils.checkpoint hides them with "

@@ -18,7 +18,7 @@ from clipwise.engine.history import Planning
 from clipwise.engine.norms import bad_samples, largest_norm, negligible_norm, settled, working_dtype
 from clipwise.engine.origin import Evidence
 from clipwise.engine.parameters import Parameters, Params, validate
-from clipwise.engine.precision import widened
+from clipwise.engine.precision import in_dtype, widened
 from clipwise.engine.room import Room
 from clipwise.engine.run import Factors
 from clipwise.engine.uses import accurate
@@ -253,7 +253,7 @@ def _added(parts: Sequence[Tensor]) -> Tensor:
 
 def _total(squared: Mapping[int, Tensor], members: Sequence[int], losses: Tensor) -> Tensor:
     parts = [squared[place] for place in members if place in squared]
-    return _added(parts).double() if parts else torch.zeros_like(losses, dtype=torch.float64)
+    return in_dtype(_added(parts), torch.float64) if parts else torch.zeros_like(losses, dtype=torch.float64)
 
 
 def _factors(rule: Rule, norms: Tensor, negligible: Tensor, bad: Tensor | None) -> Tensor:
@@ -269,7 +269,7 @@ def _filled(sums: Mapping[int, Tensor], parameters: Parameters) -> list[Tensor]:
     for place, p in enumerate(parameters.tensors):
         dtype = widened(p.dtype)
         part = sums.get(place)
-        filled.append(torch.zeros_like(p, dtype=dtype) if part is None else dense(part).to(dtype))
+        filled.append(torch.zeros_like(p, dtype=dtype) if part is None else in_dtype(dense(part), dtype))
     return filled
 
 

@@ -40,6 +40,8 @@ def refuse_donated(graph: Graph) -> None:
 
     Torch leaves it out where it compiles the backward pass later, for a graph that is kept.
     """
+    if COMPILED not in graph.names:
+        return
     for node, name in zip(graph.nodes, graph.names, strict=True):
         kind = getattr(type(node), "_forward_cls", None) if name == COMPILED else None
         later = getattr(kind, "compiled_bw", None) is None

@@ -12,7 +12,6 @@ from typing import Literal, TypeAlias
 import torch
 
 from clipwise.engine.graph import Edge, Graph
-from clipwise.engine.node import output_meta
 from clipwise.engine.plan import GraphPlan
 from clipwise.engine.precision import HALF
 
@@ -25,13 +24,13 @@ _SHARE = 0.1  # of what a plain step holds, by default, for gradients of samples
 
 def held_bytes(graph: Graph, plan: GraphPlan) -> int:
     """Bytes of the output gradients at all meetings: what book-keeping holds between norms and sum, at most."""
-    outputs = (output_meta(graph.nodes[meeting.node]) for meeting in plan.meetings)
+    outputs = (graph.meta((meeting.node, 0)) for meeting in plan.meetings)
     return sum(int(torch.Size(output.shape).numel()) * int(output.dtype.itemsize) for output in outputs)
 
 
 def reduced_precision(graph: Graph, plan: GraphPlan) -> bool:
     """Whether some gradient is in half precision, where autograd would round a sum that must keep to its bound."""
-    return any(output_meta(graph.nodes[meeting.node]).dtype in HALF for meeting in plan.meetings)
+    return any(graph.meta((meeting.node, 0)).dtype in HALF for meeting in plan.meetings)
 
 
 def free_bytes(device: torch.device) -> int:
@@ -62,7 +61,7 @@ def kept(graph: Graph, plan: GraphPlan, batch_size: int, memory: int | None) -> 
     """
     candidates: list[tuple[float, int, Edge]] = []
     for meeting in plan.meetings:
-        output = output_meta(graph.nodes[meeting.node])
+        output = graph.meta((meeting.node, 0))
         edges = (graph.edges[meeting.node][position] for position in meeting.operands)
         for edge in edges:
             shape = plan.shapes.get(edge, ())

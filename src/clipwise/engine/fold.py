@@ -38,7 +38,10 @@ class _Chain(NamedTuple):
 
 def folded(graph: Graph) -> Graph:
     """The graph with a node in place of every chain of products with one weight; the same graph where there is none."""
-    chains = [chain for group in _groups(graph) if (chain := _chain(graph, group)) is not None]
+    groups = _groups(graph)
+    if not groups:
+        return graph
+    chains = [chain for group in groups if (chain := _chain(graph, group)) is not None]
     taken: set[int] = set()
     apart = []
     for chain in chains:
@@ -50,12 +53,12 @@ def folded(graph: Graph) -> Graph:
 
 def _groups(graph: Graph) -> list[list[int]]:
     """Products with one weight and one bias."""
+    products = [(k, name) for k, name in enumerate(graph.names) if name in PRODUCTS]
+    if len(products) < _FEWEST:
+        return []
     found: dict[tuple[str, Edge, Edge], list[int]] = {}
-    for k, name in enumerate(graph.names):
-        places = PRODUCTS.get(name)
-        if places is None:
-            continue
-        bias, _, weight = places
+    for k, name in products:
+        bias, _, weight = PRODUCTS[name]
         turned = graph.edges[k][weight][0]
         if turned >= 0 and graph.names[turned] == TURNED:
             of_bias = NO_EDGE if bias is None else graph.edges[k][bias]

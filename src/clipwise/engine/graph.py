@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from clipwise.engine.node import LEAF, RECURRENCE, Node, name_of, output_meta, output_metas, structure_readers
+from clipwise.engine.node import LEAF, RECURRENCE, Meta, Node, name_of, output_metas, structure_readers
 from clipwise.errors import UnsupportedNode
 
 NO_EDGE = (-1, 0)
@@ -28,12 +28,15 @@ Edge: TypeAlias = tuple[int, int]  # (position of the child node, which of its o
 @contextmanager
 def unrecorded() -> Iterator[None]:
     """No graph of its own, and no autocast, under which norms would be rounded and could read low."""
-    with ExitStack() as stack:
-        for device in _AUTOCASTING:
-            if torch.is_autocast_enabled(device):
+    casting = [device for device in _AUTOCASTING if torch.is_autocast_enabled(device)]
+    with torch.no_grad():
+        if not casting:
+            yield
+            return
+        with ExitStack() as stack:
+            for device in casting:
                 stack.enter_context(torch.autocast(device, enabled=False))
-        stack.enter_context(torch.no_grad())
-        yield
+            yield
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,13 +53,25 @@ class Graph:
     parameters: Sequence[Tensor]
     signature: tuple[object, ...]
 
+    @cached_property
+    def _metas(self) -> dict[int, Sequence[Meta]]:
+        return {}
+
+    def meta(self, edge: Edge) -> Meta:
+        """What autograd knows about an output of a node, asked for once: torch makes it anew at every question."""
+        k, output = edge
+        metas = self._metas.get(k)
+        if metas is None:
+            metas = self._metas[k] = output_metas(self.nodes[k])
+        return metas[output]
+
     def shape(self, edge: Edge) -> torch.Size:
         """The shape of the value that flows along an edge."""
-        k, output = edge
+        k = edge[0]
         if self.names[k] == LEAF:
             shape: torch.Size = self.nodes[k].variable.shape
             return shape
-        return torch.Size(output_meta(self.nodes[k], output).shape)
+        return torch.Size(self.meta(edge).shape)
 
     def gradient_edge(self, edge: Edge) -> GradientEdge | Tensor:
         """What `torch.autograd.grad` takes for this edge, as an input or an output."""
@@ -145,7 +160,7 @@ def walk(losses: Tensor, position: Mapping[int, int], parameters: Sequence[Tenso
     """Read the graph of `losses`; `position` maps `id(parameter)` to its place in `parameters`."""
     root = losses.grad_fn
     nodes: list[Node] = [root]
-    index: dict[Node, int] = {root: 0}
+    index: dict[Node | None, int] = {None: NO_EDGE[0], root: 0}
     names: list[str] = []
     edges: list[tuple[Edge, ...]] = []
     leaf_parameter: dict[int, int] = {}
@@ -161,9 +176,6 @@ def walk(losses: Tensor, position: Mapping[int, int], parameters: Sequence[Tenso
             continue
         row: list[Edge] = []
         for child, output in node.next_functions:
-            if child is None:
-                row.append(NO_EDGE)
-                continue
             k = index.get(child)
             if k is None:
                 k = index[child] = len(nodes)
@@ -182,7 +194,8 @@ def leaf_entry(node: Node, place: int) -> object:
 
 def node_entry(node: Node, name: str, edges: tuple[Edge, ...]) -> object:
     """What of a node is structure."""
-    return (name, edges, *[read(node) for read in structure_readers(node.__class__)])
+    readers = structure_readers(node.__class__)
+    return (name, edges, *[read(node) for read in readers]) if readers else (name, edges)
 
 
 def dense(gradient: Tensor) -> Tensor:

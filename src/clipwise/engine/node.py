@@ -165,9 +165,11 @@ def at_hand(node: Node) -> bool:
         return all(map(at_hand, (*node.products, node.entry)))
     for name in _members(node.__class__, _RAW):
         value = getattr(node, name)
-        for item in value if isinstance(value, (tuple, list)) else (value,):
-            if getattr(item, "unpack_hook", item) is not None:
+        if isinstance(value, (tuple, list)):
+            if any(getattr(item, "unpack_hook", item) is not None for item in value):
                 return False
+        elif getattr(value, "unpack_hook", value) is not None:
+            return False
     return True
 
 

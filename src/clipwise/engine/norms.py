@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -21,12 +22,14 @@ def working_dtype(losses: Tensor, parameters: Iterable[Tensor]) -> torch.dtype:
     return torch.float64 if double else torch.float32
 
 
+@cache
 def negligible_norm(dtype: torch.dtype) -> float:
     """Norms below this are not accurate, since their squares run out of exponents; they are taken for zero."""
     numbers = torch.finfo(widened(dtype))
     return math.sqrt(numbers.tiny / numbers.eps)
 
 
+@cache
 def largest_norm(dtype: torch.dtype) -> float:
     """Beyond this the square of a norm is beyond `dtype`."""
     return math.sqrt(torch.finfo(dtype).max)

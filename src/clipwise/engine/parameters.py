@@ -106,6 +106,17 @@ def validate(losses: Tensor, parameters: Parameters) -> None:
         raise InvalidLosses(f"losses must be floating point, got {losses.dtype}.")
     if not parameters.tensors:
         raise InvalidLosses("params is empty: there is nothing to differentiate.")
+    for p in parameters.tensors:
+        if not p.requires_grad or p.is_complex() or p.layout != torch.strided:
+            _refuse(parameters)
+    if losses.numel() and losses.grad_fn is None:
+        raise InvalidLosses(
+            "losses do not require grad: they were computed under no_grad, detached, or from frozen parameters."
+        )
+
+
+def _refuse(parameters: Parameters) -> None:
+    """Refuse parameters that are frozen, complex or sparse."""
     if not all(p.requires_grad for p in parameters.tensors):
         frozen = [parameters.describe(k) for k, p in enumerate(parameters.tensors) if not p.requires_grad]
         raise InvalidLosses(
@@ -116,7 +127,3 @@ def validate(losses: Tensor, parameters: Parameters) -> None:
         raise UnsupportedNode("complex parameters have no per-sample rules; store their real and imaginary parts.")
     if any(p.layout != torch.strided for p in parameters.tensors):
         raise UnsupportedNode("sparse parameters have no per-sample rules: noise is dense. Store them with to_dense().")
-    if losses.numel() and losses.grad_fn is None:
-        raise InvalidLosses(
-            "losses do not require grad: they were computed under no_grad, detached, or from frozen parameters."
-        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 HALF = (torch.float16, torch.bfloat16)
 
@@ -14,3 +15,8 @@ def widened(dtype: torch.dtype) -> torch.dtype:
     (torch.float32, torch.float64)
     """
     return torch.float32 if dtype in HALF else dtype
+
+
+def in_dtype(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """`tensor.to(dtype)`, which takes a microsecond where there is nothing to do: a small step has dozens of them."""
+    return tensor if tensor.dtype == dtype else tensor.to(dtype)

@@ -19,7 +19,7 @@ from clipwise.engine.grams import Doubts, Recent
 from clipwise.engine.graph import Edge, Graph, differentiate
 from clipwise.engine.layout import Layout, Scattered, all_finite, blank, pack
 from clipwise.engine.lengths import Lengths
-from clipwise.engine.node import COMPILED, LEAF, at_hand, output_meta, saved_floats
+from clipwise.engine.node import COMPILED, LEAF, at_hand, saved_floats
 from clipwise.engine.ops import Gradients, as_one, gradients_at, rule_of
 from clipwise.engine.owners import Owners, StalePlan
 from clipwise.engine.plan import GraphPlan, Meeting, pattern
@@ -103,7 +103,7 @@ class Backward:
     ) -> None:
         self.graph, self.plan, self.norms_only = graph, plan, norms_only
         self.batch_size = losses.shape[0]
-        self._losses = losses.detach()
+        self._losses = losses
         self.uses: dict[Edge, list[Use]] = {}
         self._norms: dict[Edge, Tensor] = {}
         self._lengths = Lengths()
@@ -111,7 +111,7 @@ class Backward:
         # Settled at the end, for which all operands are held; where only norms are wanted nothing is.
         self._doubts = None if norms_only else Doubts()
         self._room = room
-        self._kept = frozenset[Edge]()
+        self._kept: frozenset[Edge] = frozenset()
         if room is not None and plan.streaming and not norms_only:
             room.begin()
             self._kept = kept(graph, plan, self.batch_size, room.memory)
@@ -237,7 +237,7 @@ class Backward:
         uses = self.uses.get(edge, [])
         if not self.plan.chains[edge].transposed:
             return uses
-        seen = [use if isinstance(use, (Dense, Outer)) else Dense(use.gradients(), use.shape) for use in uses]
+        seen = [use if isinstance(use, (Outer, Dense)) else Dense(use.gradients(), use.shape) for use in uses]
         return [use.transposed() for use in seen]
 
     @property
@@ -264,8 +264,9 @@ class Backward:
             for parameter, edges in self.plan.roots.items()
             if parameter not in self.plan.derived
         }
-        for parameter, parts in self._derived(squares).items():
-            norms[parameter] = torch.cat(parts)
+        if self.plan.derived:
+            for parameter, parts in self._derived(squares).items():
+                norms[parameter] = torch.cat(parts)
         return {parameter: norm for parameter, norm in norms.items() if norm is not None}
 
     def _simple_squared_norms(self, parameter: int, edges: Sequence[Edge]) -> Tensor | None:
@@ -436,10 +437,9 @@ class Backward:
 
 
 def _dtype(graph: Graph, edge: Edge) -> torch.dtype:
-    k, output = edge
-    if graph.names[k] == LEAF:
-        return widened(graph.nodes[k].variable.dtype)
-    return output_meta(graph.nodes[k], output).dtype
+    if graph.names[edge[0]] == LEAF:
+        return widened(graph.nodes[edge[0]].variable.dtype)
+    return graph.meta(edge).dtype
 
 
 def _turned(gradients_B: Tensor, parameter: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -27,7 +28,7 @@ class Stages:
     stops: frozenset[int]  # nodes that autograd does not run
     joints: Mapping[int, int]  # nodes that are also reached on shorter ways, with their stages: what arrives is held
 
-    @property
+    @cached_property
     def count(self) -> int:
         """How many backward passes there are, each through another part of the graph."""
         return 1 + max(self.of.values())

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from clipwise.engine.grams import Doubts, Gram, Recent, cancelled, ghost_norms
 from clipwise.engine.lengths import lengths, sure_lengths
-from clipwise.engine.precision import HALF
+from clipwise.engine.precision import HALF, in_dtype
 from clipwise.engine.room import Room
 
 _ALL = slice(None)
@@ -46,7 +46,7 @@ def per_sample(factors_B: Tensor, dim: int) -> Tensor:
 
 def weighted_sum(factors_B: Tensor, gradients_B: Tensor) -> Tensor:
     """sum_i c_i g_i for instantiated gradients."""
-    factors_B = factors_B.to(gradients_B.dtype)
+    factors_B = in_dtype(factors_B, gradients_B.dtype)
     if gradients_B.dim() == 2:
         return factors_B @ gradients_B
     return (factors_B @ gradients_B.reshape(gradients_B.shape[0], -1)).view(gradients_B.shape[1:])
@@ -129,7 +129,7 @@ class Dense(Use):
             super().add_weighted(factors_B, total)
         else:
             rows = self._gradients.reshape(self.batch_size, -1)
-            total.view(-1).addmv_(rows.t(), factors_B.to(total.dtype))
+            total.view(-1).addmv_(rows.t(), in_dtype(factors_B, total.dtype))
 
     def without(self, bad_B: Tensor) -> Dense:
         return Dense(_zeroed(self._gradients, bad_B), self.shape)
@@ -166,6 +166,11 @@ class Pieces(Use):
         for piece, factors in others:
             piece.add_weighted(factors, total)
         return total
+
+    def add_weighted(self, factors_B: Tensor, total: Tensor) -> None:
+        """One piece after the other."""
+        for piece, factors in self._shared_out(factors_B):
+            piece.add_weighted(factors, total)
 
     def without(self, bad_B: Tensor) -> Use:
         return Pieces([piece.without(bad) for piece, bad in self._shared_out(bad_B)])
@@ -244,22 +249,25 @@ class Outer(Use):
         return gradients.reshape(gradients.shape[0], *self.shape)
 
     def weighted(self, factors_B: Tensor) -> Tensor:
-        left, right = self._scaled(factors_B)
-        product = _product(left, right) if left.dim() == 2 else left.mT @ right
-        return product if product.shape == self.shape else product.reshape(self.shape)
+        return self._formed_sum(*self._scaled(factors_B))
 
     def add_weighted(self, factors_B: Tensor, total: Tensor) -> None:
         """The product is added as it is formed."""
         left, right = self._scaled(factors_B)
         if left.dim() != 2 or not _takes(total, left) or _is_narrow(left, right):
-            super().add_weighted(factors_B, total)
+            total.view(self.shape).add_(self._formed_sum(left, right))
         else:
             total.view(left.shape[1], right.shape[1]).addmm_(left.t(), right)
+
+    def _formed_sum(self, left: Tensor, right: Tensor) -> Tensor:
+        """The sum over samples, of rows that have their factors."""
+        product = _product(left, right) if left.dim() == 2 else left.mT @ right
+        return product if product.shape == self.shape else product.reshape(self.shape)
 
     def _scaled(self, factors_B: Tensor) -> tuple[Tensor, Tensor]:
         """All rows (N, m) and (N, n), or stacks (*E, N, m) and (*E, N, n), the narrower ones times their factors."""
         left, right = self.left, self.right
-        factors = factors_B.to(left.dtype)
+        factors = in_dtype(factors_B, left.dtype)
         factors = factors.unsqueeze(1) if left.dim() == 2 else per_sample(factors, left.dim())
         if left.shape[-1] < right.shape[-1]:
             left = left * factors

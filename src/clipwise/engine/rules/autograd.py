@@ -70,7 +70,7 @@ def is_opaque(graph: Graph, k: int) -> bool:
     if isinstance(node, torch.autograd.function.BackwardCFunction):
         opaque = not graph.names[k].startswith(("Checkpoint", "Compiled"))
     else:
-        opaque = output_meta(node).dtype.is_complex
+        opaque = graph.meta((k, 0)).dtype.is_complex
     return opaque and not any(edge[0] == k and edge[1] for edges in graph.edges for edge in edges)
 
 

@@ -39,8 +39,8 @@ def group_norm(operand: Operand, samples: Samples) -> Finish:
     """GroupNorm: statistics per sample and group, affine per channel."""
     node = operand.node
     inputs = saved(node, "input")
-    if operand.position == _WEIGHT and samples.per_row and inputs.is_contiguous():
-        return _group_norm_weight(operand, samples)
+    if operand.position != _INPUT and samples.per_row and inputs.is_contiguous():
+        return _group_norm_affine(operand, samples)
     normalized = None
     if operand.position == _WEIGHT:
         per_group = (saved(node, "N"), saved(node, "group"), 1)
@@ -50,22 +50,26 @@ def group_norm(operand: Operand, samples: Samples) -> Finish:
     return _affine(operand, samples, normalized, _channels(inputs))
 
 
-def _group_norm_weight(operand: Operand, samples: Samples) -> Finish:
-    """torch's own kernel with the batch folded into the channels: one call for all samples."""
+def _group_norm_affine(operand: Operand, samples: Samples) -> Finish:
+    """torch's own kernel with the batch folded into the channels: one call for all samples, and for weight and bias."""
     node = operand.node
     groups, positions = saved(node, "group"), saved(node, "HxW")
     inputs, mean, rstd = map(accurate, (saved(node, "input"), saved(node, "result1"), saved(node, "result2")))
     mean, rstd = mean.reshape(1, -1).to(inputs.dtype), rstd.reshape(1, -1).to(inputs.dtype)
     batch, channels = inputs.shape[:2]
 
-    def finish(gradient: Tensor) -> Use:
+    def gradients(gradient: Tensor) -> list[Tensor]:
         ones = inputs.new_ones(batch * channels)
         shape = (1, batch * channels, positions)
-        _, weight, _ = torch.ops.aten.native_group_norm_backward(
+        _, *affine = torch.ops.aten.native_group_norm_backward(
             gradient.to(inputs.dtype).reshape(shape), inputs.view(shape), mean, rstd, ones, 1, batch * channels,
-            positions, batch * groups, [False, True, False],
+            positions, batch * groups, [False, True, True],
         )  # fmt: skip
-        return Dense(weight.view(batch, channels), operand.shape)
+        return [each.view(batch, channels) for each in affine]
+
+    def finish(gradient: Tensor) -> Use:
+        affine = samples.once("affine", lambda: gradients(gradient))
+        return Dense(affine[operand.position - _WEIGHT], operand.shape)
 
     return finish
 
