@@ -153,9 +153,9 @@ def test_gradients_are_compared_beside_one_twin_alone(monkeypatch: pytest.Monkey
     judge, now = checks.judge, verdict._Known.now
     watched: list[Watch] = []
 
-    def judged(watch: Watch, losses: Tensor, graph: Any) -> verdict.Findings:
+    def judged(watch: Watch, *given: Any) -> verdict.Findings:
         watched[:] = [watch]
-        return judge(watch, losses, graph)
+        return judge(watch, *given)
 
     def counted(known: verdict._Known, kept: tuple[int, ...]) -> list[Tensor | None]:
         held.append(sum(twin.nbytes > 0 for twin in watched[0].twins))

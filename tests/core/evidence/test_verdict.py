@@ -41,7 +41,7 @@ def judged(
         watch.stop()
     meddle(watch)
     parameters = list(model.parameters())
-    return judge(watch, losses, walk(losses, {id(p): k for k, p in enumerate(parameters)}, parameters))
+    return judge(watch, losses, walk(losses, {id(p): k for k, p in enumerate(parameters)}, parameters), lambda: None)
 
 
 # What counts
@@ -137,7 +137,7 @@ def test_memory_of_unknown_origin_is_refused() -> None:
     watch.stop()
     parameters = list(model.parameters())
     with pytest.raises(cw.NotSeparable, match=r"AddmmBackward0 reads memory of unknown origin.*constants="):
-        judge(watch, losses, walk(losses, {id(p): k for k, p in enumerate(parameters)}, parameters))
+        judge(watch, losses, walk(losses, {id(p): k for k, p in enumerate(parameters)}, parameters), lambda: None)
 
 
 BANK = torch.ones(3)

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -285,9 +286,8 @@ class Checks:
         if not any(place >= 0 for place in graph.leaf_parameter.values()):
             return Seen(self, watch)  # refused by the engine
         self._held, self._device = sum(twin.nbytes for twin in watch.twins) / watch.records.size, losses.device
-        findings = judge(watch, losses, graph)
+        findings = judge(watch, losses, graph, partial(self.memory.end, watch))
         self._look_at_numbers(watch, graph)
-        self.memory.end(watch)
         self._carried.update(watch.traffic.values)
         self._learn(graph, watch)
         self._judged = _Judged(losses, findings)

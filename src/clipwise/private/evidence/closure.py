@@ -87,10 +87,11 @@ def _watched(model: nn.Module, loss_fn: LossFn, batch: Batch, size: int, run: Ru
         finally:
             watch.stop()
         demand_losses(losses, size)
-        parameters = [p for p in model.parameters() if p.requires_grad]
-        if losses.grad_fn is not None:
-            judge(watch, losses, walk(losses, {id(p): k for k, p in enumerate(parameters)}, parameters))
-        memory.end(watch)
+        parameters, end = [p for p in model.parameters() if p.requires_grad], partial(memory.end, watch)
+        if losses.grad_fn is None:
+            end()
+        else:
+            judge(watch, losses, walk(losses, {id(p): k for k, p in enumerate(parameters)}, parameters), end)
         return losses.detach()
 
     run(forward, 0)

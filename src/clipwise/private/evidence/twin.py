@@ -119,8 +119,9 @@ class Twin:
         self._storages = {key: held for key, held in self._storages.items() if not held[0].expired()}
 
     def forget(self) -> None:
-        """Let go of all numbers: nothing more is asked."""
+        """Let go of all numbers. Whoever asks after that is not told that nothing moved."""
         self._storages, self._odd = {}, {}
+        self.broken = self.broken or "its numbers were let go"
 
     @contextmanager
     def exchanged(self) -> Iterator[None]:

@@ -7,7 +7,7 @@ agree to the last bits; the tolerance only allows for kernels that add in anothe
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -39,8 +39,11 @@ class Findings:
         return self.passed > 0
 
 
-def judge(watch: Watch, losses: Tensor, graph: Graph) -> Findings:
-    """Refuse losses or gradients of a sample that other records move."""
+def judge(watch: Watch, losses: Tensor, graph: Graph, also: Callable[[], None]) -> Findings:
+    """Refuse losses or gradients of a sample that other records move.
+
+    Whatever else is asked of the twins is asked by `also`, before they are let go to make room for gradients.
+    """
     _refuse_carried(watch, graph)
     made = watch.made_by.get(memory_of(losses), watch.count)
     passed, unclear, passed_over = 0, [], False
@@ -54,8 +57,10 @@ def judge(watch: Watch, losses: Tensor, graph: Graph) -> Findings:
         else:
             _compare_losses(twin, losses)
             able.append(twin)
-        if reason or twin.change.losses_only:
-            twin.forget()  # before gradients take memory
+    also()
+    for twin in watch.twins:
+        if twin.change.losses_only or twin not in able:
+            twin.forget()
     known = _Known(losses, graph)
     for twin in able:
         finite = twin.change.losses_only or _compare_gradients(twin, known)
