@@ -152,6 +152,7 @@ class Engine:
         # Autograd would round the sum in half precision, beyond what one sample may move it.
         norms_only = chosen == "second_backward" and not reduced_precision(graph, entry.plan)
         keep = keep or verify or norms_only or entry.plan.must_keep
+        room = None if norms_only else room  # gradients would be kept that are formed again
         try:
             backward = Backward(
                 losses, graph, entry.plan, retain_graph=keep, norms_only=norms_only and not verify, room=room
@@ -165,7 +166,8 @@ class Engine:
                 raise mixing(graph, "some node", "no layout holds for all samples") from None
         if verify:
             entry.checked = verify_against_autograd(losses, backward, parameters)
-            backward.norms_only = norms_only
+            if norms_only:
+                backward.let_go()
         return backward
 
 

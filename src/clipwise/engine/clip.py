@@ -11,16 +11,17 @@ import torch
 from torch import Tensor
 
 from clipwise.clipping import Clip, Flat, Rule, Style, as_style
+from clipwise.engine.again import Again
 from clipwise.engine.cache import ENGINE, NO_EVIDENCE, NothingFinite
 from clipwise.engine.cost import Way
-from clipwise.engine.graph import Graph, dense, differentiate, unrecorded
+from clipwise.engine.graph import dense, differentiate, unrecorded
 from clipwise.engine.history import Planning
 from clipwise.engine.norms import bad_samples, largest_norm, negligible_norm, settled, working_dtype
 from clipwise.engine.origin import Evidence
 from clipwise.engine.parameters import Parameters, Params, validate
 from clipwise.engine.precision import widened
 from clipwise.engine.room import Room
-from clipwise.engine.run import Factors
+from clipwise.engine.run import Backward, Factors
 from clipwise.engine.uses import accurate
 from clipwise.errors import InvalidPlan
 
@@ -185,19 +186,18 @@ def _several(
         by_group, norms = _norms(squared, groups, losses)
         clear = _all_clear(norms, losses, dtype)
     if not clear:  # or only their sum is beyond the bound: look at each
-        if backward.norms_only:  # plain autograd would spread NaN: form the uses after all
+        if backward.norms_only:  # gradients of single samples are asked for: form the uses after all
             backward = ENGINE.backward(losses, parameters, evidence, keep=True, way="bookkeeping", groups=len(groups))
+            squared = backward.squared_norms()
         squared = settled(backward, squared, losses)
         by_group, norms = _norms(squared, groups, losses)
         bad = bad_samples(norms, losses, dtype)
         backward.discard(bad)
     factors = _all_factors(style, by_group, norms, bad, dtype)
     of = {place: factors[name] for name, members in groups.items() for place in members}
-    if backward.norms_only:
-        found = _by_second_backward(losses, backward.graph, list(groups.values()), of.__getitem__, keep=keep)
-    else:
-        at_once = None if onto is None else onto.begin()
-        found = backward.weighted(of.__getitem__, consume=True, onto=at_once)
+    at_once = None if onto is None else onto.begin()
+    found = _by_second_backward(losses, backward, of.__getitem__, at_once, keep) if backward.norms_only else {}
+    found |= backward.weighted(of.__getitem__, consume=True, onto=at_once)
     sums = _filled(found, parameters) if onto is None else _added_onto(onto, found)
     own = [squared[k] if k in squared else torch.zeros_like(losses) for k in range(len(parameters.tensors))]
     if bad is None:
@@ -215,16 +215,10 @@ def _all_clear(norms: Tensor, losses: Tensor, dtype: torch.dtype, doubt: Tensor 
 
 
 def _by_second_backward(
-    losses: Tensor, graph: Graph, groups: Sequence[Sequence[int]], factors: Factors, *, keep: bool
+    losses: Tensor, first: Backward, factors: Factors, onto: Sequence[Tensor] | None, keep: bool
 ) -> dict[int, Tensor]:
-    """The same sum by plain autograd: the factors are the cotangents of the losses, one backward per group."""
-    sums: dict[int, Tensor] = {}
-    for number, members in enumerate(groups):
-        leaves = [graph.parameters[p] for p in members]
-        cotangent = factors(members[0]).to(losses.dtype)
-        pulled = differentiate(losses, leaves, cotangent, keep=keep or number < len(groups) - 1)
-        sums.update((p, part) for p, part in zip(members, pulled, strict=True) if part is not None)
-    return sums
+    """The sums of the uses that the first pass let go."""
+    return Again(losses, first, factors, onto, retain_graph=keep or first.plan.must_keep).sums
 
 
 def _norms(
