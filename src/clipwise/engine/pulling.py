@@ -85,7 +85,7 @@ def pull_back(
     moved = [_widened(graph, edge, total) for edge, total in operands.items()]
     for (k, _), grad in moved:
         if graph.names[k] == LEAF:  # autograd would round it to the parameter's dtype
-            _accumulate(sums, graph.leaf_parameter[k], grad)
+            accumulate(sums, graph.leaf_parameter[k], grad)
     outputs = [graph.gradient_edge(edge) for edge, _ in moved if graph.names[edge[0]] != LEAF]
     grads = [grad for (k, _), grad in moved if graph.names[k] != LEAF]
     if not outputs:
@@ -93,7 +93,7 @@ def pull_back(
     pulled = differentiate(outputs, [graph.parameters[p] for p in parameters], grads, keep=True)
     for parameter, part in zip(parameters, pulled, strict=True):
         if part is not None:
-            _accumulate(sums, parameter, part)
+            accumulate(sums, parameter, part)
 
 
 def _dtype(graph: Graph, edge: Edge) -> torch.dtype:
@@ -103,6 +103,26 @@ def _dtype(graph: Graph, edge: Edge) -> torch.dtype:
     return output_meta(graph.nodes[k], output).dtype
 
 
-def _accumulate(sums: dict[int, Tensor], parameter: int, part: Tensor) -> None:
+def gains_of(
+    graph: Graph,
+    chains: Mapping[Edge, Chain],
+    edges: Sequence[Edge],
+    like: Sequence[Tensor],
+    parameters: Sequence[int],
+) -> Tensor:
+    """How much longer random gradients of each operand are at each parameter, (parameters, operands).
+
+    A gradient that is much shorter there nearly cancelled on the way, as along a weight that is normalised.
+    """
+    generator, columns = torch.Generator().manual_seed(0), []
+    for edge, grad in zip(edges, like, strict=True):
+        drawn = torch.randn(1, *grad.shape[1:], generator=generator, device="cpu").to(grad)
+        pulled = pull_back_batched(graph, chains, [edge], [drawn], parameters)
+        columns.append(torch.stack([part.norm() for part in pulled]) / drawn.abs().norm())
+    return torch.stack(columns, 1)
+
+
+def accumulate(sums: dict[int, Tensor], parameter: int, part: Tensor) -> None:
+    """Add to the sum of a parameter."""
     held = sums.get(parameter)
     sums[parameter] = part if held is None else held + part

@@ -14,7 +14,7 @@ from torch import Tensor
 from clipwise.engine.chains import interval, overlapping
 from clipwise.engine.compiled import may_hold
 from clipwise.engine.cost import kept
-from clipwise.engine.grams import Doubts, Recent
+from clipwise.engine.grams import Doubts, Recent, is_cancelled
 from clipwise.engine.graph import Edge, Graph
 from clipwise.engine.layout import Layout, Scattered, all_finite, blank, pack
 from clipwise.engine.lengths import Lengths
@@ -22,7 +22,7 @@ from clipwise.engine.node import COMPILED, at_hand, saved_floats
 from clipwise.engine.ops import Gradients, as_one, gradients_at, rule_of
 from clipwise.engine.owners import Owners, StalePlan
 from clipwise.engine.plan import GraphPlan, Meeting, pattern
-from clipwise.engine.pulling import pull_back, pull_back_batched
+from clipwise.engine.pulling import accumulate, gains_of, pull_back, pull_back_batched
 from clipwise.engine.room import Room
 from clipwise.engine.routes import is_identity
 from clipwise.engine.rules import Finish, Operand, Samples
@@ -119,6 +119,7 @@ class Backward:
         self._recent = Recent()
         # Settled at the end, for which all operands are held; where only norms are wanted nothing is.
         self._doubts = Doubts(at_once=norms_only)
+        self._apart: list[int] = []  # samples whose gradients of derived parameters are added by themselves
         self._room = room
         self._kept = frozenset[Edge]()
         if room is not None and plan.streaming and not norms_only:
@@ -284,8 +285,7 @@ class Backward:
             for parameter, edges in self.plan.roots.items()
             if parameter not in self.plan.derived
         }
-        for parameter, parts in self._derived(squares).items():
-            norms[parameter] = torch.cat(parts)
+        norms.update(self._derived_norms())
         return {parameter: norm for parameter, norm in norms.items() if norm is not None}
 
     def _simple_squared_norms(self, parameter: int, edges: Sequence[Edge]) -> Tensor | None:
@@ -317,20 +317,37 @@ class Backward:
                 parts.setdefault(interval(self.graph, region), []).append(edge)
         return [whole] if whole else list(parts.values())
 
-    def _derived(self, reduce: Callable[[Tensor], Tensor], samples: slice = slice(None)) -> dict[int, list[Tensor]]:
-        """Instantiate the gradients of operands, pull them back to their parameters, reduce, a chunk at a time."""
+    def _derived_edges(self) -> list[Edge]:
         parameters = sorted(self.plan.derived)
-        edges = list({edge: None for p in parameters for edge in self.plan.roots[p] if self.uses.get(edge)})
-        results: dict[int, list[Tensor]] = {p: [] for p in parameters}
+        return list({edge: None for p in parameters for edge in self.plan.roots[p] if self.uses.get(edge)})
+
+    def _derived(self, samples: slice) -> tuple[list[Tensor], dict[int, Tensor]]:
+        """Instantiate the gradients of operands, and pull them back to their parameters."""
+        edges, parameters = self._derived_edges(), sorted(self.plan.derived)
+        grads = [self._formed(edge, samples) for edge in edges]
+        pulled = pull_back_batched(self.graph, self.plan.chains, edges, grads, parameters) if edges else []
+        return grads, dict(zip(parameters, pulled, strict=False))
+
+    def _derived_norms(self) -> dict[int, Tensor]:
+        """Of derived parameters. What nearly cancels on the way is rounded otherwise in a sum, so it stays apart."""
+        edges = self._derived_edges()
         if not edges:
             return {}
         largest = max((self.uses[edge][0] for edge in edges), key=lambda use: torch.Size(use.shape).numel())
-        for chunk in chunks(largest) if samples == slice(None) else [samples]:
-            grads = [self._formed(edge, chunk) for edge in edges]
-            pulled = pull_back_batched(self.graph, self.plan.chains, edges, grads, parameters)
-            for parameter, gradient in zip(parameters, pulled, strict=True):
-                results[parameter].append(reduce(gradient))
-        return results
+        found, expected = list[Tensor](), list[Tensor]()
+        gains: Tensor | None = None
+        for chunk in chunks(largest):
+            grads, pulled = self._derived(chunk)
+            if gains is None:
+                gains = gains_of(self.graph, self.plan.chains, edges, grads, list(pulled))
+            found.append(torch.stack([squares(gradient) for gradient in pulled.values()]))
+            expected.append(gains @ torch.stack([squares(gradient.abs()).sqrt() for gradient in grads]).to(gains.dtype))
+        norms = torch.cat(found, 1)
+        self._apart = is_cancelled(norms, torch.cat(expected, 1)).any(0).nonzero().flatten().tolist()
+        for sample in self._apart:
+            pulled = self._derived(slice(sample, sample + 1))[1]
+            norms[:, sample] = torch.cat([squares(gradient) for gradient in pulled.values()])
+        return dict(zip(pulled, norms, strict=True))
 
     def _formed(self, edge: Edge, samples: slice) -> Tensor:
         """The gradients of an operand. Where terms cancel they are formed in float64, as they are for the sum."""
@@ -353,9 +370,7 @@ class Backward:
             else:
                 grads = [summed(self.uses[edge], samples) for edge in used]
                 found[parameter] = pull_back_batched(self.graph, self.plan.chains, used, grads, [parameter])[0]
-        for parameter, parts in self._derived(lambda gradient: gradient, samples).items():
-            found[parameter] = torch.cat(parts)
-        return found
+        return found | self._derived(samples)[1]
 
     # -- the clipped sum by book-keeping ------------------------------------------------------------------------
 
@@ -372,35 +387,45 @@ class Backward:
             self._doubts.drop()
             self._recent = Recent()
         sums: dict[int, Tensor] = {}
-        through: dict[int, list[tuple[Edge, int]]] = {}
+        through: dict[tuple[int, bool], list[tuple[Edge, int]]] = {}
+        for sample in self._apart:
+            for parameter, gradients in self._derived(slice(sample, sample + 1))[1].items():
+                accumulate(sums, parameter, gradients[0] * factors(parameter)[sample].to(gradients.dtype))
         for parameter, edges in self.plan.roots.items():
             direct: list[Use] = []
+            derived = parameter in self.plan.derived
             for edge in edges:
                 uses = self.uses.get(edge)
                 if not uses:
                     continue
                 chain = self.plan.chains.get(edge)
                 if chain is None or not chain.direct:
-                    through.setdefault(id(factors(parameter)), []).append((edge, parameter))
+                    through.setdefault((id(factors(parameter)), derived), []).append((edge, parameter))
                     continue
                 direct += self.in_frame(edge) if chain.transposed else uses
                 if consume:
                     del self.uses[edge]
             careful = self.careful(edges)
             if direct and onto is not None:
-                joint_weighted(direct, factors(parameter), onto[parameter], careful)
+                joint_weighted(direct, self._joint_factors(factors, parameter), onto[parameter], careful)
             elif direct:
-                total = joint_weighted(direct, factors(parameter), None, careful)
-                shape = self.graph.parameters[parameter].shape
-                sums[parameter] = total if total.shape == shape else total.view(shape)
+                total = joint_weighted(direct, self._joint_factors(factors, parameter), None, careful)
+                accumulate(sums, parameter, total.view(self.graph.parameters[parameter].shape))
         for pairs in through.values():  # of one clipping group
-            common = factors(pairs[0][1])
+            common = self._joint_factors(factors, pairs[0][1])
             operands = {
                 edge: joint_weighted(self.uses[edge], common, None, self.careful([edge]))
                 for edge in dict.fromkeys(edge for edge, _ in pairs)
             }
             pull_back(self.graph, operands, sorted({parameter for _, parameter in pairs}), sums)
         return sums
+
+    def _joint_factors(self, factors: Factors, parameter: int) -> Tensor:
+        """Zero for samples that are added by themselves."""
+        found = factors(parameter)
+        if not self._apart or parameter not in self.plan.derived:
+            return found
+        return found.index_fill(0, torch.tensor(self._apart, device=found.device), 0)
 
 
 def _turned(gradients_B: Tensor, parameter: Tensor) -> Tensor:
