@@ -410,7 +410,9 @@ class Backward:
                 joint_weighted(direct, self._joint_factors(factors, parameter), onto[parameter], careful)
             elif direct:
                 total = joint_weighted(direct, self._joint_factors(factors, parameter), None, careful)
-                accumulate(sums, parameter, total.view(self.graph.parameters[parameter].shape))
+                shape = self.graph.parameters[parameter].shape
+                total = total if total.shape == shape else total.view(shape)
+                sums[parameter] = sums[parameter] + total if parameter in sums else total
         for pairs in through.values():  # of one clipping group
             common = self._joint_factors(factors, pairs[0][1])
             operands = {

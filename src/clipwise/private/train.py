@@ -243,6 +243,11 @@ class Private:
         After an error the same losses can be given again. After one amid the addition itself (an interrupt) the logical
         batch is dropped, as the next call says.
         """
+        self._gather(losses)
+        self._batch.unconfirmed = False  # nothing follows that an interrupt could break off
+
+    def _gather(self, losses: Tensor) -> None:
+        """Add a physical batch, and leave it unconfirmed."""
         self._checks.pause()
         with none_watching():  # of another run in the same loop
             try:
@@ -266,10 +271,11 @@ class Private:
         `backward` before it adds further physical batches. `step()` without losses ends what `backward` gathered.
         """
         if losses is not None:
-            self.backward(losses)
+            self._gather(losses)
         else:
             self._check_gathered()
         if not self._batch.is_complete:
+            self._batch.unconfirmed = False
             return False
         with none_watching(), self._release.guard.restoring():
             self._write()

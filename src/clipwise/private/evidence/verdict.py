@@ -116,8 +116,7 @@ def _compare_gradients(
     if twin.has_odd:  # its numbers do not fit the graph of the true batch
         return False
     try:
-        with twin.exchanged():
-            theirs = _gradients(losses, graph, cotangent)
+        theirs = twin.exchanged(lambda: _gradients(losses, graph, cotangent))
     except (IndexError, RuntimeError):  # indices and values of different records
         return False
     moved = math.hypot(*(distance(a, b) for a, b in zip(ours, theirs, strict=True)))
