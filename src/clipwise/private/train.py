@@ -125,10 +125,9 @@ class Private:
 
     def _attach(self) -> None:
         """Clip, guard and release for these parameters."""
-        fit = self._fit
-        self._clip = self._norms.bind(fit)
-        self._release.guard.bind(fit.names, fit.tensors, fit.frozen)
-        self._release.bind(fit.names, fit.tensors)
+        self._clip = self._norms.bind(self._fit)
+        self._release.guard.bind(self._fit.names, self._fit.tensors, self._fit.frozen)
+        self._release.bind(self._fit.names, self._fit.tensors)
 
     # What can be asked
 
@@ -270,10 +269,7 @@ class Private:
         With `private.loader` the loader knows where a logical batch ends. With own batches every `step` ends one, and
         `backward` before it adds further physical batches. `step()` without losses ends what `backward` gathered.
         """
-        if losses is not None:
-            self._gather(losses)
-        else:
-            self._check_gathered()
+        self._check_gathered() if losses is None else self._gather(losses)
         if not self._batch.is_complete:
             self._batch.unconfirmed = False
             return False
@@ -337,11 +333,10 @@ class Private:
 
     def _step(self) -> None:
         """Step the optimizer with what was released."""
-        guard = self._release.guard
-        with guard.stepping():
+        with self._release.guard.stepping():
             self._optimizer.step()
         self._optimizer.zero_grad()
-        guard.expect_none()
+        self._release.guard.expect_none()
         self._release.close_if_done()
 
     def _empty_step(self) -> None:

@@ -215,8 +215,7 @@ def gram_of_patches(pixels: Tensor, kernel: Sequence[int], geometry: Geometry, o
 
 def _squared_pixels(images: Tensor, groups: int) -> Tensor:
     """(N, C, *space) -> (N, groups, *space)."""
-    pixels: Tensor = torch.linalg.vector_norm(images.unflatten(1, (groups, -1)), dim=2)
-    return pixels.square_()
+    return images.square().unflatten(1, (groups, -1)).sum(2)
 
 
 def _window(size: int, outputs: int, offset: int) -> tuple[slice, slice]:
