@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from clipwise.engine.compiled import refuse_donated
-from clipwise.engine.cost import Way, choose_way, reduced_precision
+from clipwise.engine.cost import Way, choose_way
 from clipwise.engine.fold import folded
 from clipwise.engine.graph import Graph, refuse_nested, walk
 from clipwise.engine.history import History, Planning
@@ -137,20 +137,17 @@ class Engine:
         *,
         keep: bool,
         way: Way | None = "bookkeeping",
-        groups: int = 1,
         room: Room | None = None,
     ) -> Backward:
         """Differentiate to the meetings, planning and checking where needed; `keep` leaves the graph alive.
 
-        `way` says how the sum over `groups` clipping groups will be formed; None leaves it to the cost model. `room` is
-        where per-sample gradients may be kept.
+        `way` says how the sum will be formed; None leaves it to the cost model. `room` is where gradients of single
+        samples may be kept.
         """
         graph, entry = self._planned(losses, self.graph(losses, parameters), parameters, evidence)
         verify = not entry.checked or entry.uses % _VERIFY_EVERY == 0
         entry.uses += 1
-        chosen = way or choose_way(graph, entry.plan, groups, losses.device)
-        # Autograd would round the sum in half precision, beyond what one sample may move it.
-        norms_only = chosen == "second_backward" and not reduced_precision(graph, entry.plan)
+        norms_only = (way or choose_way(graph, entry.plan, losses.device)) == "second_backward"
         keep = keep or verify or norms_only or entry.plan.must_keep
         room = None if norms_only else room  # gradients would be kept that are formed again
         try:

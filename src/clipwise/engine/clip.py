@@ -175,7 +175,7 @@ def _several(
     onto: Total | None,
 ) -> Clipped[Any]:
     """The walk for a batch: one backward pass gives the norms, the norms give factors, these weight the sum."""
-    backward = ENGINE.backward(losses, parameters, evidence, keep=keep, way=way, groups=len(groups), room=room)
+    backward = ENGINE.backward(losses, parameters, evidence, keep=keep, way=way, room=room)
     squared = backward.unsettled_norms()
     dtype = working_dtype(losses, parameters.tensors)
     bad = None
@@ -187,7 +187,7 @@ def _several(
         clear = _all_clear(norms, losses, dtype)
     if not clear:  # or only their sum is beyond the bound: look at each
         if backward.norms_only:  # gradients of single samples are asked for: form the uses after all
-            backward = ENGINE.backward(losses, parameters, evidence, keep=True, way="bookkeeping", groups=len(groups))
+            backward = ENGINE.backward(losses, parameters, evidence, keep=True, way="bookkeeping")
             squared = backward.squared_norms()
         squared = settled(backward, squared, losses)
         by_group, norms = _norms(squared, groups, losses)

@@ -106,20 +106,30 @@ def _dtype(graph: Graph, edge: Edge) -> torch.dtype:
 def gains_of(
     graph: Graph,
     chains: Mapping[Edge, Chain],
-    edges: Sequence[Edge],
-    like: Sequence[Tensor],
+    roots: Mapping[int, Sequence[Edge]],
+    like: Mapping[Edge, Tensor],
     parameters: Sequence[int],
 ) -> Tensor:
     """How much longer random gradients of each operand are at each parameter, (parameters, operands).
 
-    A gradient that is much shorter there nearly cancelled on the way, as along a weight that is normalised.
+    A gradient that is much shorter there nearly cancelled on the way, as along a weight that is normalised. Operands of
+    one parameter are tried apart, others together: one pass for all.
     """
-    generator, columns = torch.Generator().manual_seed(0), []
-    for edge, grad in zip(edges, like, strict=True):
-        drawn = torch.randn(1, *grad.shape[1:], generator=generator, device="cpu").to(grad)
-        pulled = pull_back_batched(graph, chains, [edge], [drawn], parameters)
-        columns.append(torch.stack([part.norm() for part in pulled]) / drawn.abs().norm())
-    return torch.stack(columns, 1)
+    colour: dict[Edge, int] = {}
+    for edge in like:
+        met = {colour[other] for p in parameters if edge in roots[p] for other in roots[p] if other in colour}
+        colour[edge] = next(number for number in range(len(like)) if number not in met)
+    generator, count = torch.Generator().manual_seed(0), 1 + max(colour.values())
+    drawn = {edge: grad.new_zeros(count, *grad.shape[1:]) for edge, grad in like.items()}
+    for edge, values in drawn.items():
+        values[colour[edge]] = torch.randn(values.shape[1:], generator=generator, device="cpu").to(values)
+    pulled = pull_back_batched(graph, chains, list(drawn), list(drawn.values()), parameters)
+    gains = torch.zeros(len(parameters), len(drawn), device=pulled[0].device, dtype=torch.float64)
+    for row, parameter in enumerate(parameters):
+        for column, (edge, values) in enumerate(drawn.items()):
+            if edge in roots[parameter]:
+                gains[row, column] = pulled[row][colour[edge]].norm() / values[colour[edge]].abs().norm()
+    return gains
 
 
 def accumulate(sums: dict[int, Tensor], parameter: int, part: Tensor) -> None:

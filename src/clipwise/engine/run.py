@@ -339,9 +339,12 @@ class Backward:
         for chunk in chunks(largest):
             grads, pulled = self._derived(chunk)
             if gains is None:
-                gains = gains_of(self.graph, self.plan.chains, edges, grads, list(pulled))
+                gains = gains_of(
+                    self.graph, self.plan.chains, self.plan.roots, dict(zip(edges, grads, strict=True)), list(pulled)
+                )
             found.append(torch.stack([squares(gradient) for gradient in pulled.values()]))
-            expected.append(gains @ torch.stack([squares(gradient.abs()).sqrt() for gradient in grads]).to(gains.dtype))
+            sizes = [squares(gradient.abs() if gradient.is_complex() else gradient).sqrt_() for gradient in grads]
+            expected.append(gains @ torch.stack(sizes).to(gains.dtype))
         norms = torch.cat(found, 1)
         self._apart = is_cancelled(norms, torch.cat(expected, 1)).any(0).nonzero().flatten().tolist()
         for sample in self._apart:

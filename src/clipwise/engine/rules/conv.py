@@ -215,7 +215,8 @@ def gram_of_patches(pixels: Tensor, kernel: Sequence[int], geometry: Geometry, o
 
 def _squared_pixels(images: Tensor, groups: int) -> Tensor:
     """(N, C, *space) -> (N, groups, *space)."""
-    return images.square().unflatten(1, (groups, -1)).sum(2)
+    squares_of_groups: Tensor = images.square().unflatten(1, (groups, -1))
+    return squares_of_groups.sum(2)
 
 
 def _window(size: int, outputs: int, offset: int) -> tuple[slice, slice]:
