@@ -14,8 +14,9 @@ from clipwise.clipping import Abadi, Flat, Layerwise, Normalize
 from clipwise.engine import Clipper, Total, check, clipped_gradients, per_sample_gradients, per_sample_norms
 from clipwise.engine.cost import Way
 from clipwise.engine.grams import Gram
+from clipwise.engine.joint import joint_squared_norms
 from clipwise.engine.rules.conv import Geometry, gram_of_patches
-from clipwise.engine.uses import Dense, Gathered, Outer, joint_squared_norms
+from clipwise.engine.uses import Dense, Gathered, Outer
 from tests.zoo import BY_NAME, named
 
 from .reference import clipped_loop, flat, flat_sum, loop_gradients, norms_of, relative_errors, tolerance, untouched
@@ -30,6 +31,7 @@ def pairs_of_samples(use: object, limit: int = 0) -> list[slice]:
 
 def in_chunks(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("clipwise.engine.uses.chunks", pairs_of_samples)
+    patch.setattr("clipwise.engine.joint.chunks", pairs_of_samples)
     patch.setattr("clipwise.engine.run.chunks", pairs_of_samples)
 
 

@@ -150,13 +150,14 @@ def doubt_cancelled(
     all roundings go to one side. In another order the same terms have another sum: a norm that was found from one says
     nothing of the other.
     """
-
-    def sure(some: Tensor) -> Tensor:
-        return torch.maximum(again(some), (_ROUNDED_DOUBLE * terms[some].double()).square_())
-
     own = Doubts(at_once=True) if doubts is None else doubts
-    own.add(squared, is_cancelled(squared, terms), sure)
+    own.add(squared, is_cancelled(squared, terms), again)
     return squared
+
+
+def rounded_up(squared: Tensor, terms: Tensor) -> Tensor:
+    """Squared norms of sums in float64, and no less than what rounding makes of their terms."""
+    return torch.maximum(squared, (_ROUNDED_DOUBLE * terms).square_())
 
 
 def is_cancelled(squared: Tensor, terms: Tensor) -> Tensor:

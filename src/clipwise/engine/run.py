@@ -16,6 +16,7 @@ from clipwise.engine.compiled import may_hold
 from clipwise.engine.cost import kept
 from clipwise.engine.grams import Doubts, Recent, is_cancelled
 from clipwise.engine.graph import Edge, Graph
+from clipwise.engine.joint import joint_squared_norms, summed_surely
 from clipwise.engine.layout import Layout, Scattered, all_finite, blank, pack
 from clipwise.engine.lengths import Lengths
 from clipwise.engine.node import COMPILED, at_hand, saved_floats
@@ -27,17 +28,7 @@ from clipwise.engine.room import Room
 from clipwise.engine.routes import is_identity
 from clipwise.engine.rules import Finish, Operand, Samples
 from clipwise.engine.stages import Handed, let_nothing_through
-from clipwise.engine.uses import (
-    Dense,
-    Outer,
-    Use,
-    chunks,
-    joint_squared_norms,
-    joint_weighted,
-    squares,
-    summed,
-    summed_surely,
-)
+from clipwise.engine.uses import Dense, Outer, Use, chunks, joint_weighted, squares
 from clipwise.errors import UnsupportedNode
 
 Factors = Callable[[int], Tensor]  # parameter -> factors (B,)
@@ -369,9 +360,9 @@ class Backward:
                 continue
             if all(self.plan.chains[edge].direct for edge in used):
                 whole = [use for edge in used for use in self.in_frame(edge)]
-                found[parameter] = _turned(summed(whole, samples), self.graph.parameters[parameter])
+                found[parameter] = _turned(summed_surely(whole, samples)[0], self.graph.parameters[parameter])
             else:
-                grads = [summed(self.uses[edge], samples) for edge in used]
+                grads = [self._formed(edge, samples) for edge in used]
                 found[parameter] = pull_back_batched(self.graph, self.plan.chains, used, grads, [parameter])[0]
         return found | self._derived(samples)[1]
 

@@ -14,7 +14,7 @@ from clipwise.engine.grams import Doubts, Gram, doubt_cancelled, ghost_norms
 from clipwise.engine.graph import NO_EDGE
 from clipwise.engine.node import Node, saved
 from clipwise.engine.rules.base import Finish, Operand, Samples, carries_batch
-from clipwise.engine.uses import Dense, Outer, Pieces, Use, accurate, per_sample, precise_norms, squares
+from clipwise.engine.uses import Dense, Outer, Pieces, Use, accurate, per_sample, squares
 
 _INPUT, _WEIGHT, _BIAS = 0, 1, 2
 _LARGE_WEIGHT = 150_000  # elements beyond which a grouped convolution is slower than products of patches
@@ -87,7 +87,7 @@ class Convolved(Use):
         if self._as_products:
             return self._ghost(doubts) if self._pixels_suffice else self._products().squared_norms(doubts)
         squared = torch.cat([squares(self.gradients(chunk)) for chunk in self._chunks()])
-        return doubt_cancelled(squared, self.terms(), lambda some: precise_norms([self], some), doubts)
+        return doubt_cancelled(squared, self.terms(), self.precise_norms, doubts)
 
     def terms(self) -> Tensor:
         """From the lengths of pixels on one side and of the patches that they meet on the other."""

@@ -9,7 +9,7 @@ from clipwise.engine.grams import Doubts, doubt_cancelled
 from clipwise.engine.layout import pack
 from clipwise.engine.node import saved
 from clipwise.engine.rules.base import Finish, Operand, Samples, carries_batch, unsupported
-from clipwise.engine.uses import Outer, Use, precise_norms
+from clipwise.engine.uses import Outer, Use
 
 
 class Segmented(Use):
@@ -28,7 +28,7 @@ class Segmented(Use):
 
     def squared_norms(self, doubts: Doubts | None = None) -> Tensor:
         squared = self._by_sample(Outer(self.left, self.right, self.shape[1:]).squared_norms())
-        return doubt_cancelled(squared, self.terms(), lambda some: precise_norms([self], some), doubts)
+        return doubt_cancelled(squared, self.terms(), self.precise_norms, doubts)
 
     def terms(self) -> Tensor:
         return self._by_sample(Outer(self.left, self.right, self.shape[1:]).terms())
