@@ -337,7 +337,8 @@ class Backward:
             sizes = [squares(gradient.abs() if gradient.is_complex() else gradient).sqrt_() for gradient in grads]
             expected.append(gains @ torch.stack(sizes).to(gains.dtype))
         norms = torch.cat(found, 1)
-        self._apart = is_cancelled(norms, torch.cat(expected, 1)).any(0).nonzero().flatten().tolist()
+        apart, careful = is_cancelled(norms, torch.cat(expected, 1)).any(0), self.careful(edges)
+        self._apart = (apart if careful is None else apart | careful).nonzero().flatten().tolist()
         for sample in self._apart:
             pulled = self._derived(slice(sample, sample + 1))[1]
             norms[:, sample] = torch.cat([squares(gradient) for gradient in pulled.values()])
@@ -365,6 +366,12 @@ class Backward:
                 grads = [self._formed(edge, samples) for edge in used]
                 found[parameter] = pull_back_batched(self.graph, self.plan.chains, used, grads, [parameter])[0]
         return found | self._derived(samples)[1]
+
+    def terms(self, parameter: int, sample: int) -> Tensor:
+        """The lengths of all that is added for one sample, added up in float64."""
+        only = torch.arange(self.batch_size, device=self._losses.device) == sample
+        uses = [use for edge in self.plan.roots[parameter] for use in self.uses.get(edge, [])]
+        return torch.stack([use.precise(only).terms().sum() for use in uses]).sum()
 
     # -- the clipped sum by book-keeping ------------------------------------------------------------------------
 

@@ -20,6 +20,8 @@ from clipwise.engine import clipped_gradients
 from clipwise.engine.cost import Way
 
 WIDTH = 16
+MAGNITUDES = [(1e4, 1e-5), (1e6, 0.0), (1e6, 1e-6), (1e6, 1e-4), (1e6, 1e-2), (1e6, 1.0), (1e25, 0.0)]
+"""Of the terms, and of what is left of them."""
 Losses = Callable[[nn.Parameter, Tensor], Tensor]  # the gradient of sample i is a sum of the terms c_i, (B, T, WIDTH)
 
 
@@ -107,7 +109,7 @@ def test_a_sample_whose_terms_cancel_stays_within_its_bound(name: str, way: Way)
         for _ in range(2):
             contribution(w, losses, torch.randn(count, WIDTH), way)
         for terms in (pairs, runs, lost):
-            for magnitude, rest in ((1e4, 1e-5), (1e6, 0.0), (1e6, 1e-6), (1e6, 1e-4), (1e6, 1e-2), (1e6, 1.0)):
+            for magnitude, rest in MAGNITUDES:
                 generator = torch.Generator().manual_seed(count)
                 made = terms(count, magnitude, generator)
                 made[-1] += magnitude * rest * torch.randn(WIDTH, generator=generator)
