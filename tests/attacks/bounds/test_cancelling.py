@@ -1,8 +1,8 @@
 """Huge terms of one sample's gradient that nearly cancel: the float32 sum of them stays within the bound.
 
 The norm that is meant is short, and a factor for it lets the last digits of the terms through, once for every addition.
-Another order of the same additions gives another sum: up to 83 R for a layer that was used twice, by book-keeping, and
-250 R for an embedding by plain autograd with the factors as cotangents. Plans are made on ordinary records before, so
+Another order of the same additions gives another sum: up to 280 R for a layer that was used twice, by book-keeping, and
+511 R for an embedding by plain autograd with the factors as cotangents. Plans are made on ordinary records before, so
 no comparison with autograd refuses the batch.
 """
 
