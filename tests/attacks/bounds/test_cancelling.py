@@ -53,18 +53,37 @@ def tied(w: nn.Parameter, c: Tensor) -> Tensor:
     return table(w, first) + ((second @ w.t()) * onto_row).flatten(1).sum(1)
 
 
+def twice(losses: Losses) -> Losses:
+    """The terms by two uses of the same tensor."""
+
+    def both(w: nn.Parameter, c: Tensor) -> Tensor:
+        first, second = halves(c)
+        return losses(w, first) + losses(w, second)
+
+    return both
+
+
+def shifted(w: nn.Parameter, c: Tensor) -> Tensor:
+    return ((w + 0.5) * c).flatten(1).sum(1)
+
+
+def computed(w: nn.Parameter, c: Tensor) -> Tensor:
+    x = torch.linspace(-1, 1, w.shape[1]).expand(*c.shape[:2], -1)
+    return (F.linear(x, w.tanh()) * c).flatten(1).sum(1)
+
+
 CASES: dict[str, tuple[tuple[int, ...], Losses]] = {
     "product": ((WIDTH, WIDTH), product),
     "wide product": ((WIDTH, 1024), product),  # norms from Gram matrices
-    "product, used twice": ((WIDTH, WIDTH), lambda w, c: sum(product(w, part) for part in halves(c))),  # type: ignore[misc]
-    "bias": ((WIDTH,), lambda w, c: ((w + 0.5) * c).flatten(1).sum(1)),
-    "bias, used twice": ((WIDTH,), lambda w, c: sum(((w + 0.5) * part).flatten(1).sum(1) for part in halves(c))),  # type: ignore[misc]
+    "product, used twice": ((WIDTH, WIDTH), twice(product)),
+    "bias": ((WIDTH,), shifted),
+    "bias, used twice": ((WIDTH,), twice(shifted)),
     "table": ((4, WIDTH), table),
-    "table, used twice": ((4, WIDTH), lambda w, c: sum(table(w, part) for part in halves(c))),  # type: ignore[misc]
+    "table, used twice": ((4, WIDTH), twice(table)),
     "table and product": ((4, WIDTH), tied),
     "image": ((WIDTH, 4, 3, 3), image),
     "image, wide": ((WIDTH, 64, 3, 3), image),  # gradients are formed again for the sum
-    "computed": ((WIDTH, WIDTH), lambda w, c: product(w.tanh(), c)),  # type: ignore[arg-type]
+    "computed": ((WIDTH, WIDTH), computed),
 }
 
 
