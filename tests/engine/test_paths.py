@@ -17,9 +17,10 @@ from clipwise.engine import Clipper, Total, check, clipped_gradients, per_sample
 from clipwise.engine.cache import Engine
 from clipwise.engine.cost import Way
 from clipwise.engine.grams import Gram
+from clipwise.engine.joint import joint_squared_norms
 from clipwise.engine.parameters import Parameters
 from clipwise.engine.rules.conv import Geometry, gram_of_patches
-from clipwise.engine.uses import Dense, Gathered, Outer, joint_squared_norms
+from clipwise.engine.uses import Dense, Gathered, Outer
 from tests.zoo import BY_NAME, named
 
 from .reference import clipped_loop, flat, flat_sum, loop_gradients, norms_of, relative_errors, tolerance, untouched
@@ -34,6 +35,7 @@ def pairs_of_samples(use: object, limit: int = 0) -> list[slice]:
 
 def in_chunks(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("clipwise.engine.uses.chunks", pairs_of_samples)
+    patch.setattr("clipwise.engine.joint.chunks", pairs_of_samples)
     patch.setattr("clipwise.engine.run.chunks", pairs_of_samples)
 
 
@@ -434,8 +436,9 @@ HALVED: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.parametrize("way", ["bookkeeping", "second_backward"])
 @pytest.mark.parametrize("name", HALVED)
-def test_a_weight_that_is_cast_is_clipped_without_rounding_its_sum(name: str) -> None:
+def test_a_weight_that_is_cast_is_clipped_without_rounding_its_sum(name: str, way: Way) -> None:
     """Samples of the same gradient: the sum is a multiple of it, which half precision would round."""
     torch.manual_seed(0)
     a, b = nn.Parameter(torch.randn(4, 4)), nn.Parameter(torch.randn(4, 4))
@@ -443,7 +446,7 @@ def test_a_weight_that_is_cast_is_clipped_without_rounding_its_sum(name: str) ->
     losses = ((x.bfloat16() @ HALVED[name](a)).float() + (x @ b).sum(1, keepdim=True)).sum(1)
     params = {"a": a, "b": b}
     one = {key: g[:1] for key, g in loop_gradients(losses[:1], params).items()}
-    found = clipped_gradients(losses, params, Abadi(1e-3), way="bookkeeping")
+    found = clipped_gradients(losses, params, Abadi(1e-3), way=way)
     expected = 257 * flat(clipped_loop(one, Flat(Abadi(1e-3))))[0]
     torch.testing.assert_close(flat_sum(found.gradients), expected, rtol=2e-3, atol=1e-6)
     assert float(flat_sum(found.gradients).norm()) <= 257e-3 * (1 + 1e-5)

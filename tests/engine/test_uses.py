@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from clipwise.engine import grams
 from clipwise.engine.grams import Gram, Recent, cancelled, ghost_norms, same_memory
+from clipwise.engine.joint import joint_squared_norms, summed
 from clipwise.engine.lengths import Lengths, sure_lengths
 from clipwise.engine.rules.conv import Convolved, Geometry
 from clipwise.engine.rules.linear import Segmented
@@ -25,9 +26,7 @@ from clipwise.engine.uses import (
     Use,
     accurate,
     chunks,
-    joint_squared_norms,
     squares,
-    summed,
     weighted_sum,
 )  # fmt: skip
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from clipwise.engine.compiled import refuse_donated
-from clipwise.engine.cost import Way, choose_way, reduced_precision
+from clipwise.engine.cost import Way, choose_way
 from clipwise.engine.fold import folded
 from clipwise.engine.graph import Graph, refuse_nested, walk
 from clipwise.engine.history import History, Planning
@@ -24,9 +24,9 @@ from clipwise.engine.owners import StalePlan
 from clipwise.engine.parameters import Parameters
 from clipwise.engine.plan import GraphPlan, NotFolded, Planner
 from clipwise.engine.probing import AutogradProber
-from clipwise.engine.refusals import mixing
 from clipwise.engine.room import Room
 from clipwise.engine.run import Backward
+from clipwise.engine.suspects import mixing
 from clipwise.engine.verify import verify_against_autograd
 from clipwise.errors import InvalidLosses
 
@@ -139,21 +139,19 @@ class Engine:
         *,
         keep: bool,
         way: Way | None = "bookkeeping",
-        groups: int = 1,
         room: Room | None = None,
     ) -> Backward:
         """Differentiate to the meetings, planning and checking where needed; `keep` leaves the graph alive.
 
-        `way` says how the sum over `groups` clipping groups will be formed; None leaves it to the cost model. `room` is
-        where per-sample gradients may be kept.
+        `way` says how the sum will be formed; None leaves it to the cost model. `room` is where gradients of single
+        samples may be kept.
         """
         graph, entry = self._planned(losses, self.graph(losses, parameters), parameters, evidence)
         verify = not entry.checked or entry.uses % _VERIFY_EVERY == 0
         entry.uses += 1
-        chosen = way or choose_way(graph, entry.plan, groups, losses.device)
-        # Autograd would round the sum in half precision, beyond what one sample may move it.
-        norms_only = chosen == "second_backward" and not reduced_precision(graph, entry.plan)
+        norms_only = (way or choose_way(graph, entry.plan, losses.device)) == "second_backward"
         keep = keep or verify or norms_only or entry.plan.must_keep
+        room = None if norms_only else room  # gradients would be kept that are formed again
         try:
             backward = Backward(
                 losses, graph, entry.plan, retain_graph=keep, norms_only=norms_only and not verify, room=room
@@ -167,7 +165,8 @@ class Engine:
                 raise mixing(graph, "some node", "no layout holds for all samples") from None
         if verify:
             entry.checked = verify_against_autograd(losses, backward, parameters)
-            backward.norms_only = norms_only
+            if norms_only:
+                backward.let_go()
         return backward
 
 

@@ -29,7 +29,7 @@ def held_bytes(graph: Graph, plan: GraphPlan) -> int:
 
 
 def reduced_precision(graph: Graph, plan: GraphPlan) -> bool:
-    """Whether some gradient is in half precision, where autograd would round a sum that must keep to its bound."""
+    """Whether some gradient is in half precision, where autograd's own sum is rounded."""
     return any(graph.meta((meeting.node, 0)).dtype in HALF for meeting in plan.meetings)
 
 
@@ -82,11 +82,7 @@ def kept(graph: Graph, plan: GraphPlan, batch_size: int, memory: int | None) -> 
     return frozenset(chosen)
 
 
-def choose_way(graph: Graph, plan: GraphPlan, groups: int, device: torch.device) -> Way:
-    """Second backward where book-keeping would not fit; not for several groups (a pass each), nor in half precision."""
-    if not plan.streaming or groups > 1:
-        return "bookkeeping"
-    held = held_bytes(graph, plan)
-    if held <= _NEVER_MIND or reduced_precision(graph, plan) or 2 * held <= free_bytes(device):
-        return "bookkeeping"
-    return "second_backward"
+def choose_way(graph: Graph, plan: GraphPlan, device: torch.device) -> Way:
+    """Second backward where what book-keeping holds would not fit."""
+    held = held_bytes(graph, plan) if plan.streaming else 0
+    return "bookkeeping" if held <= _NEVER_MIND or 2 * held <= free_bytes(device) else "second_backward"

@@ -103,9 +103,9 @@ def clipped_gradients(
 ) -> Clipped[Any]:
     """The sum over samples of factor_i * g_i; no noise, no division.
 
-    `way` forces how the sum is formed: "bookkeeping" (from the saved tensors) or "second_backward" (plain autograd with
-    the factors as cotangents; not in half precision, where autograd would round). Both give the same numbers; left
-    out, the cost model chooses.
+    `way` forces how the sum is formed: "bookkeeping" (from what the backward pass for the norms has left) or
+    "second_backward" (in a second pass, where there is no memory to keep it). Both give the same numbers; left out, the
+    cost model chooses.
 
     Guarantees: adding or removing one sample moves the sum by at most `style.sensitivity(groups)`.
 

@@ -10,13 +10,16 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from clipwise.engine.graph import Edge
+
 _CANCELLED = 4e-3  # squared norm relative to that of its terms, below which float32 is not accurate enough
 _COHERENT = 2.5e-4  # the same for the sum of all terms' lengths, squared, if all errors had one sign
 _SCATTERED = 3e-2  # and for the sum of their squares, since errors have either sign
 _LOST = 1e-17  # lengths whose squares begin to lose their digits in float32
 _LARGE = 10.0  # a length that makes up for a lost one
 _LOST_PART = 1e-6  # of a squared norm, that lost digits may be
-_ROUNDED = 1e-6  # of the sum of all terms' lengths: no gradient is taken for shorter, since its sum is rounded to them
+_ROUNDED = 1e-6  # of the sum of all terms' lengths: what the inner product of float64 Gram matrices may not tell
+_ROUNDED_DOUBLE = 1e-9  # the same for a sum in float64
 _STRIPS = 4
 _WORTH_CUTTING = 64  # positions from which cutting saves more arithmetic than its calls cost
 
@@ -60,26 +63,47 @@ Pair: TypeAlias = tuple[Gram, Gram]  # of the left and the right factor; the lef
 class Doubts:
     """Squared norms of which some may have to be computed again, looked at together: a device is waited for once.
 
-    Norms that were added are not to be used before `settle`, unless `any` is false.
+    Norms that were added are not to be used before `settle`, unless `any` is false. Where a norm is in doubt, so is the
+    float32 sum of the terms: `careful` has the samples whose terms are to be added in float64, by `whose` they are.
     """
 
-    def __init__(self) -> None:
-        self._open: list[tuple[Tensor, Tensor, Callable[[Tensor], Tensor]]] = []
+    def __init__(self, *, at_once: bool = False) -> None:
+        self._open: list[_Doubt] = []
+        self._at_once = at_once
+        self.whose: tuple[Edge, ...] = ()
+        self.careful: dict[Edge, Tensor] = {}
 
     def add(self, squared: Tensor, doubtful: Tensor, again: Callable[[Tensor], Tensor]) -> None:
         """Doubt some of `squared`, (B,); `again(mask)` computes those."""
-        self._open.append((squared, doubtful, again))
+        self._open.append((squared, doubtful, again, self.whose))
+        if self._at_once:
+            self.settle()
 
     def any(self, device: torch.device) -> Tensor | None:
         """Whether there is any, as a tensor that nobody has waited for; None where nothing was added."""
-        return torch.stack([doubtful.any().to(device) for _, doubtful, _ in self._open]).any() if self._open else None
+        return torch.stack([each[1].any().to(device) for each in self._open]).any() if self._open else None
 
     def settle(self) -> None:
         """Compute again what is doubtful, in place."""
-        for squared, doubtful, again in self._open:
+        for squared, doubtful, again, whose in self._open:
             if bool(doubtful.any()):
                 squared[doubtful] = again(doubtful).to(squared.dtype)
+                self.whose = whose
+                self.note(doubtful)
+        self.drop()
+
+    def note(self, careful: Tensor) -> None:
+        """Some samples whose norms are settled."""
+        for edge in self.whose:
+            known = self.careful.get(edge)
+            self.careful[edge] = careful if known is None else known | careful
+
+    def drop(self) -> None:
+        """Let go of what is held to compute norms again."""
         self._open.clear()
+
+
+_Doubt: TypeAlias = tuple[Tensor, Tensor, Callable[[Tensor], Tensor], tuple[Edge, ...]]
 
 
 def ghost_norms(grams: Callable[[], Pair], exact: Callable[[Tensor], Pair], doubts: Doubts | None = None) -> Tensor:
@@ -101,22 +125,49 @@ def ghost_norms(grams: Callable[[], Pair], exact: Callable[[Tensor], Pair], doub
     lost = _lost(l_lengths.flatten(1), r_lengths.flatten(1))
     squared = left.times_(right)
     faint = (lost > _LOST * _LARGE) & ((lost.square() > _LOST_PART * squared) | lost.isinf())
-    own = Doubts() if doubts is None else doubts
-    own.add(squared, (squared < least) | faint, lambda some: _times(exact(some)))
-    if doubts is None:
-        own.settle()
+    own = Doubts(at_once=True) if doubts is None else doubts
+    own.add(squared, _below(squared, least) | faint, lambda some: _times(exact(some)))
     return squared.clamp_(min=0)
 
 
 def _times(pair: Pair) -> Tensor:
     """<left, right> per sample, and no less than what rounding makes of its terms.
 
-    Where huge terms cancel, a float32 sum of them is off by their last digits, and the inner product of float64 Gram
-    matrices by the root of its own. A factor for the short gradient that is meant would let all that through.
+    Where huge terms cancel, the inner product of float64 Gram matrices is off by the root of their last digits. A
+    factor for a shorter gradient would let more through.
     """
     left, right = pair
     terms = (left.lengths() * right.lengths()).flatten(1).sum(1)
     return torch.maximum(left.times_(right), (_ROUNDED * terms).square_())
+
+
+def doubt_cancelled(
+    squared: Tensor, terms: Tensor, again: Callable[[Tensor], Tensor], doubts: Doubts | None = None
+) -> Tensor:
+    """Squared norms (B,) of sums of terms whose lengths add up to `terms`; `again(mask)` finds some in float64.
+
+    Where huge terms cancel, a sum in float32 is off by their last digits, once for every addition, and data can have
+    all roundings go to one side. In another order the same terms have another sum: a norm that was found from one says
+    nothing of the other.
+    """
+    own = Doubts(at_once=True) if doubts is None else doubts
+    own.add(squared, is_cancelled(squared, terms), again)
+    return squared
+
+
+def rounded_up(squared: Tensor, terms: Tensor) -> Tensor:
+    """Squared norms of sums in float64, and no less than what rounding makes of their terms."""
+    return torch.maximum(squared, (_ROUNDED_DOUBLE * terms).square_())
+
+
+def is_cancelled(squared: Tensor, terms: Tensor) -> Tensor:
+    """Where a sum is so short beside the lengths of its terms that float32 cannot tell it, or these are beyond it."""
+    return _below(squared, _COHERENT * terms.square())
+
+
+def _below(squared: Tensor, least: Tensor) -> Tensor:
+    """Also where either is beyond float32, so that nobody knows."""
+    return ~(squared >= least) | least.isinf()
 
 
 def _lost(a: Tensor, b: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from clipwise.engine.grams import rounded_up
 from clipwise.engine.precision import widened
 from clipwise.engine.run import Backward
 
@@ -51,5 +52,5 @@ def settled(backward: Backward, squared: Mapping[int, Tensor], losses: Tensor) -
     doubtful = (~torch.isfinite(total) & torch.isfinite(losses)).nonzero().flatten().tolist()
     for sample in doubtful:
         for place, gradient in backward.gradients(slice(sample, sample + 1)).items():
-            known[place][sample] = gradient.double().square().sum()
+            known[place][sample] = rounded_up(gradient.double().square().sum(), backward.terms(place, sample))
     return known

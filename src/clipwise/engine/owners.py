@@ -14,7 +14,7 @@ from clipwise.engine.leaps import UNKNOWN, Shown, Told
 from clipwise.engine.node import Node, Recurrence, output_meta, saved_floats, saved_or
 from clipwise.engine.plan import GraphPlan
 from clipwise.engine.probing import AutogradProber
-from clipwise.engine.refusals import mixing
+from clipwise.engine.suspects import mixing
 
 
 class StalePlan(Exception):

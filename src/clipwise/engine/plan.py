@@ -25,10 +25,9 @@ from clipwise.engine.node import COMPILED, LEAF, RECURRENCE, REENTRANT, at_hand,
 from clipwise.engine.ops import BatchEntry, is_live, lacks_rule, op_of
 from clipwise.engine.origin import Evidence, Origin
 from clipwise.engine.probing import in_their_order, infer_layouts, layouts_in, layouts_of, pass_dead_ends
-from clipwise.engine.refusals import mixing, no_rule
 from clipwise.engine.routes import CompiledRegion, Routing, Site, in_place, keeps_sizes, region
 from clipwise.engine.stages import Stages, is_stop, stages
-from clipwise.engine.suspects import Suspects
+from clipwise.engine.suspects import Suspects, mixing, no_rule
 from clipwise.errors import NotSeparable, UnsupportedNode
 
 

@@ -6,29 +6,28 @@ saved by the forward pass and is read before it is freed. No hook on a node of t
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
 
-from clipwise.engine.chains import below_view, interval, overlapping
+from clipwise.engine.chains import accumulate, gains_of, interval, overlapping, pull_back, pull_back_batched
 from clipwise.engine.compiled import may_hold
 from clipwise.engine.cost import kept
-from clipwise.engine.grams import Doubts, Recent
-from clipwise.engine.graph import Edge, Graph, differentiate
+from clipwise.engine.grams import Doubts, Recent, is_cancelled
+from clipwise.engine.graph import Edge, Graph
+from clipwise.engine.joint import joint_squared_norms, summed_surely
 from clipwise.engine.layout import Layout, Scattered, all_finite, blank, pack
 from clipwise.engine.lengths import Lengths
-from clipwise.engine.node import COMPILED, LEAF, at_hand, saved_floats
+from clipwise.engine.node import COMPILED, at_hand, saved_floats
 from clipwise.engine.ops import Gradients, as_one, gradients_at, rule_of
 from clipwise.engine.owners import Owners, StalePlan
 from clipwise.engine.plan import GraphPlan, Meeting, pattern
-from clipwise.engine.precision import HALF, widened
 from clipwise.engine.room import Room
 from clipwise.engine.routes import is_identity
 from clipwise.engine.rules import Finish, Operand, Samples
 from clipwise.engine.stages import Handed, let_nothing_through
-from clipwise.engine.uses import Dense, Outer, Use, chunks, joint_squared_norms, joint_weighted, squares, summed
+from clipwise.engine.uses import Dense, Outer, Use, chunks, joint_weighted, squares
 from clipwise.errors import UnsupportedNode
 
 Factors = Callable[[int], Tensor]  # parameter -> factors (B,)
@@ -109,7 +108,8 @@ class Backward:
         self._lengths = Lengths()
         self._recent = Recent()
         # Settled at the end, for which all operands are held; where only norms are wanted nothing is.
-        self._doubts = None if norms_only else Doubts()
+        self._doubts = Doubts(at_once=norms_only)
+        self._apart: list[int] = []  # samples whose gradients of derived parameters are added by themselves
         self._room = room
         self._kept: frozenset[Edge] = frozenset()
         if room is not None and plan.streaming and not norms_only:
@@ -189,6 +189,7 @@ class Backward:
                 rows = None if self.norms_only else use.row_factors()
                 if rows is None:
                     use = use.formed(self._room) if edge in self._kept else use
+                    self._doubts.whose = (edge,)
                     self._norms[edge], use = use.settled(self._recent, self._doubts)
                     if self.norms_only:
                         continue
@@ -232,7 +233,12 @@ class Backward:
 
     # -- per parameter ------------------------------------------------------------------------------------------
 
-    def _in_frame(self, edge: Edge) -> list[Use]:
+    def let_go(self) -> None:
+        """Keep the norms, and of the uses those that a second pass would have to keep as well."""
+        self.norms_only = True
+        self.uses = {edge: uses for edge, uses in self.uses.items() if edge not in self.plan.solo}
+
+    def in_frame(self, edge: Edge) -> list[Use]:
         """Uses of a framed operand, turned to the orientation of the parameter."""
         uses = self.uses.get(edge, [])
         if not self.plan.chains[edge].transposed:
@@ -243,17 +249,22 @@ class Backward:
     @property
     def doubt(self) -> Tensor | None:
         """Whether some norm must be settled first, as a tensor that nobody has waited for; None where none can be."""
-        return None if self._doubts is None else self._doubts.any(self._losses.device)
+        return self._doubts.any(self._losses.device)
 
     def settle(self) -> None:
         """Compute norms again that float32 could not tell, in place: those that were given out already, too."""
-        if self._doubts is not None:
-            self._doubts.settle()
+        self._doubts.settle()
+
+    def careful(self, edges: Iterable[Edge]) -> Tensor | None:
+        """The samples whose terms are to be added in float64, (B,); None where there are none."""
+        found = [self._doubts.careful[edge] for edge in edges if edge in self._doubts.careful]
+        return torch.stack(found).any(0) if found else None
 
     def squared_norms(self) -> dict[int, Tensor]:
         """Squared per-sample gradient norm (B,) of every parameter that is reached."""
+        norms = self.unsettled_norms()
         self.settle()
-        return self.unsettled_norms()
+        return norms
 
     def unsettled_norms(self) -> dict[int, Tensor]:
         """The same, to be used only where there is no `doubt`, or after `settle`."""
@@ -265,20 +276,23 @@ class Backward:
             if parameter not in self.plan.derived
         }
         if self.plan.derived:
-            for parameter, parts in self._derived(squares).items():
-                norms[parameter] = torch.cat(parts)
+            norms.update(self._derived_norms())
         return {parameter: norm for parameter, norm in norms.items() if norm is not None}
 
     def _simple_squared_norms(self, parameter: int, edges: Sequence[Edge]) -> Tensor | None:
         if len(edges) == 1:
             known = self._norms.get(edges[0])
             uses = self.uses.get(edges[0], [])
-            return known if known is not None else joint_squared_norms(uses) if uses else None
+            self._doubts.whose = (edges[0],)
+            return known if known is not None else joint_squared_norms(uses, self._doubts) if uses else None
         total: Tensor | None = None
         for group in self._regions(edges):
-            uses = [use for edge in group for use in self._in_frame(edge)]
+            uses = [use for edge in group for use in self.in_frame(edge)]
             if uses:
-                norm = joint_squared_norms(uses)
+                own = Doubts(at_once=True)  # parts are added
+                own.whose = tuple(group)
+                norm = joint_squared_norms(uses, own)
+                self._doubts.careful.update(own.careful)
                 total = norm if total is None else total + norm
         return total
 
@@ -294,74 +308,49 @@ class Backward:
                 parts.setdefault(interval(self.graph, region), []).append(edge)
         return [whole] if whole else list(parts.values())
 
-    def _derived(self, reduce: Callable[[Tensor], Tensor], samples: slice = slice(None)) -> dict[int, list[Tensor]]:
-        """Instantiate the gradients of operands, pull them back to their parameters, reduce, a chunk at a time."""
+    def _derived_edges(self) -> list[Edge]:
         parameters = sorted(self.plan.derived)
-        edges = list({edge: None for p in parameters for edge in self.plan.roots[p] if self.uses.get(edge)})
-        results: dict[int, list[Tensor]] = {p: [] for p in parameters}
+        return list({edge: None for p in parameters for edge in self.plan.roots[p] if self.uses.get(edge)})
+
+    def _derived(self, samples: slice) -> tuple[list[Tensor], dict[int, Tensor]]:
+        """Instantiate the gradients of operands, and pull them back to their parameters."""
+        edges, parameters = self._derived_edges(), sorted(self.plan.derived)
+        grads = [self._formed(edge, samples) for edge in edges]
+        pulled = pull_back_batched(self.graph, self.plan.chains, edges, grads, parameters) if edges else []
+        return grads, dict(zip(parameters, pulled, strict=False))
+
+    def _derived_norms(self) -> dict[int, Tensor]:
+        """Of derived parameters. What nearly cancels on the way is rounded otherwise in a sum, so it stays apart."""
+        edges = self._derived_edges()
         if not edges:
             return {}
         largest = max((self.uses[edge][0] for edge in edges), key=lambda use: torch.Size(use.shape).numel())
-        for chunk in chunks(largest) if samples == slice(None) else [samples]:
-            grads = [summed(self.uses[edge], chunk) for edge in edges]
-            pulled = self._pull_back_batched(edges, grads, parameters)
-            for parameter, gradient in zip(parameters, pulled, strict=True):
-                results[parameter].append(reduce(gradient))
-        return results
-
-    def _pull_back_batched(
-        self, edges: Sequence[Edge], grads: Sequence[Tensor], parameters: Sequence[int]
-    ) -> list[Tensor]:
-        """Vector-Jacobian products of the shared part of the graph, one per sample: (b, *parameter.shape) each."""
-        leaves = [self.graph.parameters[p] for p in parameters]
-        batch = grads[0].shape[0]
-        dtype = grads[0].real.dtype if grads[0].is_complex() else grads[0].dtype
-        total = [leaf.new_zeros(batch, *leaf.shape, dtype=dtype) for leaf in leaves]
-        place = {p: i for i, p in enumerate(parameters)}
-        through = []
-        for edge, grad in zip(edges, grads, strict=True):
-            chain = self.plan.chains.get(edge)
-            if chain is not None and chain.direct and not chain.transposed:
-                total[place[chain.parameter]] += grad
-            else:
-                through.append((edge, grad))
-        widened = [self._widened(edge, grad) for edge, grad in through]
-        for (k, _), grad in widened:
-            if self.graph.names[k] == LEAF:
-                total[place[self.graph.leaf_parameter[k]]] += grad
-        through = [(edge, grad) for edge, grad in widened if self.graph.names[edge[0]] != LEAF]
-        if through:
-            for part, pulled in zip(total, self._vjp(through, leaves), strict=True):
-                if pulled is not None:
-                    part += pulled
-        return total
-
-    def _vjp(self, through: Sequence[tuple[Edge, Tensor]], leaves: Sequence[Tensor]) -> Sequence[Tensor | None]:
-        outputs = [self.graph.gradient_edge(edge) for edge, _ in through]
-        grads = [grad for _, grad in through]
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # vmap tells where it falls back to a loop
-                return differentiate(outputs, leaves, grads, keep=True, batched=True)
-        except RuntimeError:  # an operation that vmap cannot batch: one sample after the other
-            rows = [differentiate(outputs, leaves, [g[i] for g in grads], keep=True) for i in range(grads[0].shape[0])]
-            return [None if column[0] is None else torch.stack(column) for column in zip(*rows, strict=True)]
-
-    def _widened(self, edge: Edge, grad: Tensor) -> tuple[Edge, Tensor]:
-        """A gradient moved below a cast to half precision, where autograd does not round it.
-
-        Rounding the sum over samples is not bounded by one sample's contribution, so it must not happen.
-        """
-        graph = self.graph
-        while _dtype(graph, edge) in HALF:
-            moved = below_view(graph, edge, grad)
-            if moved is None:
-                raise UnsupportedNode(
-                    f"{graph.names[edge[0]]} computes a weight in half precision, where its clipped gradient would be "
-                    "rounded beyond its bound. Compute it in float32, outside autocast."
+        found, expected = list[Tensor](), list[Tensor]()
+        gains: Tensor | None = None
+        for chunk in chunks(largest):
+            grads, pulled = self._derived(chunk)
+            if gains is None:
+                gains = gains_of(
+                    self.graph, self.plan.chains, self.plan.roots, dict(zip(edges, grads, strict=True)), list(pulled)
                 )
-            edge, grad = graph.edges[edge[0]][0], moved
-        return edge, grad.to(_dtype(graph, edge))
+            found.append(torch.stack([squares(gradient) for gradient in pulled.values()]))
+            sizes = [squares(gradient.abs() if gradient.is_complex() else gradient).sqrt_() for gradient in grads]
+            expected.append(gains @ torch.stack(sizes).to(gains.dtype))
+        norms = torch.cat(found, 1)
+        apart, careful = is_cancelled(norms, torch.cat(expected, 1)).any(0), self.careful(edges)
+        self._apart = (apart if careful is None else apart | careful).nonzero().flatten().tolist()
+        for sample in self._apart:
+            pulled = self._derived(slice(sample, sample + 1))[1]
+            norms[:, sample] = torch.cat([squares(gradient) for gradient in pulled.values()])
+        return dict(zip(pulled, norms, strict=True))
+
+    def _formed(self, edge: Edge, samples: slice) -> Tensor:
+        """The gradients of an operand. Where terms cancel they are formed in float64, as they are for the sum."""
+        gradients, cancels = summed_surely(self.uses[edge], samples)
+        if cancels is not None:
+            known = self.careful([edge])
+            self._doubts.careful[edge] = cancels if known is None else cancels | known
+        return gradients
 
     def gradients(self, samples: slice = slice(None)) -> dict[int, Tensor]:
         """Per-sample gradients (b, *shape) of every parameter that is reached."""
@@ -371,14 +360,18 @@ class Backward:
             if parameter in self.plan.derived or not used:
                 continue
             if all(self.plan.chains[edge].direct for edge in used):
-                whole = [use for edge in used for use in self._in_frame(edge)]
-                found[parameter] = _turned(summed(whole, samples), self.graph.parameters[parameter])
+                whole = [use for edge in used for use in self.in_frame(edge)]
+                found[parameter] = _turned(summed_surely(whole, samples)[0], self.graph.parameters[parameter])
             else:
-                grads = [summed(self.uses[edge], samples) for edge in used]
-                found[parameter] = self._pull_back_batched(used, grads, [parameter])[0]
-        for parameter, parts in self._derived(lambda gradient: gradient, samples).items():
-            found[parameter] = torch.cat(parts)
-        return found
+                grads = [self._formed(edge, samples) for edge in used]
+                found[parameter] = pull_back_batched(self.graph, self.plan.chains, used, grads, [parameter])[0]
+        return found | self._derived(samples)[1]
+
+    def terms(self, parameter: int, sample: int) -> Tensor:
+        """The lengths of all that is added for one sample, added up in float64."""
+        only = torch.arange(self.batch_size, device=self._losses.device) == sample
+        uses = [use for edge in self.plan.roots[parameter] for use in self.uses.get(edge, [])]
+        return torch.stack([use.precise(only).terms().sum() for use in uses]).sum()
 
     # -- the clipped sum by book-keeping ------------------------------------------------------------------------
 
@@ -392,60 +385,51 @@ class Backward:
         are returned.
         """
         if consume:  # doubts hold the uses as well, and the last Gram matrix nobody needs
-            self._doubts, self._recent = None, Recent()
+            self._doubts.drop()
+            self._recent = Recent()
         sums: dict[int, Tensor] = {}
-        through: dict[int, list[tuple[Edge, int]]] = {}
+        through: dict[tuple[int, bool], list[tuple[Edge, int]]] = {}
+        for sample in self._apart:
+            for parameter, gradients in self._derived(slice(sample, sample + 1))[1].items():
+                accumulate(sums, parameter, gradients[0] * factors(parameter)[sample].to(gradients.dtype))
         for parameter, edges in self.plan.roots.items():
             direct: list[Use] = []
+            derived = parameter in self.plan.derived
             for edge in edges:
                 uses = self.uses.get(edge)
                 if not uses:
                     continue
                 chain = self.plan.chains.get(edge)
                 if chain is None or not chain.direct:
-                    through.setdefault(id(factors(parameter)), []).append((edge, parameter))
+                    through.setdefault((id(factors(parameter)), derived), []).append((edge, parameter))
                     continue
-                direct += self._in_frame(edge) if chain.transposed else uses
+                direct += self.in_frame(edge) if chain.transposed else uses
                 if consume:
                     del self.uses[edge]
+            careful = self.careful(edges)
             if direct and onto is not None:
-                joint_weighted(direct, factors(parameter), onto[parameter])
+                joint_weighted(direct, self._joint_factors(factors, parameter), onto[parameter], careful)
             elif direct:
-                total, shape = joint_weighted(direct, factors(parameter)), self.graph.parameters[parameter].shape
-                sums[parameter] = total if total.shape == shape else total.view(shape)
-        for pairs in through.values():
-            self._pull_back(pairs, factors, sums)
+                total = joint_weighted(direct, self._joint_factors(factors, parameter), None, careful)
+                shape = self.graph.parameters[parameter].shape
+                total = total if total.shape == shape else total.view(shape)
+                sums[parameter] = sums[parameter] + total if parameter in sums else total
+        for pairs in through.values():  # of one clipping group
+            common = self._joint_factors(factors, pairs[0][1])
+            operands = {
+                edge: joint_weighted(self.uses[edge], common, None, self.careful([edge]))
+                for edge in dict.fromkeys(edge for edge, _ in pairs)
+            }
+            pull_back(self.graph, operands, sorted({parameter for _, parameter in pairs}), sums)
         return sums
 
-    def _pull_back(self, pairs: Sequence[tuple[Edge, int]], factors: Factors, sums: dict[int, Tensor]) -> None:
-        """Weighted sums of operands, pulled back to the parameters of one clipping group in one pass."""
-        common = factors(pairs[0][1])
-        edges = list(dict.fromkeys(edge for edge, _ in pairs))
-        parameters = sorted({parameter for _, parameter in pairs})
-        widened = [self._widened(edge, joint_weighted(self.uses[edge], common)) for edge in edges]
-        for (k, _), grad in widened:
-            if self.graph.names[k] == LEAF:  # autograd would round it to the parameter's dtype
-                _accumulate(sums, self.graph.leaf_parameter[k], grad)
-        outputs = [self.graph.gradient_edge(edge) for edge, _ in widened if self.graph.names[edge[0]] != LEAF]
-        grads = [grad for (k, _), grad in widened if self.graph.names[k] != LEAF]
-        if not outputs:
-            return
-        pulled = differentiate(outputs, [self.graph.parameters[p] for p in parameters], grads, keep=True)
-        for parameter, part in zip(parameters, pulled, strict=True):
-            if part is not None:
-                _accumulate(sums, parameter, part)
-
-
-def _dtype(graph: Graph, edge: Edge) -> torch.dtype:
-    if graph.names[edge[0]] == LEAF:
-        return widened(graph.nodes[edge[0]].variable.dtype)
-    return graph.meta(edge).dtype
+    def _joint_factors(self, factors: Factors, parameter: int) -> Tensor:
+        """Zero for samples that are added by themselves."""
+        found = factors(parameter)
+        if not self._apart or parameter not in self.plan.derived:
+            return found
+        return found.index_fill(0, torch.tensor(self._apart, device=found.device), 0)
 
 
 def _turned(gradients_B: Tensor, parameter: Tensor) -> Tensor:
     return gradients_B.reshape(gradients_B.shape[0], *parameter.shape)
-
-
-def _accumulate(sums: dict[int, Tensor], parameter: int, part: Tensor) -> None:
-    held = sums.get(parameter)
-    sums[parameter] = part if held is None else held + part

@@ -15,7 +15,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from clipwise.engine.grams import Doubts, Gram, Recent, cancelled, ghost_norms
+from clipwise.engine.grams import Doubts, Gram, Recent, doubt_cancelled, ghost_norms, rounded_up
 from clipwise.engine.lengths import lengths, sure_lengths
 from clipwise.engine.precision import HALF, in_dtype
 from clipwise.engine.room import Room
@@ -64,19 +64,25 @@ class Use(ABC):
         """How norms are found, in a word."""
 
     @abstractmethod
-    def squared_norms(self) -> Tensor:
-        """||g_i||^2, shape (B,)."""
+    def squared_norms(self, doubts: Doubts | None = None) -> Tensor:
+        """||g_i||^2, shape (B,). Given `doubts`, norms that may have to be computed again are left to it."""
+
+    def terms(self) -> Tensor:
+        """The lengths of all that `weighted` adds for a sample, added up, (B,): the sum is rounded to these."""
+        return self.squared_norms().sqrt_()
 
     def row_factors(self) -> tuple[Tensor, ...] | None:
         """Matrices (B, n) whose rows' lengths have ||g_i|| as their product; None where there are none."""
         return None
 
     def settled(self, recent: Recent, doubts: Doubts | None = None) -> tuple[Tensor, Use]:
-        """The norms, and a use that gives the same weighted sum and holds no more than it must.
+        """The norms, and a use that gives the same weighted sum and holds no more than it must."""
+        use = self.lasting()
+        return use.squared_norms(doubts), use
 
-        Given `doubts`, norms that may have to be computed again are left to it.
-        """
-        return self.squared_norms(), self
+    def lasting(self) -> Use:
+        """The second of `settled`, without the norms. To form it again gives the same numbers."""
+        return self
 
     def formed(self, room: Room | None = None) -> Use:
         """The same with its gradients formed now, where that takes less time than it would later."""
@@ -95,6 +101,16 @@ class Use(ABC):
         total.view(self.shape).add_(self.weighted(factors_B))
 
     @abstractmethod
+    def precise(self, some_B: Tensor) -> Use:
+        """The same use of some samples alone, in float64."""
+
+    def precise_norms(self, some_B: Tensor) -> Tensor:
+        """The squared norms of some samples in float64, no less than what rounding makes of their terms."""
+        use = self.precise(some_B)
+        squared = [squares(use.gradients(chunk)) for chunk in chunks(use, 1 << 22)]
+        return rounded_up(torch.cat(squared), use.terms())
+
+    @abstractmethod
     def without(self, bad_B: Tensor) -> Use:
         """The same use with the gradients of some samples set to zero, whatever they hold (NaN, Inf)."""
 
@@ -111,7 +127,7 @@ class Dense(Use):
         same = gradients_B.shape[1:] == self.shape
         self._gradients = gradients_B if same else gradients_B.reshape(self.batch_size, *self.shape)
 
-    def squared_norms(self) -> Tensor:
+    def squared_norms(self, doubts: Doubts | None = None) -> Tensor:
         return squares(self._gradients)
 
     def row_factors(self) -> tuple[Tensor, ...] | None:
@@ -130,6 +146,9 @@ class Dense(Use):
         else:
             rows = self._gradients.reshape(self.batch_size, -1)
             total.view(-1).addmv_(rows.t(), in_dtype(factors_B, total.dtype))
+
+    def precise(self, some_B: Tensor) -> Dense:
+        return Dense(self._gradients[some_B].double(), self.shape)
 
     def without(self, bad_B: Tensor) -> Dense:
         return Dense(_zeroed(self._gradients, bad_B), self.shape)
@@ -150,7 +169,7 @@ class Pieces(Use):
         self.shape = pieces[0].shape
         self.batch_size = sum(piece.batch_size for piece in pieces)
 
-    def squared_norms(self) -> Tensor:
+    def squared_norms(self, doubts: Doubts | None = None) -> Tensor:
         return torch.cat([piece.squared_norms() for piece in self._pieces])
 
     def gradients(self, samples: slice = _ALL) -> Tensor:
@@ -171,6 +190,9 @@ class Pieces(Use):
         """One piece after the other."""
         for piece, factors in self._shared_out(factors_B):
             piece.add_weighted(factors, total)
+
+    def precise(self, some_B: Tensor) -> Use:
+        return Pieces([piece.precise(some) for piece, some in self._shared_out(some_B)])
 
     def without(self, bad_B: Tensor) -> Use:
         return Pieces([piece.without(bad) for piece, bad in self._shared_out(bad_B)])
@@ -210,12 +232,16 @@ class Outer(Use):
         positions, m, n = self.left.shape[-2], self.left.shape[-1], self.right.shape[-1]
         return positions * (m + n) <= m * n
 
-    def squared_norms(self) -> Tensor:
+    def squared_norms(self, doubts: Doubts | None = None) -> Tensor:
         left, right = self.left, self.right
         if self.one_position:
-            squared = (sure_lengths(left) * sure_lengths(right)).square_()
-            return squared if squared.dim() == 1 else squared.flatten(1).sum(1)
-        return self._ghost(Gram.of(left)) if self.ghost_is_cheaper else squares(left.mT @ right)
+            return (sure_lengths(left) * sure_lengths(right)).square_().view(self.batch_size, -1).sum(1)
+        if self.ghost_is_cheaper:
+            return self._ghost(Gram.of(left), doubts)
+        return doubt_cancelled(squares(left.mT @ right), self.terms(), self.precise_norms, doubts)
+
+    def terms(self) -> Tensor:
+        return (lengths(self.left) * lengths(self.right)).view(self.batch_size, -1).sum(1)
 
     def row_factors(self) -> tuple[Tensor, ...] | None:
         return (self.left, self.right) if self.left.dim() == 2 else None
@@ -230,11 +256,13 @@ class Outer(Use):
 
     def settled(self, recent: Recent, doubts: Doubts | None = None) -> tuple[Tensor, Use]:
         """The norms, and this use in the form that takes the least memory for the weighted sum."""
-        if self.one_position:
-            return self.squared_norms(), self
-        if self.ghost_is_cheaper:
+        if self.ghost_is_cheaper and not self.one_position:
             return self._ghost(recent.of(self.left), doubts), self
-        return self.formed().settled(recent)
+        return super().settled(recent, doubts)
+
+    def lasting(self) -> Use:
+        """Gradients that are formed for their norms are summed as they are."""
+        return self if self.one_position or self.ghost_is_cheaper else self.formed()
 
     def formed(self, room: Room | None = None) -> Use:
         left, right = self.left.mT, self.right
@@ -275,6 +303,9 @@ class Outer(Use):
             right = right * factors
         return (left, right) if left.dim() == 2 else _rows(left, right)
 
+    def precise(self, some_B: Tensor) -> Outer:
+        return Outer(self.left[some_B].double(), self.right[some_B].double(), self.shape)
+
     def without(self, bad_B: Tensor) -> Use:
         return Outer(_zeroed(self.left, bad_B), _zeroed(self.right, bad_B), self.shape)
 
@@ -288,15 +319,23 @@ class Gathered(Use):
     """Rows of a table picked by index, as in an embedding: row `index` receives `right`.
 
     `index` is (B, T), `right` (B, T, n); a negative index receives nothing (padding). `padded` is False where no index
-    can be negative. How many entries count is not asked for: a device would have to be waited for.
+    can be negative. How many entries count is not asked for: a device would have to be waited for. `distinct`: no row
+    that receives anything is there twice in a sample.
     """
 
     how = "rows"
 
     def __init__(
-        self, index: Tensor, right: Tensor, shape: Sequence[int], rows: int | None = None, *, padded: bool = True
+        self,
+        index: Tensor,
+        right: Tensor,
+        shape: Sequence[int],
+        rows: int | None = None,
+        *,
+        padded: bool = True,
+        distinct: bool = False,
     ) -> None:
-        self.index, self.padded = index, padded
+        self.index, self.padded, self.distinct = index, padded, distinct or index.shape[1] == 1
         right = accurate(right)
         self.right = torch.where((index >= 0).unsqueeze(2), right, 0) if padded else right
         self.shape = tuple(shape)
@@ -315,12 +354,31 @@ class Gathered(Use):
         flat = values.new_zeros(values.shape[0] * count, values.shape[-1])
         return flat.index_add_(0, (keys + offset).flatten(), values.flatten(0, 1))
 
-    def squared_norms(self) -> Tensor:
-        row = self._row  # a row met twice adds before it is squared
+    def squared_norms(self, doubts: Doubts | None = None) -> Tensor:
+        if self.distinct:
+            return squares(self.right)
+        squared = self.lasting().squared_norms()
+        return doubt_cancelled(squared, self.terms(), self.precise_norms, doubts)
+
+    def precise_norms(self, some_B: Tensor) -> Tensor:
+        """No table is formed."""
+        use = self.precise(some_B)
+        return rounded_up(use.lasting().squared_norms(), use.terms())
+
+    def terms(self) -> Tensor:
+        return lengths(self.right).sum(1)
+
+    def lasting(self) -> Gathered:
+        """A row met twice adds before it is squared, and before it is scaled: one order, one rounding."""
+        if self.distinct:
+            return self
+        row = self._row
         ordered, order = row.sort(1)
         later = ordered[:, 1:] != ordered[:, :-1]
         place = torch.zeros_like(order).scatter_(1, order[:, 1:], later.cumsum(1))  # among the sample's distinct rows
-        return self._added(place, _ALL, row.shape[1]).square_().view(self.batch_size, -1).sum(1)
+        values = self._added(place, _ALL, row.shape[1]).view_as(self.right)
+        index = torch.zeros_like(row).scatter_(1, place, row)  # places that are left add zero to the first row
+        return Gathered(index, values, self.shape, self.rows, padded=False, distinct=True)
 
     def gradients(self, samples: slice = _ALL) -> Tensor:
         flat = self._added(self._row[samples], samples, self.rows)
@@ -337,8 +395,14 @@ class Gathered(Use):
         table = total.view(self.rows, values.shape[-1])
         table.index_add_(0, self._row.flatten(), values.flatten(0, 1).to(table.dtype))
 
+    def precise(self, some_B: Tensor) -> Gathered:
+        return self._with(self.index[some_B], self.right[some_B].double())
+
     def without(self, bad_B: Tensor) -> Use:
-        return Gathered(self.index, _zeroed(self.right, bad_B), self.shape, self.rows, padded=self.padded)
+        return self._with(self.index, _zeroed(self.right, bad_B))
+
+    def _with(self, index: Tensor, right: Tensor) -> Gathered:
+        return Gathered(index, right, self.shape, self.rows, padded=self.padded, distinct=self.distinct)
 
 
 def _takes(total: Tensor, part: Tensor) -> bool:
@@ -369,61 +433,17 @@ def _zeroed(tensor_B: Tensor, bad_B: Tensor) -> Tensor:
     return tensor_B.masked_fill(per_sample(bad_B, tensor_B.dim()), 0)
 
 
-def cross(outer: Outer, gathered: Gathered) -> Tensor:
-    """<g_i, h_i> of a matrix used as a linear map (g) and as a table (h): a gather, no matrix is formed."""
-    index = gathered.index.clamp(min=0)
-    picked = torch.gather(outer.left, 2, index.unsqueeze(1).expand(-1, outer.left.shape[1], -1))  # (B, S, T)
-    products = outer.right @ gathered.right.mT  # (B, S, T)
-    return torch.where((gathered.index >= 0).unsqueeze(1), picked * products, 0).flatten(1).sum(1)
-
-
-def merge(uses: Sequence[Use]) -> list[Use]:
-    """Uses of one tensor, merged along their positions where they are of one kind."""
-    uses = [use.with_positions() if isinstance(use, Outer) else use for use in uses]
-    outers = [use for use in uses if isinstance(use, Outer) and use.left.dim() == 3]
-    gathered = [use for use in uses if isinstance(use, Gathered)]
-    if len({(use.rows, use.right.shape[-1]) for use in gathered}) > 1:  # indexed in different numbers of axes
-        gathered = []
-    dense = [use for use in uses if isinstance(use, Dense)]
-    rest = [use for use in uses if use not in outers and use not in gathered and use not in dense]
-    merged: list[Use] = list(rest)
-    if outers and len({(use.left.shape[-1], use.right.shape[-1]) for use in outers}) > 1:
-        merged.extend(outers)
-    elif outers:
-        left, right = [use.left for use in outers], [use.right for use in outers]
-        merged.append(
-            outers[0] if len(outers) == 1 else Outer(torch.cat(left, 1), torch.cat(right, 1), outers[0].shape)
-        )
-    if gathered:
-        index, padded = torch.cat([use.index for use in gathered], 1), any(use.padded for use in gathered)
-        values = torch.cat([use.right for use in gathered], 1)
-        merged.append(Gathered(index, values, gathered[0].shape, gathered[0].rows, padded=padded))
-    if dense:
-        merged.append(Dense(sum((use.gradients() for use in dense[1:]), dense[0].gradients()), dense[0].shape))
-    return merged
-
-
-def joint_squared_norms(uses: Sequence[Use]) -> Tensor:
-    """||sum of the uses' gradients||^2 per sample: uses of one tensor add before they are squared."""
-    merged = merge(uses) if len(uses) > 1 else list(uses)
-    if len(merged) == 1:
-        return merged[0].squared_norms()
-    if len(merged) == 2:
-        outer = next((use for use in merged if isinstance(use, Outer)), None)
-        gathered = next((use for use in merged if isinstance(use, Gathered)), None)
-        if outer is not None and gathered is not None and outer.left.shape[-1] == gathered.rows:
-            parts = outer.squared_norms() + gathered.squared_norms()
-            total = parts + 2 * cross(outer, gathered)
-            if not bool(cancelled(total, parts).any()):  # else the two uses cancel: add before squaring
-                return total
-    return torch.cat([squares(summed(merged, chunk)) for chunk in chunks(merged[0])])
-
-
-def joint_weighted(uses: Sequence[Use], factors_B: Tensor, onto: Tensor | None = None) -> Tensor:
+def joint_weighted(
+    uses: Sequence[Use], factors_B: Tensor, onto: Tensor | None = None, careful_B: Tensor | None = None
+) -> Tensor:
     """sum_i c_i g_i for several uses of one tensor, added to `onto` where there is one.
 
-    Rows of a table come last, to be added to what there is.
+    Rows of a table come last, to be added to what there is. The terms of some samples are added in float64 (`Doubts`).
     """
+    if careful_B is not None:
+        total = joint_weighted(uses, factors_B.masked_fill(careful_B, 0), onto)
+        precise = joint_weighted([use.precise(careful_B) for use in uses], factors_B[careful_B])
+        return total.add_(precise.view_as(total))
     if onto is None and len(uses) == 1:
         return uses[0].weighted(factors_B)
     ordered = sorted(uses, key=lambda use: isinstance(use, Gathered))
@@ -431,11 +451,6 @@ def joint_weighted(uses: Sequence[Use], factors_B: Tensor, onto: Tensor | None =
     for use in ordered:
         use.add_weighted(factors_B, total)
     return total
-
-
-def summed(uses: Sequence[Use], samples: slice) -> Tensor:
-    """The added gradients of several uses of one tensor, for some samples."""
-    return sum((use.gradients(samples) for use in uses[1:]), uses[0].gradients(samples))
 
 
 def chunks(use: Use, limit: int = 1 << 24) -> list[slice]:

@@ -37,11 +37,14 @@ class Batch:
 
     def forget(self) -> None:
         """Drop what was gathered."""
+        self.unconfirmed = True  # until all of it is gone
         self.style: Style | None = None
         self.total: Total | None = None
         self.parts: list[Clipped[Any]] = []  # without their gradients
         self._given: list[weakref.ref[Tensor]] = []
         self._ended = False
+        self.unconfirmed = False
+        """Whether something was noted, and the caller may not know: an interrupt may still come, and a retry."""
 
     @property
     def sums(self) -> list[Tensor] | None:
@@ -97,8 +100,11 @@ class Batch:
             )
 
     def check_whole(self) -> None:
-        """Refuse to continue with a sum that holds a part of a physical batch; it is dropped."""
-        if self.total is not None and self.total.torn:
+        """Refuse to continue with a sum that holds a part of a physical batch, or one that would be given again.
+
+        It is dropped.
+        """
+        if self.unconfirmed or (self.total is not None and self.total.torn):
             self.forget()
             raise InvalidLosses(
                 "an error interrupted the addition of a physical batch, so what was gathered of this logical batch is "
@@ -113,18 +119,22 @@ class Batch:
             raise InvalidSampling("the batch from the loader was not given to backward(losses) or step(losses).")
 
     def add(self, losses: Tensor, clipped: Clipped[Any], fit: Fit) -> None:
-        """Note what a physical batch gave, which was added to `total` already where there was one."""
+        """Note what a physical batch gave, which was added to `total` already where there was one.
+
+        The caller ends it: `unconfirmed = False` is the last that it does, or `take`.
+        """
         if self.total is None:
             gradients = [clipped.gradients[name] for name in fit.names]
             total = Total([g.to(dtype) for g, dtype in zip(gradients, fit.wide, strict=True)])
         else:
             total = self.total
+        self.unconfirmed = True
+        self.total = total
         self._given.append(weakref.ref(losses))
         self.parts.append(clipped.without_gradients())
         self.style = clipped.style
         if self.offered is not None:
             self._ended, self.offered = self.offered.last, None
-        self.total = total
         total.end()
 
     @property
@@ -134,7 +144,8 @@ class Batch:
 
     def take(self, step: int, fit: Fit) -> list[Tensor]:
         """The sum, to be released as that of `step`; the next batch begins empty."""
-        self.check_whole()
+        if self.total is not None and self.total.torn:
+            self.check_whole()
         sums = fit.zeros() if self.sums is None else self.sums
         self.last = step, self.parts
         self.forget()

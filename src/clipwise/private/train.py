@@ -125,10 +125,9 @@ class Private:
 
     def _attach(self) -> None:
         """Clip, guard and release for these parameters."""
-        fit = self._fit
-        self._clip = self._norms.bind(fit)
-        self._release.guard.bind(fit.names, fit.tensors, fit.frozen)
-        self._release.bind(fit.names, fit.tensors)
+        self._clip = self._norms.bind(self._fit)
+        self._release.guard.bind(self._fit.names, self._fit.tensors, self._fit.frozen)
+        self._release.bind(self._fit.names, self._fit.tensors)
 
     # What can be asked
 
@@ -243,6 +242,11 @@ class Private:
         After an error the same losses can be given again. After one amid the addition itself (an interrupt) the logical
         batch is dropped, as the next call says.
         """
+        self._gather(losses)
+        self._batch.unconfirmed = False  # nothing follows that an interrupt could break off
+
+    def _gather(self, losses: Tensor) -> None:
+        """Add a physical batch, and leave it unconfirmed."""
         self._checks.pause()
         with none_watching():  # of another run in the same loop
             try:
@@ -265,11 +269,9 @@ class Private:
         With `private.loader` the loader knows where a logical batch ends. With own batches every `step` ends one, and
         `backward` before it adds further physical batches. `step()` without losses ends what `backward` gathered.
         """
-        if losses is not None:
-            self.backward(losses)
-        else:
-            self._check_gathered()
+        self._check_gathered() if losses is None else self._gather(losses)
         if not self._batch.is_complete:
+            self._batch.unconfirmed = False
             return False
         with none_watching(), self._release.guard.restoring():
             self._write()
@@ -331,11 +333,10 @@ class Private:
 
     def _step(self) -> None:
         """Step the optimizer with what was released."""
-        guard = self._release.guard
-        with guard.stepping():
+        with self._release.guard.stepping():
             self._optimizer.step()
         self._optimizer.zero_grad()
-        guard.expect_none()
+        self._release.guard.expect_none()
         self._release.close_if_done()
 
     def _empty_step(self) -> None:

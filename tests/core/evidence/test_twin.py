@@ -15,6 +15,7 @@ from clipwise.engine import memory_of
 from clipwise.private.evidence import twin as module
 from clipwise.private.evidence.records import Change
 from clipwise.private.evidence.twin import Twin
+from tests.interrupts import at_every_line
 
 KEPT = torch.tensor([True, False, True])
 
@@ -143,12 +144,11 @@ def test_numbers_are_exchanged_for_a_while() -> None:
     del gone
 
     def fails() -> None:
-        with pair.exchanged():
-            assert torch.equal(x, batch() + 5) and torch.equal(pair.of(x), batch())
-            raise ZeroDivisionError
+        assert torch.equal(x, batch() + 5) and torch.equal(pair.of(x), batch())
+        raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        fails()
+        pair.exchanged(fails)
     assert torch.equal(x, batch()) and torch.equal(pair.of(x), batch() + 5)
 
 
@@ -156,12 +156,10 @@ def test_what_a_rigid_twin_looks_up_is_not_exchanged() -> None:
     numbers, x, pair = torch.tensor([1, 2, 3]), batch(), twin(rigid=True)
     pair.enter(numbers, numbers * 0)
     pair.enter(x, x + 5)
-    with pair.exchanged():
-        assert numbers.tolist() == [1, 2, 3] and torch.equal(x, batch() + 5)
+    assert pair.exchanged(lambda: numbers.tolist() == [1, 2, 3] and torch.equal(x, batch() + 5))
     pliant = twin()
     pliant.enter(numbers, numbers * 0)
-    with pliant.exchanged():
-        assert numbers.tolist() == [0, 0, 0]
+    assert pliant.exchanged(numbers.tolist) == [0, 0, 0]
 
 
 def test_twins_of_memory_that_is_gone_are_let_go() -> None:
@@ -180,8 +178,7 @@ def test_numbers_are_exchanged_in_pieces(piece: int, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(module, "_PIECE", piece)
     x, pair = batch(), twin()
     pair.enter(x, x + 5)
-    with pair.exchanged():
-        assert torch.equal(x, batch() + 5) and torch.equal(pair.of(x), batch())
+    assert pair.exchanged(lambda: torch.equal(x, batch() + 5) and torch.equal(pair.of(x), batch()))
     assert torch.equal(x, batch()) and torch.equal(pair.of(x), batch() + 5)
 
 
@@ -203,14 +200,17 @@ class Full(TorchDispatchMode):
 
 @pytest.mark.parametrize("room", range(8))
 def test_without_memory_all_numbers_are_where_they_were(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guarantees: where there is no memory for it, all numbers are where they were."""
+    """Guarantees: without memory for it, and after an interrupt at any line, all numbers are where they were."""
     monkeypatch.setattr(module, "_PIECE", 16)
     tensors, pair = [batch(), batch() + 50], twin()
     for x in tensors:
         pair.enter(x, x + 5)
-    with Full(room), suppress(torch.OutOfMemoryError), pair.exchanged():
-        for start, x in enumerate(tensors):
-            assert torch.equal(x, batch() + 50 * start + 5)
+
+    def are_exchanged() -> bool:
+        return all(torch.equal(x, batch() + 50 * start + 5) for start, x in enumerate(tensors))
+
+    with Full(room), suppress(torch.OutOfMemoryError):
+        assert pair.exchanged(are_exchanged)
     for start, x in enumerate(tensors):
         assert torch.equal(x, batch() + 50 * start) and torch.equal(pair.of(x), x + 5)
 
@@ -220,6 +220,34 @@ def test_a_resized_storage_is_not_exchanged_in_part(monkeypatch: pytest.MonkeyPa
     x, pair = batch(), twin()
     pair.enter(x, x + 5)
     x.untyped_storage().resize_(32)
-    with pytest.raises(RuntimeError, match="resized"), pair.exchanged():
-        pass
+    with pytest.raises(RuntimeError, match="resized"):
+        pair.exchanged(lambda: None)
     assert torch.equal(x.as_strided((8,), (1,)), torch.arange(8.0))
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["one interrupt", "another while numbers are put back"])
+def test_after_an_interrupt_at_any_line_all_numbers_are_where_they_were(
+    again: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A piece that was written on one side only left other records in the batch, for the next sum to be made of."""
+    monkeypatch.setattr(module, "_PIECE", 16)
+    exchange = module._Exchange
+    functions = [Twin.exchanged, exchange.put, exchange.put_back, exchange._turn, exchange._finish]
+    made: list[tuple[Tensor, Twin]] = []
+
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    def attempt() -> Callable[[], object]:
+        x, pair = batch(), twin()
+        pair.enter(x, x + 5)
+        made.append((x, pair))
+        return lambda: pair.exchanged(stop if again else x.sum)
+
+    places = 0
+    for where, let_out in at_every_line(functions[1:] if again else functions, attempt):
+        x, pair = made.pop()
+        assert let_out, where
+        assert torch.equal(x, batch()) and torch.equal(pair.of(x), batch() + 5), where
+        places += 1
+    assert places > 50

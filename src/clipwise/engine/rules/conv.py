@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from clipwise.engine.grams import Doubts, Gram, Recent, ghost_norms
+from clipwise.engine.grams import Doubts, Gram, doubt_cancelled, ghost_norms
+from clipwise.engine.graph import NO_EDGE
 from clipwise.engine.node import Node, saved
 from clipwise.engine.rules.base import Finish, Operand, Samples, carries_batch
 from clipwise.engine.uses import Dense, Outer, Pieces, Use, accurate, per_sample, squares
@@ -82,18 +83,27 @@ class Convolved(Use):
         plain = not geometry.transposed and geometry.groups == 1 and len(self.shape) == 4
         return plain and self.inputs.shape[1] == 1 and prod(self.shape) > _LARGE_WEIGHT
 
-    def squared_norms(self) -> Tensor:
+    def squared_norms(self, doubts: Doubts | None = None) -> Tensor:
         if self._as_products:
-            return self._ghost() if self._pixels_suffice else self._products().squared_norms()
-        return torch.cat([squares(self.gradients(chunk)) for chunk in self._chunks()])
+            return self._ghost(doubts) if self._pixels_suffice else self._products().squared_norms(doubts)
+        squared = torch.cat([squares(self.gradients(chunk)) for chunk in self._chunks()])
+        return doubt_cancelled(squared, self.terms(), self.precise_norms, doubts)
 
-    def settled(self, recent: Recent, doubts: Doubts | None = None) -> tuple[Tensor, Use]:
+    def terms(self) -> Tensor:
+        """From the lengths of pixels on one side and of the patches that they meet on the other."""
+        geometry, groups = self.geometry, self.geometry.groups
+        once, often = (self.inputs, self.outputs) if geometry.transposed else (self.outputs, self.inputs)
+        pixels, seen = (_squared_pixels(tensor.flatten(0, 1), groups) for tensor in (once, often))
+        fixed = (False, (0,) * len(geometry.stride), groups)
+        kernel = seen.new_ones(1).expand(groups, 1, *self.shape[2:])
+        patches = torch.convolution(seen, kernel, None, geometry.stride, geometry.padding, geometry.dilation, *fixed)
+        return (pixels * patches.clamp_(min=0)).sqrt_().view(self.batch_size, -1).sum(1)
+
+    def lasting(self) -> Use:
         held = self.inputs.numel() + self.outputs.numel()
-        if self._as_products and self._pixels_suffice:
-            return self._ghost(doubts), self
         if self._as_products or self.batch_size * prod(self.shape) > _KEPT * held:
-            return self.squared_norms(), self
-        return Pieces([Dense(self.gradients(chunk), self.shape) for chunk in self._chunks()]).settled(recent)
+            return self
+        return Pieces([Dense(self.gradients(chunk), self.shape) for chunk in self._chunks()])
 
     @property
     def _pixels_suffice(self) -> bool:
@@ -107,7 +117,15 @@ class Convolved(Use):
         size = max(1, _GRAM_ELEMENTS // self.inputs.shape[3:].numel() ** 2)
         if size >= self.batch_size:
             return self._ghost_of(slice(None), doubts)
-        return torch.cat([self._ghost_of(slice(i, i + size)) for i in range(0, self.batch_size, size)])
+        found, careful = list[Tensor](), torch.zeros(self.batch_size, dtype=torch.bool, device=self.inputs.device)
+        for start in range(0, self.batch_size, size):
+            own, samples = Doubts(at_once=True), slice(start, start + size)
+            own.whose = (NO_EDGE,)
+            found.append(self._ghost_of(samples, own))
+            careful[samples] = own.careful.get(NO_EDGE, False)
+        if doubts is not None and bool(careful.any()):
+            doubts.note(careful)
+        return torch.cat(found)
 
     def _ghost_of(self, samples: slice, doubts: Doubts | None = None) -> Tensor:
         pixels, outputs = self.inputs[samples, 0], self.outputs[samples, 0]
@@ -168,6 +186,9 @@ class Convolved(Use):
             outputs.flatten(0, 1), inputs.flatten(0, 1), self.shape, self.geometry.groups
         )
 
+    def precise(self, some_B: Tensor) -> Use:
+        return Convolved(self.inputs[some_B].double(), self.outputs[some_B].double(), self.shape, self.geometry)
+
     def without(self, bad_B: Tensor) -> Use:
         mask = per_sample(bad_B, self.inputs.dim())
         return Convolved(self.inputs.masked_fill(mask, 0), self.outputs.masked_fill(mask, 0), self.shape, self.geometry)
@@ -190,6 +211,12 @@ def gram_of_patches(pixels: Tensor, kernel: Sequence[int], geometry: Geometry, o
         seen, to = _window(width, columns, k * geometry.dilation[1] - geometry.padding[1])
         across[:, :, to, :, to] += down[:, :, seen, :, seen]
     return across.view(batch, rows * columns, rows * columns)
+
+
+def _squared_pixels(images: Tensor, groups: int) -> Tensor:
+    """(N, C, *space) -> (N, groups, *space)."""
+    squares_of_groups: Tensor = images.square().unflatten(1, (groups, -1))
+    return squares_of_groups.sum(2)
 
 
 def _window(size: int, outputs: int, offset: int) -> tuple[slice, slice]:

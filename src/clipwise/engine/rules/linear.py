@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from clipwise.engine.grams import Doubts, doubt_cancelled
 from clipwise.engine.layout import pack
 from clipwise.engine.node import saved
 from clipwise.engine.rules.base import Finish, Operand, Samples, carries_batch, sum_to_operand, unsupported
@@ -120,8 +121,14 @@ class Segmented(Use):
         self.left, self.right, self.sample, self.expert = left, right, sample, expert
         self.shape, self.batch_size = shape, batch
 
-    def squared_norms(self) -> Tensor:
-        segments = Outer(self.left, self.right, self.shape[1:]).squared_norms()
+    def squared_norms(self, doubts: Doubts | None = None) -> Tensor:
+        squared = self._by_sample(Outer(self.left, self.right, self.shape[1:]).squared_norms())
+        return doubt_cancelled(squared, self.terms(), self.precise_norms, doubts)
+
+    def terms(self) -> Tensor:
+        return self._by_sample(Outer(self.left, self.right, self.shape[1:]).terms())
+
+    def _by_sample(self, segments: Tensor) -> Tensor:
         return segments.new_zeros(self.batch_size).index_add_(0, self.sample, segments)
 
     def gradients(self, samples: slice = slice(None)) -> Tensor:
@@ -138,6 +145,15 @@ class Segmented(Use):
             mine = self.expert == expert
             table[expert] = self.left[mine].flatten(0, 1).mT @ scaled[mine].flatten(0, 1)
         return table
+
+    def precise(self, some_B: Tensor) -> Use:
+        mine = some_B[self.sample]
+        left, right, sample = (
+            self.left[mine].double(),
+            self.right[mine].double(),
+            some_B.cumsum(0)[self.sample[mine]] - 1,
+        )
+        return Segmented(left, right, sample, self.expert[mine], self.shape, int(some_B.sum()))
 
     def without(self, bad_B: Tensor) -> Use:
         bad = bad_B[self.sample].view(-1, 1, 1)

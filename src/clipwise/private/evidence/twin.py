@@ -6,9 +6,8 @@ that the very graph of the user's losses is differentiated as if those records h
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,6 +17,7 @@ from clipwise.engine import memory_of
 from clipwise.private.evidence.records import Change
 
 _PIECE = 1 << 20  # bytes that are exchanged at once
+Found = TypeVar("Found")
 
 
 class Twin:
@@ -123,24 +123,25 @@ class Twin:
         self._storages, self._odd = {}, {}
         self.broken = self.broken or "its numbers were let go"
 
-    @contextmanager
-    def exchanged(self) -> Iterator[None]:
-        """Put the twin's numbers into the true storages for a while.
+    def exchanged(self, compute: Callable[[], Found]) -> Found:
+        """What is computed with the twin's numbers in the true storages.
 
-        Guarantees: where there is no memory for it, all numbers are where they were.
+        Guarantees: without memory for it, and after an interrupt at any line, all numbers are where they were.
         """
-        done: list[tuple[torch.UntypedStorage, torch.UntypedStorage]] = []
-        spare: dict[torch.device, Tensor] = {}  # held until the end: to put numbers back takes no more memory
+        held = [
+            (_alive(ref), theirs)
+            for memory, (ref, theirs) in self._storages.items()
+            if not ref.expired() and memory not in self._looked_up
+        ]
+        exchange = _Exchange(held)
         try:
-            for memory, (ref, theirs) in self._storages.items():
-                if not ref.expired() and memory not in self._looked_up:
-                    ours = _alive(ref)
-                    _exchange(ours, theirs, spare)
-                    done.append((ours, theirs))
-            yield
-        finally:
-            for ours, theirs in done:
-                _exchange(ours, theirs, spare)
+            try:
+                exchange.put()
+                return compute()
+            finally:
+                exchange.put_back()
+        finally:  # an interrupt may have come while numbers were put back
+            exchange.put_back()
 
 
 _Geometry: TypeAlias = tuple[object, ...]
@@ -160,17 +161,54 @@ def _alive(ref: StorageWeakRef) -> torch.UntypedStorage:
     return storage
 
 
-def _exchange(ours: torch.UntypedStorage, theirs: torch.UntypedStorage, spare: dict[torch.device, Tensor]) -> None:
-    """In pieces that stay in the cache, by way of a spare one: nothing is written before all memory is there."""
-    if ours.nbytes() != theirs.nbytes():
-        raise RuntimeError("a storage was resized")
-    if ours.device not in spare:
-        spare[ours.device] = torch.empty(_PIECE, dtype=torch.uint8, device=ours.device)
-    for one, other in zip(_pieces(ours), _pieces(theirs), strict=True):
-        held = spare[ours.device][: one.numel()]
-        held.copy_(one)
-        one.copy_(other)
-        other.copy_(held)
+class _Exchange:
+    """Exchanges the contents of storages in pieces that stay in the cache.
+
+    Nothing is written before all memory is there. Both sides of a piece are copied before either is written, and the
+    writing is noted. So what was broken off is written again, from the copies.
+    """
+
+    def __init__(self, storages: Sequence[tuple[torch.UntypedStorage, torch.UntypedStorage]]) -> None:
+        if any(ours.nbytes() != theirs.nbytes() for ours, theirs in storages):
+            raise RuntimeError("a storage was resized")
+        pairs = [pair for ours, theirs in storages for pair in zip(_pieces(ours), _pieces(theirs), strict=True)]
+        self._pairs: list[tuple[Tensor, Tensor]] = pairs
+        devices = {ours.device for ours, _ in storages}
+        self._spare = {device: torch.empty(2, _PIECE, dtype=torch.uint8, device=device) for device in devices}
+        self._is_exchanged = [False] * len(pairs)
+        self._begun: tuple[int, bool] | None = None  # the piece that is being written, and whether it will be exchanged
+
+    def put(self) -> None:
+        """The twin's numbers into the true storages."""
+        for k in range(len(self._pairs)):
+            self._turn(k, exchanged=True)
+
+    def put_back(self) -> None:
+        """All numbers where they were; what is left of it, where it was broken off."""
+        self._finish()
+        for k, exchanged in enumerate(self._is_exchanged):
+            if exchanged:
+                self._turn(k, exchanged=False)
+
+    def _turn(self, k: int, *, exchanged: bool) -> None:
+        one, other = self._pairs[k]
+        spare = self._spare[one.device][:, : one.numel()]
+        spare[0].copy_(one)
+        spare[1].copy_(other)
+        self._begun = (k, exchanged)
+        self._finish()
+
+    def _finish(self) -> None:
+        """Write the piece that was begun; to do so twice is to do so once."""
+        if self._begun is None:
+            return
+        k, exchanged = self._begun
+        one, other = self._pairs[k]
+        spare = self._spare[one.device][:, : one.numel()]
+        one.copy_(spare[1])
+        other.copy_(spare[0])
+        self._is_exchanged[k] = exchanged
+        self._begun = None
 
 
 def _pieces(storage: torch.UntypedStorage) -> tuple[Tensor, ...]:

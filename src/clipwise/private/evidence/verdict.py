@@ -143,8 +143,7 @@ def _compare_gradients(twin: Twin, known: _Known) -> bool:
     kept = tuple(twin.change.kept.tolist())
     ours = known.of(kept)
     try:
-        with twin.exchanged():
-            theirs = known.now(kept)
+        theirs = twin.exchanged(lambda: known.now(kept))
     except (IndexError, RuntimeError):  # indices and values of different records
         return False
     twin.forget()
