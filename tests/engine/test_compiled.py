@@ -25,6 +25,7 @@ from clipwise.errors import NotSeparable, UnsupportedNode
 
 from .reference import loop_gradients, norms_of
 
+SIZES = [None, pytest.param(True, marks=pytest.mark.slow)]  # dynamic ones take half of the time of this file
 pytestmark = pytest.mark.filterwarnings("ignore")  # importing the compiler warns
 BACKENDS = ("aot_eager", "aot_eager_decomp_partition")
 B, D = 6, 4  # no axis but that of the samples has their number
@@ -114,14 +115,14 @@ def verdict(function: Function, shape: tuple[int, ...], before: int, after: int,
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("dynamic", SIZES)
 @pytest.mark.parametrize("name", APART)
 def test_a_region_that_keeps_samples_apart_is_proved_to(name: str, backend: str, dynamic: bool | None) -> None:
     assert verdict(*APART[name], backend=backend, dynamic=dynamic)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("dynamic", SIZES)
 @pytest.mark.parametrize("name", MIXED)
 def test_a_region_that_may_mix_samples_is_not_trusted(name: str, backend: str, dynamic: bool | None) -> None:
     """Whatever its numbers are now: zero weights, an identity that is multiplied with, an index 0, 1, 2, ..."""

@@ -254,7 +254,7 @@ class Packed(nn.Module):
 LENGTHS = (torch.tensor([2, 6, 1, 4]), torch.tensor([6, 1, 3, 5]), torch.tensor([3, 3, 3, 3]), torch.tensor([5, 1, 2]))
 
 
-@pytest.mark.parametrize("outputs", [False, True])
+@pytest.mark.parametrize("outputs", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize(
     "options", [{}, {"num_layers": 2, "bidirectional": True}, {"bias": False, "batch_first": True}]
 )

@@ -63,7 +63,10 @@ def test_every_algorithm_has_a_row() -> None:
     assert ROWS.keys() == ALGORITHMS.keys()
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n == "dp-sgd-jl" else ()) for n in ROWS])
+SLOW = ("dp-sgd-jl", "dp-fedavg")  # seconds each
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n in SLOW else ()) for n in ROWS])
 def test_it_trains_is_resumed_and_is_reported(name: str, tmp_path: Path) -> None:
     made = config(text=text_of(name))
     whole, folder = train(made, output=tmp_path / "whole")

@@ -58,7 +58,7 @@ class Graph:
         return {}
 
     def meta(self, edge: Edge) -> Meta:
-        """What autograd knows about an output of a node, asked for once: torch makes it anew at every question."""
+        """What autograd knows about an output of a node, asked for once: torch makes it again at every question."""
         k, output = edge
         metas = self._metas.get(k)
         if metas is None:

@@ -119,7 +119,7 @@ class Twin:
         self._storages = {key: held for key, held in self._storages.items() if not held[0].expired()}
 
     def forget(self) -> None:
-        """Let go of all numbers. Whoever asks after that is not told that nothing moved."""
+        """Let go of all numbers. From here on it can tell nothing more, also not that nothing moved."""
         self._storages, self._odd = {}, {}
         self.broken = self.broken or "its numbers were let go"
 
