@@ -17,6 +17,7 @@ from clipwise.engine.rules.base import Finish, Operand, Samples, carries_batch
 from clipwise.engine.uses import Dense, Outer, Pieces, Use, accurate, per_sample, squares
 
 _INPUT, _WEIGHT, _BIAS = 0, 1, 2
+_PIXELS = 1 << 18  # numbers that are squared at once
 _LARGE_WEIGHT = 150_000  # elements beyond which a grouped convolution is slower than products of patches
 _GRAM_ELEMENTS = 1 << 22  # inner products of pixels that are held at once
 _KEPT = 3  # gradients are kept for the sum, rather than formed again, up to this many times what they replace
@@ -214,9 +215,9 @@ def gram_of_patches(pixels: Tensor, kernel: Sequence[int], geometry: Geometry, o
 
 
 def _squared_pixels(images: Tensor, groups: int) -> Tensor:
-    """(N, C, *space) -> (N, groups, *space)."""
-    squares_of_groups: Tensor = images.square().unflatten(1, (groups, -1))
-    return squares_of_groups.sum(2)
+    """(N, C, *space) -> (N, groups, *space). A few images at a time, which stay in the cache."""
+    few = max(1, _PIXELS // max(1, images[0].numel()))
+    return torch.cat([part.square().unflatten(1, (groups, -1)).sum(2) for part in images.split(few)])
 
 
 def _window(size: int, outputs: int, offset: int) -> tuple[slice, slice]:
