@@ -51,6 +51,7 @@ from papers.pages import BENCHMARKS, put
 HERE = Path(__file__).parent
 THREADS = 2
 PHYSICAL = 8
+SHORT = 0.1  # seconds of a pass that is made as often as its workload says
 PEERS = ("vmap", "opacus_hooks", "opacus_ghost")
 LLAMA_VOCABULARY = 32_000
 
@@ -217,7 +218,8 @@ def cost(workload: Workload, most: int) -> Json:
         plain.step(warm)
         clipper(plain.losses(warm), clip)
         private.step(warm)
-    rounds = min(most, workload.rounds)
+    seconds, _ = timed(partial(backward, warm))
+    rounds = workload.rounds if seconds < SHORT else min(most, workload.rounds)
     batches = [workload.batch(1 + number) for number in range(max(rounds, PHYSICAL))]
     found = turns(
         {
@@ -266,16 +268,25 @@ def memory(workload: Workload) -> Json:
     return {"plain_mb": round(before / 1e6, 1), "memory": round(usual / before, 2), "first": round(first / logical, 2)}
 
 
-def measured(most: int, names: list[str], path: Path | None = None) -> Json:
-    """All rows; those that are there are kept in `path` as they come."""
+def measured(most: int, names: Sequence[str], path: Path | None = None, before: Sequence[Json] = ()) -> Json:
+    """These rows, or all; kept in `path` as they come, where they take the places of those `before`.
+
+    Without rounds only memory is measured, which is the same on a busy machine, and the times stay.
+    """
     torch.set_num_threads(THREADS)
-    rows: list[Json] = []
-    found = {"date": date.today().isoformat(), "torch": torch.__version__, "threads": THREADS, "rows": rows}
-    for each in FULL:
-        if not names or each.name in names:
-            rows.append({**cost(each, most), "allocated": memory(each)})
-            if path is not None:
-                path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    rows = {row["workload"]: row for row in before}
+    chosen = [each for each in FULL if not names or each.name in names]
+    for each in chosen:
+        times = cost(each, most) if most else rows[each.title]
+        rows[each.title] = {**times, "allocated": memory(each)}
+        found = {
+            "date": date.today().isoformat(),
+            "torch": torch.__version__,
+            "threads": THREADS,
+            "rows": [rows[each.title] for each in FULL if each.title in rows],
+        }
+        if path is not None:
+            path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     return found
 
 
@@ -310,15 +321,19 @@ def tables(found: Json) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tables", action="store_true", help="only write the table again")
-    parser.add_argument("--rounds", type=int, default=100, help="rounds at most")
+    parser.add_argument(
+        "--rounds", type=int, default=100, help="rounds at most, of passes that are not short; 0: memory alone"
+    )
     parser.add_argument("--only", action="append", default=[], help="a workload to measure and print; writes nothing")
+    parser.add_argument("--update", action="store_true", help="with --only: write these rows")
     options = parser.parse_args()
     path = HERE / "full.json"
-    if options.only:
+    if options.only and not options.update:
         print(tables(measured(options.rounds, options.only)))
         return
     if not options.tables:
-        measured(options.rounds, [], path)
+        before = json.loads(path.read_text(encoding="utf-8"))["rows"] if options.only or not options.rounds else ()
+        measured(options.rounds, options.only, path, before)
     put(BENCHMARKS, "full", tables(json.loads(path.read_text(encoding="utf-8"))))
 
 
