@@ -281,7 +281,7 @@ TABLE = (
     Op("NllLoss2DBackward0 NllLossBackward0", routing=routes.class_loss),
     # Others that their own backward serves.
     Op("CdistBackward0 TrilinearBackward0", autograd.by_autograd),
-    # A region without parameters may keep the samples apart. With parameters it is rerecurrent.
+    # A region without parameters may keep the samples apart. With parameters it is refused.
     Op(COMPILED, routing=routes.compiled, refusal=_COMPILED),
     # Refused, with a way out.
     Op("CudnnRnnBackwardBackward0", refusal=_FUSED),

@@ -31,7 +31,7 @@ from clipwise.engine.leaps import Leaps, Shown
 from clipwise.engine.node import LEAF, Node
 from clipwise.engine.ops import Gradients, as_one, gradients_at, op_of
 from clipwise.engine.passing import Passing
-from clipwise.engine.routes import Routing, Site
+from clipwise.engine.routes import Routing, Site, along_axes, class_loss
 from clipwise.engine.stages import Stages
 
 
@@ -176,27 +176,46 @@ def layouts_in(graph: Graph, layouts: Layouts) -> Callable[[Edge], Layout | None
 def infer_layouts(
     graph: Graph, layouts: dict[int, tuple[Layout | Scattered, ...]], is_batch: Callable[[int], bool]
 ) -> None:
-    """Settle layouts that are left open by what reads the value: from the losses down.
+    """Settle the layouts of scores by class that a few losses leave open: from the losses down.
 
     The loss of a class is read from one element of each row. Those of two samples may lie in two halves of the columns
-    as well as in two rows. But an operation that keeps rows apart, whatever the numbers, gave each row's element to a
-    sample of its own. Where only one layout lets all readers do so, it is that one.
+    as well as in two rows. Rows they are where all that read the scores give rows to rows whatever the numbers, and
+    where the scores were made, along other axes, of values that show the same rows by themselves. Nothing else is
+    inferred: a value whose rows were moved on the way looks like columns by chance.
     """
     readers: dict[int, list[int]] = {}
     for k in reversed(graph.leaves_first):
-        known = layouts.get(k, ())
-        if len(known) > 1 and k in readers:
-            tried = [(layout, layouts_in(graph, {**layouts, k: (layout,)})) for layout in known]
-            fits = [
-                layout
-                for layout, layout_of in tried
-                if all(_keeps_apart(Site(graph, reader, layout_of, is_batch)) for reader in readers[k])
-            ]
-            layouts[k] = tuple(fits) if len(fits) == 1 else known
+        if len(layouts.get(k, ())) > 1 and k in readers:
+            found = _as_its_inputs(graph, k, layouts, is_batch)
+            if found is not None and all(
+                _reads_rows(graph, reader, k, found, layouts, is_batch) for reader in readers[k]
+            ):
+                layouts[k] = (found,)
         if is_batch(k):
             for child in {child for child, _ in graph.edges[k] if child >= 0}:
                 readers.setdefault(child, []).append(k)
 
 
+def _as_its_inputs(graph: Graph, k: int, layouts: Layouts, is_batch: Callable[[int], bool]) -> Layout | None:
+    """The one layout of all inputs of an operation that keeps shapes and works along other axes, if it may have it."""
+    site = Site(graph, k, layouts_in(graph, layouts), is_batch)
+    shape, known = graph.shape((k, 0)), {site.layout_of(edge) for edge in site.inputs}
+    same = op_of(graph.names[k]).routing is along_axes and all(graph.shape(edge) == shape for edge in site.inputs)
+    found = known.pop() if same and len(known) == 1 else None
+    if found is None or found not in layouts[k]:
+        return None
+    return found if _keeps_apart(site._replace(layout_of=layouts_in(graph, {**layouts, k: (found,)}))) else None
+
+
+def _reads_rows(
+    graph: Graph, reader: int, k: int, layout: Layout, layouts: Layouts, is_batch: Callable[[int], bool]
+) -> bool:
+    """Whether an operation gives what lies along this axis to the same places of its output, whatever the numbers."""
+    site = Site(graph, reader, layouts_in(graph, {**layouts, k: (layout,)}), is_batch)
+    route, rank = op_of(graph.names[reader]).routing, len(graph.shape((k, 0)))
+    straight = route is along_axes and site.rank == rank and site.own == layout
+    return (route is class_loss or straight) and _keeps_apart(site)
+
+
 def _keeps_apart(site: Site) -> bool:
-    return op_of(site.graph.names[site.k]).routing(site) in (Routing.NEVER, Routing.IDENTITY)
+    return op_of(site.graph.names[site.k]).routing(site) is Routing.NEVER

@@ -250,7 +250,10 @@ def _known_first(site: Site, own: Layout, inputs: list[Layout]) -> bool:
 
 def is_identity(graph: Graph, k: int) -> bool:
     """Whether the leading index of `x[i, ...]` is 0, 1, 2, ... along the first axis of x."""
-    first: Tensor = saved(graph.nodes[k], "indices")[0]
+    given = [index for index in saved(graph.nodes[k], "indices") if index is not None]
+    first: Tensor = given[0]
+    if any(index.dim() > first.dim() for index in given):  # along whose axes it would be repeated
+        return False
     size = saved(graph.nodes[k], "self_sym_sizes")[0]
     if first.dtype == torch.bool or first.dim() == 0 or first.shape[0] != size:
         return False
