@@ -290,6 +290,10 @@ def measured(most: int, names: Sequence[str], path: Path | None = None, before: 
     return found
 
 
+def _cells(held: Json) -> tuple[str, ...]:
+    return f"{held['plain_mb']:,.1f}", f"{held['memory']:.2f}", f"{held['first']:.2f}"
+
+
 def tables(found: Json) -> str:
     lines = [
         f"`python -m benchmarks.full` on {found['date']}, torch {found['torch']}, {found['threads']} threads, no GPU; "
@@ -311,8 +315,8 @@ def tables(found: Json) -> str:
         pairs = (f"{each[name]:.2f} ({each[f'{name}_cpu']:.2f})" for name in ("clipped", "private"))
         count, plain = f"{each['parameters']:,}", f"{each['plain_ms']:,.1f}"
         others = (f"{each['peers'][name]:.2f}" if name in each["peers"] else "–" for name in PEERS)
-        held = each["allocated"]
-        cells = (f"{held['plain_mb']:,.1f}", f"{held['memory']:.2f}", f"{held['first']:.2f}")
+        held = each.get("allocated")  # a row may have been measured before its memory was
+        cells = ("–",) * 3 if held is None else _cells(held)
         times = (f"{each['logical']:.2f}", f"+{each['first']:.2f}")
         lines.append(row(each["workload"], count, plain, *pairs, *times, *others, *cells))
     return "\n".join(lines) + "\n"
