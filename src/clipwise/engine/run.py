@@ -388,40 +388,54 @@ class Backward:
             self._doubts.drop()
             self._recent = Recent()
         sums: dict[int, Tensor] = {}
-        through: dict[tuple[int, bool], list[tuple[Edge, int]]] = {}
+        through: dict[tuple[int, bool], list[int]] = {}
         for sample in self._apart:
             for parameter, gradients in self._derived(slice(sample, sample + 1))[1].items():
                 accumulate(sums, parameter, gradients[0] * factors(parameter)[sample].to(gradients.dtype))
         for parameter, edges in self.plan.roots.items():
-            direct: list[Use] = []
-            derived = parameter in self.plan.derived
-            for edge in edges:
-                uses = self.uses.get(edge)
-                if not uses:
-                    continue
-                chain = self.plan.chains.get(edge)
-                if chain is None or not chain.direct:
-                    through.setdefault((id(factors(parameter)), derived), []).append((edge, parameter))
-                    continue
-                direct += self.in_frame(edge) if chain.transposed else uses
-                if consume:
+            used = [edge for edge in edges if self.uses.get(edge)]
+            direct = [edge for edge in used if edge in self.plan.chains and self.plan.chains[edge].direct]
+            if len(direct) < len(used):
+                through.setdefault((id(factors(parameter)), parameter in self.plan.derived), []).append(parameter)
+            uses = [use for edge in direct for use in self.in_frame(edge)]
+            if consume:
+                for edge in direct:
                     del self.uses[edge]
             careful = self.careful(edges)
-            if direct and onto is not None:
-                joint_weighted(direct, self._joint_factors(factors, parameter), onto[parameter], careful)
-            elif direct:
-                total = joint_weighted(direct, self._joint_factors(factors, parameter), None, careful)
+            if uses and onto is not None:
+                joint_weighted(uses, self._joint_factors(factors, parameter), onto[parameter], careful)
+            elif uses:
+                total = joint_weighted(uses, self._joint_factors(factors, parameter), None, careful)
                 shape = self.graph.parameters[parameter].shape
                 total = total if total.shape == shape else total.view(shape)
                 sums[parameter] = sums[parameter] + total if parameter in sums else total
-        for pairs in through.values():  # of one clipping group
-            common = self._joint_factors(factors, pairs[0][1])
+        for parameters in through.values():  # of one clipping group
+            common = self._joint_factors(factors, parameters[0])
             operands = {
-                edge: joint_weighted(self.uses[edge], common, None, self.careful([edge]))
-                for edge in dict.fromkeys(edge for edge, _ in pairs)
+                place: joint_weighted(uses, common, None, self.careful(edges))
+                for place, (uses, edges) in self._pulled(parameters).items()
             }
-            pull_back(self.graph, operands, sorted({parameter for _, parameter in pairs}), sums)
+            pull_back(self.graph, operands, sorted(parameters), sums)
         return sums
+
+    def _pulled(self, parameters: Sequence[int]) -> dict[Edge, tuple[list[Use], list[Edge]]]:
+        """What autograd must move to these parameters: from which edges, and which uses of which operands.
+
+        Operands that are the same part of a parameter are one: between them terms may cancel.
+        """
+        found: dict[Edge, tuple[list[Use], list[Edge]]] = {}
+        for parameter in parameters:
+            edges = [edge for edge in self.plan.roots[parameter] if self.uses.get(edge)]
+            if parameter in self.plan.derived or len(edges) == 1:
+                chains = self.plan.chains
+                moved = [edge for edge in edges if edge not in chains or not chains[edge].direct]
+                found |= {edge: (self.uses[edge], [edge]) for edge in moved}
+                continue
+            for group in self._regions(edges):
+                place = self.plan.chains[group[0]].region
+                assert place is not None
+                found[place] = ([use for edge in group for use in self.in_frame(edge)], group)
+        return found
 
     def _joint_factors(self, factors: Factors, parameter: int) -> Tensor:
         """Zero for samples that are added by themselves."""

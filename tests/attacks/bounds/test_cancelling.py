@@ -20,9 +20,9 @@ from clipwise.engine import clipped_gradients
 from clipwise.engine.cost import Way
 
 WIDTH = 16
-MAGNITUDES = [(1e4, 1e-5), (1e6, 0.0), (1e6, 1e-6), (1e6, 1e-4), (1e6, 1e-2), (1e6, 1.0), (1e25, 0.0)]
+MAGNITUDES = [(1e4, 1e-5), (1e6, 0.0), (1e6, 1e-6), (1e6, 1e-4), (1e6, 1e-2), (1e6, 1.0), (1e10, 1e-9), (1e25, 0.0)]
 """Of the terms, and of what is left of them."""
-Losses = Callable[[nn.Parameter, Tensor], Tensor]  # the gradient of sample i is a sum of the terms c_i, (B, T, WIDTH)
+Losses = Callable[[Tensor, Tensor], Tensor]  # the gradient of sample i is a sum of the terms c_i, (B, T, WIDTH)
 
 
 def halves(c: Tensor) -> tuple[Tensor, Tensor]:
@@ -30,46 +30,65 @@ def halves(c: Tensor) -> tuple[Tensor, Tensor]:
     return half, other
 
 
-def product(w: nn.Parameter, c: Tensor) -> Tensor:
+def product(w: Tensor, c: Tensor) -> Tensor:
     """A matrix that meets the same row at every position."""
     x = torch.linspace(-1, 1, w.shape[1]).expand(*c.shape[:2], -1)
     return (F.linear(x, w) * c).flatten(1).sum(1)
 
 
-def image(w: nn.Parameter, c: Tensor) -> Tensor:
+def image(w: Tensor, c: Tensor) -> Tensor:
     side = int(c.shape[1] ** 0.5)
     seen = torch.linspace(-1, 1, w.shape[1]).view(1, -1, 1, 1).expand(len(c), -1, side + 2, side + 2)
     return (F.conv2d(seen, w).flatten(2).mT * c[:, : side**2]).flatten(1).sum(1)
 
 
-def table(w: nn.Parameter, c: Tensor) -> Tensor:
+def table(w: Tensor, c: Tensor) -> Tensor:
     return (F.embedding(torch.ones(c.shape[:2], dtype=torch.long), w) * c).flatten(1).sum(1)
 
 
-def tied(w: nn.Parameter, c: Tensor) -> Tensor:
+def tied(w: Tensor, c: Tensor) -> Tensor:
     """The first half by a table, the second by a product: rows of the same matrix."""
     first, second = halves(c)
     onto_row = F.one_hot(torch.ones(second.shape[:2], dtype=torch.long), len(w)).float()
     return table(w, first) + ((second @ w.t()) * onto_row).flatten(1).sum(1)
 
 
-def twice(losses: Losses) -> Losses:
+def both(one: Losses, other: Losses) -> Losses:
     """The terms by two uses of the same tensor."""
 
-    def both(w: nn.Parameter, c: Tensor) -> Tensor:
+    def added(w: Tensor, c: Tensor) -> Tensor:
         first, second = halves(c)
-        return losses(w, first) + losses(w, second)
+        return one(w, first) + other(w, second)
 
-    return both
+    return added
 
 
-def shifted(w: nn.Parameter, c: Tensor) -> Tensor:
+def twice(losses: Losses) -> Losses:
+    return both(losses, losses)
+
+
+def shifted(w: Tensor, c: Tensor) -> Tensor:
     return ((w + 0.5) * c).flatten(1).sum(1)
 
 
-def computed(w: nn.Parameter, c: Tensor) -> Tensor:
+def computed(w: Tensor, c: Tensor) -> Tensor:
     x = torch.linspace(-1, 1, w.shape[1]).expand(*c.shape[:2], -1)
     return (F.linear(x, w.tanh()) * c).flatten(1).sum(1)
+
+
+def part(losses: Losses) -> Losses:
+    """The first rows alone: another node of the graph at every use."""
+
+    def some(w: Tensor, c: Tensor) -> Tensor:
+        return losses(w[: len(w) // 2], c)
+
+    return some
+
+
+def turned(w: Tensor, c: Tensor) -> Tensor:
+    """The same as `product`, with the matrix on the left."""
+    x = torch.linspace(-1, 1, w.shape[1]).unsqueeze(1).expand(-1, c.shape[0] * c.shape[1])
+    return ((w @ x).t().view_as(c) * c).flatten(1).sum(1)
 
 
 CASES: dict[str, tuple[tuple[int, ...], Losses]] = {
@@ -84,6 +103,12 @@ CASES: dict[str, tuple[tuple[int, ...], Losses]] = {
     "image": ((WIDTH, 4, 3, 3), image),
     "image, wide": ((WIDTH, 64, 3, 3), image),  # gradients are formed again for the sum
     "computed": ((WIDTH, WIDTH), computed),
+    "part of a product, used twice": ((2 * WIDTH, WIDTH), twice(part(product))),
+    "part of a product, used from either side": ((2 * WIDTH, WIDTH), both(part(product), part(turned))),
+    "part of a bias, used twice": ((2 * WIDTH,), twice(part(shifted))),
+    "part of a table, used twice": ((8, WIDTH), twice(part(table))),
+    "part of a table, and of a product": ((8, WIDTH), part(tied)),
+    "part of an image, used twice": ((2 * WIDTH, 4, 3, 3), twice(part(image))),
 }
 
 
