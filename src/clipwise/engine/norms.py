@@ -52,5 +52,12 @@ def settled(backward: Backward, squared: Mapping[int, Tensor], losses: Tensor) -
     doubtful = (~torch.isfinite(total) & torch.isfinite(losses)).nonzero().flatten().tolist()
     for sample in doubtful:
         for place, gradient in backward.gradients(slice(sample, sample + 1)).items():
-            known[place][sample] = rounded_up(gradient.double().square().sum(), backward.terms(place, sample))
+            known[place][sample] = rounded_up(gradient.double().square().sum(), _terms(backward, place, sample))
     return known
+
+
+def _terms(backward: Backward, parameter: int, sample: int) -> Tensor:
+    """The lengths of all that is added for one sample, added up in float64."""
+    uses = [use for edge in backward.plan.roots[parameter] for use in backward.uses.get(edge, [])]
+    only = torch.arange(backward.batch_size, device=backward.graph.parameters[parameter].device) == sample
+    return torch.stack([use.precise(only).terms().sum() for use in uses]).sum()

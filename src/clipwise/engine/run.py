@@ -11,20 +11,21 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
-from clipwise.engine.chains import accumulate, gains_of, interval, pull_back, pull_back_batched
+from clipwise.engine.chains import accumulate, gains_of, interval, overlapping, pull_back, pull_back_batched
+from clipwise.engine.compiled import may_hold
 from clipwise.engine.cost import kept
 from clipwise.engine.grams import Doubts, Recent, is_cancelled
 from clipwise.engine.graph import Edge, Graph
 from clipwise.engine.joint import joint_squared_norms, summed_surely
 from clipwise.engine.layout import Layout, Scattered, all_finite, blank, pack
 from clipwise.engine.lengths import Lengths
-from clipwise.engine.node import saved_floats
+from clipwise.engine.node import COMPILED, at_hand, saved_floats
 from clipwise.engine.ops import Gradients, as_one, gradients_at, rule_of
 from clipwise.engine.owners import Owners, StalePlan
-from clipwise.engine.plan import GraphPlan, Meeting
+from clipwise.engine.plan import GraphPlan, Meeting, pattern
 from clipwise.engine.room import Room
+from clipwise.engine.routes import is_identity
 from clipwise.engine.rules import Finish, Operand, Samples
-from clipwise.engine.stale import refuse_stale
 from clipwise.engine.stages import Handed, let_nothing_through
 from clipwise.engine.uses import Dense, Outer, Use, chunks, joint_weighted, squares
 from clipwise.errors import UnsupportedNode
@@ -114,7 +115,7 @@ class Backward:
         if room is not None and plan.streaming and not norms_only:
             room.begin()
             self._kept = kept(graph, plan, self.batch_size, room.memory)
-        refuse_stale(graph, plan, self.batch_size)
+        self._refuse_stale()
         owners = Owners(losses, graph, plan) if plan.routed else None
         moved = {} if owners is None else owners.moved_rows()
         arrivals = [
@@ -195,6 +196,23 @@ class Backward:
                 else:
                     self._lengths.add(edge, rows)
             self.uses.setdefault(edge, []).append(use)
+
+    def _refuse_stale(self) -> None:
+        """A plan is only used while everything it took from the numbers still holds."""
+        graph, plan = self.graph, self.plan
+        if any(pattern(graph, k) != seen for k, seen in plan.entries):
+            raise StalePlan
+        if not all(is_identity(graph, k) for k in plan.identities):
+            raise StalePlan
+        if not all(region.holds(graph) for region in plan.regions):
+            raise StalePlan
+        if any(graph.names[k] == COMPILED and may_hold(graph, k, self.batch_size) for k in plan.unseen):
+            raise StalePlan
+        if plan.at_hand and not all(at_hand(graph.nodes[meeting.node]) for meeting in plan.meetings):
+            raise StalePlan
+        for edges in plan.parted:
+            if overlapping(graph, [plan.chains[edge].region for edge in edges]):
+                raise StalePlan
 
     def _samples(self, meeting: Meeting, owners: Tensor | None) -> Samples | None:
         if not meeting.layouts:
@@ -352,12 +370,6 @@ class Backward:
                 grads = [self._formed(edge, samples) for edge in used]
                 found[parameter] = pull_back_batched(self.graph, self.plan.chains, used, grads, [parameter])[0]
         return found | self._derived(samples)[1]
-
-    def terms(self, parameter: int, sample: int) -> Tensor:
-        """The lengths of all that is added for one sample, added up in float64."""
-        only = torch.arange(self.batch_size, device=self._losses.device) == sample
-        uses = [use for edge in self.plan.roots[parameter] for use in self.uses.get(edge, [])]
-        return torch.stack([use.precise(only).terms().sum() for use in uses]).sum()
 
     # -- the clipped sum by book-keeping ------------------------------------------------------------------------
 
