@@ -30,13 +30,13 @@ def convnet() -> tuple[nn.Module, torch.Tensor]:
 def second_backwards(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Counts the sums that were formed by a second backward pass."""
     calls: list[int] = []
-    real = clip.by_second_backward
+    real = clip._by_second_backward
 
     def counted(*args: object, **kwargs: object) -> object:
         calls.append(1)
         return real(*args, **kwargs)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(clip, "by_second_backward", counted)
+    monkeypatch.setattr(clip, "_by_second_backward", counted)
     monkeypatch.setattr(cost, "_NEVER_MIND", 0)
     return calls
 
