@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from clipwise.clipping import Abadi, Flat, Layerwise
 from clipwise.engine import Clipper, cache, clipped_gradients, per_sample_gradients, per_sample_norms, verify
 from clipwise.engine.cache import CachedPlan
+from clipwise.engine.colours import Colours
 from clipwise.engine.graph import Edge, walk
 from clipwise.engine.history import History, first_difference
 from clipwise.engine.layout import Probe
@@ -373,7 +374,7 @@ def test_when_a_gradient_does_not_tell_whose_a_bad_number_is() -> None:
     ):  # fmt: skip
         node = type("Node", (), {"_saved_self": kept, "_saved_other": one})()
         graph: Any = SimpleNamespace(nodes=[node])
-        probe = Probe(gradient, [gradient], [one], torch.zeros(2, dtype=torch.bool))
+        probe = Probe(gradient, [gradient], Colours([one]), torch.zeros(2, dtype=torch.bool))
         nothing: Any = None
         assert Owners(torch.zeros(2), graph, nothing)._hides_whose(0, probe) is expected
 

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from clipwise.clipping import Abadi, Flat, Layerwise, Normalize
 from clipwise.engine import Clipped, cache, check, clipped_gradients, passing, per_sample_gradients, per_sample_norms
+from clipwise.engine.colours import NARROW, drawn
 from clipwise.engine.graph import walk
-from clipwise.engine.layout import Probe, candidates, colours_of, owners_by_digits
+from clipwise.engine.layout import Probe, candidates, owners_by_digits
 from clipwise.engine.node import saved_axes
 from clipwise.engine.ops import op_of
 from clipwise.engine.owners import StalePlan
@@ -106,11 +107,11 @@ def test_a_cached_plan_is_not_used_for_rows_that_lie_otherwise(how: str) -> None
         assert torch.allclose(flat_sum(clipped.gradients), expected, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("batch", [1, 2, 15, 16, 17, 31, 256, 257])
+@pytest.mark.parametrize("batch", [1, 2, 63, 64, 65, 512, 513])
 def test_no_two_samples_have_the_same_colours(batch: int) -> None:
-    """In powers of 16: one colouring for up to 16 samples, two for up to 256, then three."""
-    colours = colours_of(batch, torch.zeros((), dtype=torch.float64))
-    assert len(colours) == 1 + (batch > 16) + (batch > 256)
+    """In powers of 8: two colourings for up to 64 samples, three for up to 512, then four."""
+    colours = drawn(batch, torch.zeros((), dtype=torch.float64), NARROW).each
+    assert len(colours) == 2 + (batch > 64) + (batch > 512)
     assert len(torch.stack(colours, 1).unique(dim=0)) == batch
 
 
@@ -133,10 +134,10 @@ def test_the_owner_of_each_position_is_read_off_its_colours(
     view[axis] = -1
     owners = torch.randint(batch, (40,))
     gradient, bad = torch.randn(shape, dtype=dtype), torch.zeros(batch, dtype=torch.bool)
-    colours = colours_of(batch, torch.zeros((), dtype=torch.float64))
-    coloured = [gradient * colour[owners].view(view) for colour in colours]
+    colours = drawn(batch, torch.zeros((), dtype=torch.float64))
+    coloured = [gradient * colour[owners].view(view) for colour in colours.each]
     assert torch.equal(owners_by_digits(Probe(gradient, coloured, colours, bad), axis), owners)  # type: ignore[arg-type]
-    neighbours = [gradient * (colour[owners] + colour[owners.flip(0)]).view(view) for colour in colours]
+    neighbours = [gradient * (colour[owners] + colour[owners.flip(0)]).view(view) for colour in colours.each]
     assert owners_by_digits(Probe(2 * gradient, neighbours, colours, bad), axis) is None
 
 

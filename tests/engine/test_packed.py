@@ -13,9 +13,10 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 from clipwise import Abadi, NotSeparable
 from clipwise.engine import check, clipped_gradients, per_sample_gradients, per_sample_norms
 from clipwise.engine.cache import ENGINE
+from clipwise.engine.colours import NARROW, WIDE, drawn
 from clipwise.engine.fold import folded
 from clipwise.engine.graph import walk
-from clipwise.engine.layout import NARROW, WIDE, Probe, colours_of, owners_by_digits
+from clipwise.engine.layout import Probe, owners_by_digits
 from clipwise.engine.node import RECURRENCE
 
 from .reference import assert_agrees_with_the_loop, flat, loop_gradients, norms_of, relative_errors
@@ -190,13 +191,13 @@ def test_what_is_more_than_a_chain_of_products_is_not_folded(name: str) -> None:
     assert relative_errors(flat(found), flat(loop), norms_of(loop), torch.float64).max() <= 1e-10
 
 
-@pytest.mark.parametrize("palette", [NARROW, WIDE])
-def test_owners_are_read_in_either_palette(palette: tuple[float, ...]) -> None:
+@pytest.mark.parametrize("exponents", [NARROW, WIDE])
+def test_owners_are_read_in_either_palette(exponents: range) -> None:
     torch.manual_seed(3)
     owners, plain = torch.randint(1100, (300,)), torch.randn(300, 7)
-    colours = colours_of(1100, plain, palette)
-    coloured = [plain * colour[owners].unsqueeze(1) for colour in colours]
-    probe = Probe(plain, coloured, colours, torch.zeros(1100, dtype=torch.bool), palette)
+    colours = drawn(1100, plain, exponents)
+    coloured = [plain * colour[owners].unsqueeze(1) for colour in colours.each]
+    probe = Probe(plain, coloured, colours, torch.zeros(1100, dtype=torch.bool))
     assert torch.equal(owners_by_digits(probe, 0), owners)
     coloured[-1][5, 3] += plain[5, 3] * 1e-3
     assert owners_by_digits(probe, 0) is None

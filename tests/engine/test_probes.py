@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from clipwise.engine.colours import Colours, drawn
 from clipwise.engine.layout import (
     Layout,
     Probe,
@@ -13,7 +14,6 @@ from clipwise.engine.layout import (
     all_finite,
     blank,
     candidates,
-    colours_of,
     owners_by_digits,
     pack,
     peaks,
@@ -77,7 +77,7 @@ def test_every_regular_layout_is_tried_the_usual_ones_first() -> None:
 
 
 def test_colours_scale_without_rounding() -> None:
-    for colours in colours_of(300, torch.zeros((), dtype=torch.float64)):
+    for colours in drawn(300, torch.zeros((), dtype=torch.float64)).each:
         assert set(torch.frexp(colours).mantissa.abs().tolist()) == {0.5}
 
 
@@ -101,8 +101,8 @@ def probe_of(plain: Tensor, owners: Tensor, axis: int, bad: Tensor) -> Probe:
     """What colours show of a value whose positions along an axis belong to these samples."""
     view = [1] * plain.dim()
     view[axis] = -1
-    colours = colours_of(bad.numel(), plain)
-    return Probe(plain, [plain * colour[owners].view(view) for colour in colours], colours, bad)
+    colours = drawn(bad.numel(), plain)
+    return Probe(plain, [plain * colour[owners].view(view) for colour in colours.each], colours, bad)
 
 
 GOOD = torch.zeros(3, dtype=torch.bool)
@@ -110,7 +110,7 @@ GOOD = torch.zeros(3, dtype=torch.bool)
 
 def test_samples_that_cancel_still_tell_something() -> None:
     """The losses' gradients sum to zero, but not in the colours of all samples."""
-    colours = colours_of(20, torch.zeros(()))
+    colours = drawn(20, torch.zeros(()))
     nothing, something = torch.zeros(4), torch.tensor([0.0, 0.0, 1.0, 0.0])
     bad = torch.zeros(20, dtype=torch.bool)
     for plain, coloured, expected in (
@@ -130,15 +130,15 @@ def test_one_element_of_another_sample_contradicts_a_layout(axis: int, shape: tu
     assert probe.agrees(owners, axis)
     assert not probe.agrees((owners + 1) % 3, axis)
     for place in (0, 1, 7, probe.plain.numel() - 1):
-        spoilt = probe.coloured[0].clone()
+        spoilt, *others = (c.clone() for c in probe.coloured)
         spoilt.view(-1)[place] *= -1
-        assert not Probe(probe.plain, [spoilt], probe.colours, GOOD).agrees(owners, axis)
+        assert not Probe(probe.plain, [spoilt, *others], probe.colours, GOOD).agrees(owners, axis)
 
 
 def test_every_colouring_must_agree() -> None:
     owners, bad = torch.arange(20), torch.zeros(20, dtype=torch.bool)
     probe = probe_of(torch.ones(20), owners, 0, bad)
-    assert len(probe.colours) == 2 and probe.agrees(owners, 0)
+    assert len(probe.colours.each) == 2 and probe.agrees(owners, 0)
     for wrong in range(2):
         coloured = [2 * c if k == wrong else c for k, c in enumerate(probe.coloured)]
         assert not Probe(probe.plain, coloured, probe.colours, bad).agrees(owners, 0)
@@ -154,7 +154,7 @@ def test_rounding_is_no_mixing(dtype: torch.dtype, plain: float, off: float, exp
     """Eight units in the last place of an element, and none of another's; digits that underflow are lost."""
     values = torch.tensor([1.0, plain, 1.0], dtype=dtype)
     coloured = torch.tensor([1.0, plain + off, 1.0], dtype=dtype)
-    found = Probe(values, [coloured], [torch.ones(3, dtype=dtype)], GOOD).agrees(torch.arange(3), 0)
+    found = Probe(values, [coloured], Colours([torch.ones(3, dtype=dtype)]), GOOD).agrees(torch.arange(3), 0)
     assert found is expected
 
 
@@ -164,7 +164,7 @@ def test_what_is_not_finite_lies_with_bad_samples_only() -> None:
         for before, after in ((torch.nan, torch.nan), (torch.nan, 0.0), (1.0, torch.inf)):
             plain, coloured = torch.ones(3), torch.ones(3)
             plain[place], coloured[place] = before, after
-            assert Probe(plain, [coloured], [torch.ones(3)], bad).agrees(torch.arange(3), 0) is expected
+            assert Probe(plain, [coloured], Colours([torch.ones(3)]), bad).agrees(torch.arange(3), 0) is expected
 
 
 @pytest.mark.parametrize("layout", [*candidates((12, 2, 3), 2)], ids=str)
@@ -201,9 +201,9 @@ def test_colours_of_nobody_are_refused() -> None:
     """A sum of samples may look like the colour of a sample that the batch does not have."""
     for owners in ([0, 20, 1], [20, 20, 20], [0, 30, 1]):
         plain = torch.ones(3)
-        colours = colours_of(31, plain)
+        colours = drawn(31, plain).each
         coloured = [colour[owners] for colour in colours]
-        few = Probe(plain, coloured, [colour[:20] for colour in colours], torch.zeros(20, dtype=torch.bool))
+        few = Probe(plain, coloured, Colours([colour[:20] for colour in colours]), torch.zeros(20, dtype=torch.bool))
         assert owners_by_digits(few, 0) is None
 
 
@@ -232,4 +232,4 @@ def test_a_few_elements_that_something_reached_tell_wrong_layouts() -> None:
     number, few = found._few
     assert number.tolist() == plain.flatten().nonzero().squeeze(1).tolist() and bool(few.plain.all())
     assert found.layouts(4) == (Layout(0, exact=True),)
-    assert Probe(0 * plain, [0 * plain], found.colours, found.bad).agrees(torch.arange(4), 0)
+    assert Probe(0 * plain, [0 * plain] * 2, found.colours, found.bad).agrees(torch.arange(4), 0)

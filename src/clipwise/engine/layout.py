@@ -1,10 +1,4 @@
-"""Where the samples lie inside a tensor, found by asking autograd.
-
-A colour probe back-propagates the cotangent `v`, one power of two per sample, beside the cotangent of ones. Back-
-propagation is linear and scaling by a power of two is exact in floating point, so an element of a gradient that
-belongs to sample i alone is scaled by exactly v_i, and one that mixes samples is not. Two backward passes thus test
-a layout for every element and every sample at once.
-"""
+"""Where the samples lie inside a tensor, found by asking autograd: what the colours of samples show (`colours.py`)."""
 
 from __future__ import annotations
 
@@ -12,32 +6,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import TypeAlias
 
 import torch
 from torch import Tensor
+
+from clipwise.engine.colours import Colours
 
 # Units in the last place; none relative to other elements: a small loss must not hide behind a large one.
 _SLACK = 8
 _HALF_FAINT = 2.0**-20  # float16 has few exponents: what is smaller has lost its digits
 _FEW = 512  # elements that are looked at before all are
-
-NARROW = tuple(sign * 2.0**k for k in range(8) for sign in (1, -1))  # for float16, which overflows soon
-WIDE = tuple(sign * 2.0**k for k in range(16) for sign in (1, -1))
-
-Palette: TypeAlias = tuple[float, ...]
-
-
-def colours_of(batch_size: int, like: Tensor, palette: Palette = NARROW) -> list[Tensor]:
-    """Colourings that together tell every sample from every other: the digits of its number, one colour each."""
-    colours = torch.tensor(palette, dtype=like.dtype, device=like.device)
-    number = torch.arange(batch_size, device=like.device)
-    digits = []
-    while True:
-        digits.append(colours[number % len(palette)])
-        number = number // len(palette)
-        if not bool(number.any()):
-            return digits
 
 
 @dataclass(frozen=True)
@@ -134,9 +112,8 @@ class Probe:
 
     plain: Tensor
     coloured: Sequence[Tensor]
-    colours: Sequence[Tensor]
+    colours: Colours
     bad: Tensor
-    palette: Palette = NARROW
 
     @cached_property
     def blank(self) -> bool:
@@ -152,7 +129,7 @@ class Probe:
             reached = plain.nonzero().squeeze(1)
             number = reached[:: 1 + reached.numel() // _FEW]
         coloured = [c.flatten()[number] for c in self.coloured]
-        return number, Probe(plain[number], coloured, self.colours, self.bad, self.palette)
+        return number, Probe(plain[number], coloured, self.colours, self.bad)
 
     def agrees(self, owners: Tensor, axis: int) -> bool:
         """Whether every element is scaled by the colour of its owner, and NaN lies with bad samples only."""
@@ -164,7 +141,7 @@ class Probe:
                 return False
         shape = [1] * self.plain.dim()
         shape[axis] = -1
-        each = zip(self.coloured, self.colours, strict=True)
+        each = zip(self.coloured, self.colours.each, strict=True)
         return all(self._agrees_in(coloured, colours, owners, shape) for coloured, colours in each)
 
     def _agrees_in(self, coloured: Tensor, colours: Tensor, owners: Tensor, shape: Sequence[int]) -> bool:
@@ -196,15 +173,11 @@ def owners_by_digits(probe: Probe, axis: int) -> Tensor | None:
     given to the first bad sample, or to the first of all.
     """
     plain = probe.plain
-    palette = torch.tensor(probe.palette, dtype=torch.float64, device=plain.device)
     sizes, places = peaks(plain, axis)
     numbers = _row_at(plain, axis, places)
-    owners = torch.zeros(len(places), dtype=torch.long, device=plain.device)
-    for place, colour in enumerate(probe.coloured):
-        ratio = torch.where(sizes > 0, (_row_at(colour, axis, places) / numbers).nan_to_num(0, 0, 0), palette[0])
-        owners += (ratio.unsqueeze(1) - palette).abs().argmin(1) * len(probe.palette) ** place
-    owners = torch.where(sizes > 0, owners, int(probe.bad.to(torch.uint8).argmax()))
-    if bool((owners >= probe.bad.numel()).any()) or not probe.agrees(owners, axis):
+    ratios = [(_row_at(colour, axis, places) / numbers).nan_to_num(0, 0, 0) for colour in probe.coloured]
+    owners = torch.where(sizes > 0, probe.colours.samples(ratios), int(probe.bad.to(torch.uint8).argmax()))
+    if bool((owners < 0).any()) or not probe.agrees(owners, axis):
         return None
     return owners
 

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
+from clipwise.engine.colours import Colours
 from clipwise.engine.graph import Edge, Graph, differentiate
-from clipwise.engine.layout import Layout, Palette, Probe, all_finite, owners_by_digits, peaks
+from clipwise.engine.layout import Layout, Probe, all_finite, owners_by_digits, peaks
 from clipwise.engine.node import LEAF, RECURRENCE, Node, output_meta
 from clipwise.engine.ops import Gradients, as_one, edges_of
 from clipwise.engine.rules import Samples
@@ -58,10 +59,10 @@ def _near(a: Tensor, b: Tensor) -> bool:
 class Leaps:
     """The passes of one step, stage after stage: with the cotangent of ones, and with each colouring."""
 
-    def __init__(self, losses: Tensor, graph: Graph, when: Stages, colours: Sequence[Tensor], palette: Palette) -> None:
+    def __init__(self, losses: Tensor, graph: Graph, when: Stages, colours: Colours) -> None:
         self._losses, self._graph, self._when = losses, graph, when
-        self._colours, self._palette, self._bad = colours, palette, ~torch.isfinite(losses)
-        self._cotangents = [torch.ones_like(losses), *colours]
+        self._colours, self._bad = colours, ~torch.isfinite(losses)
+        self._cotangents = [torch.ones_like(losses), *colours.each]
         self._handed = [Handed(graph, when) for _ in self._cotangents]
 
     def run(self, nodes: Sequence[int]) -> Shown | None:
@@ -115,7 +116,7 @@ class Leaps:
 
     def _filled(self, shape: Sequence[int], plain: Tensor | None, coloured: Sequence[Tensor | None]) -> Probe:
         first, *others = [self._losses.new_zeros(shape) if g is None else g for g in (plain, *coloured)]
-        return Probe(first, others, self._colours, self._bad, self._palette)
+        return Probe(first, others, self._colours, self._bad)
 
     def _told(self, k: int, plain: Gradients, coloured: Sequence[Gradients]) -> Told | None:
         """Whose the rows of a layer are, from those that leave it; what it hands on is handed on in all colours."""
@@ -128,7 +129,7 @@ class Leaps:
         if self._graph.edges[k][0][0] in self._when.of:
             pulled = PULLED_ROWS(node, Samples(self._losses.shape[0], Layout(0)), rows)[0]
             self._handed[0].hold(self._graph.edges[k][0], pulled)
-            for handed, colours in zip(self._handed[1:], self._colours, strict=True):
+            for handed, colours in zip(self._handed[1:], self._colours.each, strict=True):
                 handed.hold(self._graph.edges[k][0], pulled * colours.to(pulled.dtype)[owners].unsqueeze(1))
         return Told(rows, owners)
 

@@ -15,18 +15,9 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from clipwise.engine.colours import NARROW, WIDE, drawn
 from clipwise.engine.graph import Edge, Graph
-from clipwise.engine.layout import (
-    NARROW,
-    WIDE,
-    Layout,
-    Probe,
-    Scattered,
-    all_finite,
-    colours_of,
-    owners_by_digits,
-    peaks,
-)
+from clipwise.engine.layout import Layout, Probe, Scattered, all_finite, owners_by_digits, peaks
 from clipwise.engine.leaps import Leaps, Shown
 from clipwise.engine.node import LEAF, Node
 from clipwise.engine.ops import Gradients, as_one, gradients_at, op_of
@@ -41,8 +32,7 @@ class AutogradProber:
     def __init__(self, losses: Tensor, graph: Graph) -> None:
         self._losses, self._graph = losses, graph
         self._bad = ~torch.isfinite(losses)
-        self._palette = NARROW if graph.computes_in(torch.float16) else WIDE
-        self._colours = colours_of(losses.shape[0], losses, self._palette)
+        self._colours = drawn(losses.shape[0], losses, NARROW if graph.computes_in(torch.float16) else WIDE)
 
     def __call__(self, nodes: Sequence[int]) -> Mapping[int, Probe]:
         """The probes of the outputs of nodes."""
@@ -55,9 +45,9 @@ class AutogradProber:
     def beside(self, nodes: Sequence[int], gradients: Sequence[Tensor | None]) -> Mapping[int, Probe]:
         """The probes of nodes whose gradients are known."""
         plain = self._filled(nodes, gradients)
-        coloured = zip(*(self._gradients(nodes, v) for v in self._colours), strict=True)
+        coloured = zip(*(self._gradients(nodes, v) for v in self._colours.each), strict=True)
         each = zip(nodes, plain, coloured, strict=True)
-        return {k: Probe(p, c, self._colours, self._bad, self._palette) for k, p, c in each}
+        return {k: Probe(p, c, self._colours, self._bad) for k, p, c in each}
 
     def passing(self, nodes: Sequence[int]) -> Mapping[int, Probe]:
         """The same, past everything that lets no gradient through."""
@@ -69,7 +59,7 @@ class AutogradProber:
 
     def leaping(self, nodes: Sequence[int], when: Stages) -> Shown | None:
         """What nodes show to colours that leap over folded layers; None where they must go all the way."""
-        return Leaps(self._losses, self._graph, when, self._colours, self._palette).run(nodes)
+        return Leaps(self._losses, self._graph, when, self._colours).run(nodes)
 
     def _gradients(self, nodes: Sequence[int], cotangent: Tensor) -> list[Tensor]:
         return self._filled(nodes, self._each(nodes, cotangent))
