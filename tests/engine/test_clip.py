@@ -15,10 +15,9 @@ from torch import Tensor, nn
 from clipwise.clipping import Abadi, Flat, Layerwise
 from clipwise.engine import Clipper, cache, clipped_gradients, per_sample_gradients, per_sample_norms, verify
 from clipwise.engine.cache import CachedPlan
-from clipwise.engine.colours import Colours
 from clipwise.engine.graph import Edge, walk
 from clipwise.engine.history import History, first_difference
-from clipwise.engine.layout import Probe
+from clipwise.engine.layout import Colours, Probe
 from clipwise.engine.lengths import Lengths
 from clipwise.engine.norms import bad_samples, negligible_norm, working_dtype
 from clipwise.engine.owners import Owners, _data_of, _same

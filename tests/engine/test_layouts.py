@@ -10,9 +10,8 @@ from torch import Tensor, nn
 
 from clipwise.clipping import Abadi, Flat, Layerwise, Normalize
 from clipwise.engine import Clipped, cache, check, clipped_gradients, passing, per_sample_gradients, per_sample_norms
-from clipwise.engine.colours import NARROW, drawn
 from clipwise.engine.graph import walk
-from clipwise.engine.layout import Probe, candidates, owners_by_digits
+from clipwise.engine.layout import NARROW, Probe, candidates, drawn, owners_by_digits
 from clipwise.engine.node import saved_axes
 from clipwise.engine.ops import op_of
 from clipwise.engine.owners import StalePlan
@@ -107,11 +106,11 @@ def test_a_cached_plan_is_not_used_for_rows_that_lie_otherwise(how: str) -> None
         assert torch.allclose(flat_sum(clipped.gradients), expected, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("batch", [1, 2, 63, 64, 65, 512, 513])
+@pytest.mark.parametrize("batch", [1, 2, 15, 16, 17, 128, 129])
 def test_no_two_samples_have_the_same_colours(batch: int) -> None:
-    """In powers of 8: two colourings for up to 64 samples, three for up to 512, then four."""
+    """Two colourings have 64 combinations, four for each of 16 samples; three serve 128, then four."""
     colours = drawn(batch, torch.zeros((), dtype=torch.float64), NARROW).each
-    assert len(colours) == 2 + (batch > 64) + (batch > 512)
+    assert len(colours) == 2 + (batch > 16) + (batch > 128)
     assert len(torch.stack(colours, 1).unique(dim=0)) == batch
 
 

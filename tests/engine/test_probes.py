@@ -6,14 +6,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from clipwise.engine.colours import Colours, drawn
 from clipwise.engine.layout import (
+    Colours,
     Layout,
     Probe,
     Scattered,
     all_finite,
     blank,
     candidates,
+    drawn,
     owners_by_digits,
     pack,
     peaks,
@@ -161,7 +162,7 @@ def test_rounding_is_no_mixing(dtype: torch.dtype, plain: float, off: float, exp
 def test_what_is_not_finite_lies_with_bad_samples_only() -> None:
     bad = torch.tensor([False, True, False])
     for place, expected in ((1, True), (0, False), (2, False)):
-        for before, after in ((torch.nan, torch.nan), (torch.nan, 0.0), (1.0, torch.inf)):
+        for before, after in ((torch.nan, torch.nan), (torch.nan, 0.0), (1.0, torch.inf), (torch.inf, torch.inf)):
             plain, coloured = torch.ones(3), torch.ones(3)
             plain[place], coloured[place] = before, after
             assert Probe(plain, [coloured], Colours([torch.ones(3)]), bad).agrees(torch.arange(3), 0) is expected

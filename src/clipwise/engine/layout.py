@@ -1,4 +1,13 @@
-"""Where the samples lie inside a tensor, found by asking autograd: what the colours of samples show (`colours.py`)."""
+"""Where the samples lie inside a tensor, found by asking autograd.
+
+A colour probe back-propagates the cotangent `v`, one colour per sample, beside the cotangent of ones. Back-propagation
+is linear and scaling by a power of two is exact in floating point, so an element of a gradient that belongs to sample
+i alone is scaled by exactly v_i, and one that mixes samples is scaled by a weighted mean of their colours.
+
+That mean must not be the colour of another sample, as (-2 + 4) / 2 = 1 would be. Colours are signed powers of four:
+the mean of two or of three is never another one. Whatever the weights are, they are chosen without knowledge of the
+colours, which are drawn again for every probe, at least two for each sample. Only a refusal can depend on the draw.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +19,60 @@ from math import prod
 import torch
 from torch import Tensor
 
-from clipwise.engine.colours import Colours
-
 # Units in the last place; none relative to other elements: a small loss must not hide behind a large one.
 _SLACK = 8
+_MOST = 2.0**-7  # of an element: one unit of bfloat16, whose exponents are those of float32, so that it scales exactly
 _HALF_FAINT = 2.0**-20  # float16 has few exponents: what is smaller has lost its digits
 _FEW = 512  # elements that are looked at before all are
+
+# Exponents of four. Two colours differ by no more than what the slack can tell: else the smaller one is lost in a mean.
+NARROW = range(4)  # for half precision
+WIDE = range(10)
+_FEWEST = 2  # colourings: weights may be such that one in thirty draws of a single one shows nothing
+_SPARE = 4  # most combinations are nobody's, so that what a mean looks like is seldom somebody
+
+
+@dataclass(frozen=True)
+class Colours:
+    """Colourings (B,) that together tell every sample from every other."""
+
+    each: Sequence[Tensor]
+    exponents: range = WIDE
+
+    @cached_property
+    def _whose(self) -> Tensor:
+        """The sample with each number that the digits of colours can have; -1 where there is none."""
+        numbers = self._numbers(self.each)
+        table = numbers.new_full(((2 * len(self.exponents)) ** len(self.each),), -1)
+        table[numbers] = torch.arange(len(numbers), device=numbers.device)
+        return table
+
+    def samples(self, ratios: Sequence[Tensor]) -> Tensor:
+        """The sample whose colours are nearest to these ratios; -1 where nobody has such."""
+        return self._whose[self._numbers(ratios)]
+
+    def _numbers(self, ratios: Sequence[Tensor]) -> Tensor:
+        """Colours are the digits of a number."""
+        number = torch.zeros(ratios[0].shape, dtype=torch.long, device=ratios[0].device)
+        for ratio in reversed(ratios):
+            power = torch.frexp(ratio).exponent.long().sub_(1).div_(2, rounding_mode="floor")
+            digit = power.sub_(self.exponents.start).clamp_(0, len(self.exponents) - 1).mul_(2).add_(ratio < 0)
+            number.mul_(2 * len(self.exponents)).add_(digit)
+        return number
+
+
+def drawn(batch_size: int, like: Tensor, exponents: range = WIDE) -> Colours:
+    """New colours for a batch, from the system's entropy: no seed tells them, and they change no seeded run."""
+    palette = [sign * 4.0**k for k in exponents for sign in (1, -1)]
+    count = _FEWEST
+    while len(palette) ** count < _SPARE * batch_size:
+        count += 1
+    generator = torch.Generator(device="cpu")
+    generator.seed()
+    numbers = torch.randperm(len(palette) ** count, generator=generator, device="cpu")[:batch_size]
+    colours = torch.tensor(palette, dtype=like.dtype, device="cpu")
+    digits = [colours[numbers // len(palette) ** place % len(palette)] for place in range(count)]
+    return Colours(torch.stack(digits).to(like.device).unbind(), exponents)
 
 
 @dataclass(frozen=True)
@@ -145,12 +202,13 @@ class Probe:
         return all(self._agrees_in(coloured, colours, owners, shape) for coloured, colours in each)
 
     def _agrees_in(self, coloured: Tensor, colours: Tensor, owners: Tensor, shape: Sequence[int]) -> bool:
-        expected = self.plain * colours.to(self.plain.dtype)[owners].view(shape)
-        if torch.equal(coloured, expected):  # the usual case: powers of two scale without rounding
+        scales = colours.to(self.plain.dtype)[owners].view(shape)
+        expected = self.plain * scales
+        if torch.equal(coloured, expected) and all_finite(expected):  # the usual case: powers of two scale exactly
             return True
         numbers = torch.finfo(self.plain.dtype)
         faint = _HALF_FAINT if self.plain.dtype == torch.float16 else numbers.tiny / numbers.eps
-        limit = expected.abs().mul_(_SLACK * numbers.eps).add_(faint)
+        limit = expected.abs().mul_(min(_SLACK * numbers.eps, _MOST)).add_(faint * (1 + scales.abs()))
         wrong = ~((coloured - expected).abs() <= limit)
         finite = torch.isfinite(self.plain) & torch.isfinite(coloured)
         return not bool(torch.where(finite, wrong, ~self.bad[owners].view(shape)).any())

@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from clipwise.engine.colours import Colours
 from clipwise.engine.graph import Edge, Graph, differentiate
-from clipwise.engine.layout import Layout, Probe, all_finite, owners_by_digits, peaks
+from clipwise.engine.layout import Colours, Layout, Probe, all_finite, owners_by_digits, peaks
 from clipwise.engine.node import LEAF, RECURRENCE, Node, output_meta
 from clipwise.engine.ops import Gradients, as_one, edges_of
 from clipwise.engine.rules import Samples

@@ -15,13 +15,13 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from clipwise.engine.colours import NARROW, WIDE, drawn
 from clipwise.engine.graph import Edge, Graph
-from clipwise.engine.layout import Layout, Probe, Scattered, all_finite, owners_by_digits, peaks
+from clipwise.engine.layout import NARROW, WIDE, Layout, Probe, Scattered, all_finite, drawn, owners_by_digits, peaks
 from clipwise.engine.leaps import Leaps, Shown
 from clipwise.engine.node import LEAF, Node
 from clipwise.engine.ops import Gradients, as_one, gradients_at, op_of
 from clipwise.engine.passing import Passing
+from clipwise.engine.precision import HALF
 from clipwise.engine.routes import Routing, Site, along_axes, class_loss
 from clipwise.engine.stages import Stages
 
@@ -32,7 +32,7 @@ class AutogradProber:
     def __init__(self, losses: Tensor, graph: Graph) -> None:
         self._losses, self._graph = losses, graph
         self._bad = ~torch.isfinite(losses)
-        self._colours = drawn(losses.shape[0], losses, NARROW if graph.computes_in(torch.float16) else WIDE)
+        self._colours = drawn(losses.shape[0], losses, NARROW if any(map(graph.computes_in, HALF)) else WIDE)
 
     def __call__(self, nodes: Sequence[int]) -> Mapping[int, Probe]:
         """The probes of the outputs of nodes."""
