@@ -108,9 +108,9 @@ def test_a_cached_plan_is_not_used_for_rows_that_lie_otherwise(how: str) -> None
 
 @pytest.mark.parametrize("batch", [1, 2, 15, 16, 17, 128, 129])
 def test_no_two_samples_have_the_same_colours(batch: int) -> None:
-    """Two colourings have 64 combinations, four for each of 16 samples; three serve 128, then four."""
+    """One for two samples. Two have 64 combinations, four for each of 16 samples; three serve 128, then four."""
     colours = drawn(batch, torch.zeros((), dtype=torch.float64), NARROW).each
-    assert len(colours) == 2 + (batch > 16) + (batch > 128)
+    assert len(colours) == 1 + (batch > 2) + (batch > 16) + (batch > 128)
     assert len(torch.stack(colours, 1).unique(dim=0)) == batch
 
 

@@ -6,7 +6,8 @@ i alone is scaled by exactly v_i, and one that mixes samples is scaled by a weig
 
 That mean must not be the colour of another sample, as (-2 + 4) / 2 = 1 would be. Colours are signed powers of four:
 the mean of two or of three is never another one. Whatever the weights are, they are chosen without knowledge of the
-colours, which are drawn again for every probe, at least two for each sample. Only a refusal can depend on the draw.
+colours, which are drawn again for every probe, two or more for each sample where there is a third one to be taken for.
+Only a refusal can depend on the draw.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _FEW = 512  # elements that are looked at before all are
 # Exponents of four. Two colours differ by no more than what the slack can tell: else the smaller one is lost in a mean.
 NARROW = range(4)  # for half precision
 WIDE = range(10)
-_FEWEST = 2  # colourings: weights may be such that one in thirty draws of a single one shows nothing
+_FEWEST = 2  # colourings: weights may be such that one in thirty draws of a single one gives the mean to a third sample
 _SPARE = 4  # most combinations are nobody's, so that what a mean looks like is seldom somebody
 
 
@@ -64,7 +65,7 @@ class Colours:
 def drawn(batch_size: int, like: Tensor, exponents: range = WIDE) -> Colours:
     """New colours for a batch, from the system's entropy: no seed tells them, and they change no seeded run."""
     palette = [sign * 4.0**k for k in exponents for sign in (1, -1)]
-    count = _FEWEST
+    count = _FEWEST if batch_size > 2 else 1
     while len(palette) ** count < _SPARE * batch_size:
         count += 1
     generator = torch.Generator(device="cpu")
