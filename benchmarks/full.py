@@ -2,7 +2,7 @@
 
 Wall time in turns (CPU time of the first two besides): the clipped sum beside forward and backward; the whole private
 step beside the plain step, on one physical batch and on a logical one of eight; peers on one physical batch; and the
-first step of a run with the loader, which plans and checks.
+first step of a run with the loader, which plans and checks. fastDP is measured where a copy of it is on PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ HERE = Path(__file__).parent
 THREADS = 2
 PHYSICAL = 8
 SHORT = 0.1  # seconds of a pass that is made as often as its workload says
-PEERS = ("vmap", "opacus_hooks", "opacus_ghost")
+PEERS = ("vmap", "opacus_hooks", "opacus_ghost", "fastdp")
 LLAMA_VOCABULARY = 32_000
 
 
@@ -185,22 +185,32 @@ def ratio(found: Mapping[str, Sequence[tuple[float, float]]], over: str, under: 
     return round(median(a[clock] / b[clock] for a, b in pairs), 3)
 
 
+def left_out(method: Method, batch: Batch) -> int:
+    """How many of the parameters that should be trained a step leaves as they were."""
+    before = [p.detach().clone() for p in trainable(method.model)]
+    method.step(batch)
+    return sum(torch.equal(old, new) for old, new in zip(before, trainable(method.model), strict=True))
+
+
 def peers(workload: Workload, plain: Plain, rounds: int) -> tuple[dict[str, float], dict[str, str]]:
-    """Whole steps of others over plain ones on one physical batch, and why some cannot be made."""
-    ratios, failures = {}, {}
+    """Whole steps of others over plain ones on one physical batch, and why some cannot be made or are not whole."""
+    ratios, notes = {}, {}
     for name in PEERS:
         try:
             method = prepare(workload, name).method
         except CannotRun as reason:
-            failures[name] = str(reason)
+            notes[name] = str(reason)
             continue
+        untrained = left_out(method, workload.batch(0))
+        if untrained:
+            notes[name] = f"{untrained} of {len(trainable(method.model))} parameters are not trained"
 
         def step(number: int, method: Method = method) -> None:
             method.step(method.workload.batch(1 + number))
 
         ways = {"plain": lambda number: plain.step(workload.batch(1 + number)), "peer": step}
         ratios[name] = ratio(turns(ways, rounds), "peer", "plain")
-    return ratios, failures
+    return ratios, notes
 
 
 def cost(workload: Workload, most: int) -> Json:
@@ -237,7 +247,7 @@ def cost(workload: Workload, most: int) -> Json:
         },
         max(1, rounds // 3),
     )
-    others, failures = peers(workload, plain, max(1, rounds // 2))
+    others, notes = peers(workload, plain, max(1, rounds // 2))
     usual, after = (median(wall for wall, _ in logical[name]) for name in ("plain", "private"))
     first, _ = timed(first_step(workload))
     return {
@@ -251,7 +261,7 @@ def cost(workload: Workload, most: int) -> Json:
         "logical": ratio(logical, "private", "plain"),
         "first": round((first - after) / usual, 2),
         "peers": others,
-        "failures": failures,
+        "notes": notes,
     }
 
 
@@ -294,6 +304,10 @@ def _cells(held: Json) -> tuple[str, ...]:
     return f"{held['plain_mb']:,.1f}", f"{held['memory']:.2f}", f"{held['first']:.2f}"
 
 
+def _peer(row: Json, name: str) -> str:
+    return f"{row['peers'][name]:.2f}{'*' if name in row['notes'] else ''}" if name in row["peers"] else "–"
+
+
 def tables(found: Json) -> str:
     lines = [
         f"`python -m benchmarks.full` on {found['date']}, torch {found['torch']}, {found['threads']} threads, no GPU; "
@@ -301,7 +315,8 @@ def tables(found: Json) -> str:
         "over forward and backward. *Whole step* has noise and optimizer too, over the plain step with its optimizer: "
         f"on one physical batch, and on a logical batch of {PHYSICAL}, which has one release. *First* is what planning "
         f"and checking add to the first step of a run with the loader, in plain steps of {PHYSICAL} physical batches. "
-        "Peers make a whole step on one physical batch; a dash is a model that they do not run. *Memory* is the peak "
+        "Peers make a whole step on one physical batch; a dash is a model that they do not run, * one that they train "
+        "in part only. *Memory* is the peak "
         "of torch's allocator, by its own count, in a whole step over that in a plain one, and in the first step over "
         f"that in a usual one, both of {PHYSICAL} physical batches.",
         "",
@@ -314,7 +329,7 @@ def tables(found: Json) -> str:
     for each in found["rows"]:
         pairs = (f"{each[name]:.2f} ({each[f'{name}_cpu']:.2f})" for name in ("clipped", "private"))
         count, plain = f"{each['parameters']:,}", f"{each['plain_ms']:,.1f}"
-        others = (f"{each['peers'][name]:.2f}" if name in each["peers"] else "–" for name in PEERS)
+        others = (_peer(each, name) for name in PEERS)
         held = each.get("allocated")  # a row may have been measured before its memory was
         cells = ("–",) * 3 if held is None else _cells(held)
         times = (f"{each['logical']:.2f}", f"+{each['first']:.2f}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -237,8 +238,40 @@ class OpacusFastClipping(OpacusGhost):
     ghost = False
 
 
+class FastDP(Method):
+    """fastDP's book-keeping ("MixOpt"), where a copy of it can be imported: it is in no package registry.
+
+    It leaves parameters that it has no rule for as they are.
+    """
+
+    name, title = "fastdp", "fastDP"
+
+    def __init__(self, workload: Workload) -> None:
+        from fastDP import PrivacyEngine
+
+        super().__init__(workload)
+        with redirect_stdout(None):  # it prints what it does
+            engine = PrivacyEngine(
+                self.model,
+                batch_size=self.expected_batch_size,
+                sample_size=1_000 * self.expected_batch_size,
+                epochs=1,
+                noise_multiplier=NOISE,
+                max_grad_norm=CLIP,
+                clipping_fn="Abadi",
+                clipping_mode="MixOpt",
+            )
+        engine.attach(self.optimizer)
+
+    def step(self, batch: Batch) -> None:
+        self.losses(batch).mean().backward()
+        with redirect_stdout(None):
+            self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
 METHODS: dict[str, type[Method]] = {
-    method.name: method for method in (Plain, Clipwise, VmapGrad, OpacusHooks, OpacusGhost, OpacusFastClipping)
+    method.name: method for method in (Plain, Clipwise, VmapGrad, OpacusHooks, OpacusGhost, OpacusFastClipping, FastDP)
 }
 MEASURED = ("plain", "clipwise", "vmap", "opacus_hooks", "opacus_ghost")
 FALLBACK = {"opacus_ghost": "opacus_fast"}
