@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 
 from clipwise.engine.layout import (
+    NARROW,
+    WIDE,
     Colours,
     Layout,
     Probe,
@@ -177,11 +179,11 @@ def test_a_probe_shows_its_layout_and_no_other(layout: Layout) -> None:
     assert probe_of(torch.rand(shape) + 0.5, owners, layout.axis, bad).layouts(2) == (layout,)
 
 
-def test_the_usual_layouts_are_preferred_where_several_agree() -> None:
+def test_all_layouts_that_agree_are_told_the_usual_ones_first() -> None:
     plain = torch.zeros(12)
     plain[0] = 1.0
     found = probe_of(plain, torch.zeros(12, dtype=torch.long), 0, torch.zeros(2, dtype=torch.bool)).layouts(2)
-    assert found == (Layout(0), Layout(0, inner=1))
+    assert found == (Layout(0), Layout(0, inner=1), Layout(0, inner=2, rest=6), Layout(0, inner=3, rest=6))
 
 
 def test_rows_that_tell_nothing_are_given_to_a_bad_sample() -> None:
@@ -234,3 +236,24 @@ def test_a_few_elements_that_something_reached_tell_wrong_layouts() -> None:
     assert number.tolist() == plain.flatten().nonzero().squeeze(1).tolist() and bool(few.plain.all())
     assert found.layouts(4) == (Layout(0, exact=True),)
     assert Probe(0 * plain, [0 * plain] * 2, found.colours, found.bad).agrees(torch.arange(4), 0)
+
+
+@pytest.mark.parametrize("exponents", [NARROW, WIDE])
+@pytest.mark.parametrize("off", [1 - 2**-20, 1.0, 1 + 2**-20])
+def test_the_nearest_colour_is_read(exponents: range, off: float) -> None:
+    colours = drawn(64, torch.zeros(()), exponents)
+    assert torch.equal(colours.samples([c.double() * off for c in colours.each]), torch.arange(64))
+
+
+def test_colours_leave_what_is_finite_finite() -> None:
+    largest = torch.tensor(torch.finfo(torch.float32).max)
+    assert all(bool(torch.isfinite(c * largest).all()) for c in drawn(200, largest).each)
+
+
+def test_rows_that_are_too_small_to_be_read_belong_to_anybody() -> None:
+    colours, owners = drawn(8, torch.ones(())), torch.tensor([3, 5, 7])
+    plain = torch.tensor([1.0, 1e-36, 1e-20]).unsqueeze(1)
+    probe = Probe(plain, [plain * c[owners].unsqueeze(1) for c in colours.each], colours, torch.zeros(8).bool())
+    found = owners_by_digits(probe, 0)
+    assert found is not None
+    assert found.tolist() == [3, 0, 7]

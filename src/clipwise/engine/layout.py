@@ -27,8 +27,8 @@ _HALF_FAINT = 2.0**-20  # float16 has few exponents: what is smaller has lost it
 _FEW = 512  # elements that are looked at before all are
 
 # Exponents of four. Two colours differ by no more than what the slack can tell: else the smaller one is lost in a mean.
-NARROW = range(4)  # for half precision
-WIDE = range(10)
+NARROW = range(-1, 3)  # for half precision: float16 has few exponents on either side
+WIDE = range(-9, 1)  # a gradient that is finite stays finite
 _FEWEST = 2  # colourings: weights may be such that one in thirty draws of a single one gives the mean to a third sample
 _SPARE = 4  # most combinations are nobody's, so that what a mean looks like is seldom somebody
 
@@ -56,7 +56,7 @@ class Colours:
         """Colours are the digits of a number."""
         number = torch.zeros(ratios[0].shape, dtype=torch.long, device=ratios[0].device)
         for ratio in reversed(ratios):
-            power = torch.frexp(ratio).exponent.long().sub_(1).div_(2, rounding_mode="floor")
+            power = torch.frexp(ratio).exponent.long().div_(2, rounding_mode="floor")  # 4^k is 0.5 * 2^(2k + 1)
             digit = power.sub_(self.exponents.start).clamp_(0, len(self.exponents) - 1).mul_(2).add_(ratio < 0)
             number.mul_(2 * len(self.exponents)).add_(digit)
         return number
@@ -178,6 +178,12 @@ class Probe:
         """Whether this value tells nothing about its layout. Samples that mix may cancel, but not in all colours."""
         return blank(self.plain) and all(map(blank, self.coloured))
 
+    @property
+    def faint(self) -> float:
+        """What is smaller may have lost its digits on the way."""
+        numbers = torch.finfo(self.plain.dtype)
+        return _HALF_FAINT if self.plain.dtype == torch.float16 else numbers.tiny / numbers.eps
+
     @cached_property
     def _few(self) -> tuple[Tensor, Probe]:
         """Some elements, by their numbers, which tell most wrong layouts at little cost: zeros tell nothing."""
@@ -207,35 +213,29 @@ class Probe:
         expected = self.plain * scales
         if torch.equal(coloured, expected) and all_finite(expected):  # the usual case: powers of two scale exactly
             return True
-        numbers = torch.finfo(self.plain.dtype)
-        faint = _HALF_FAINT if self.plain.dtype == torch.float16 else numbers.tiny / numbers.eps
-        limit = expected.abs().mul_(min(_SLACK * numbers.eps, _MOST)).add_(faint * (1 + scales.abs()))
+        slack = min(_SLACK * torch.finfo(self.plain.dtype).eps, _MOST)
+        limit = expected.abs().mul_(slack).add_(self.faint * (1 + scales.abs()))
         wrong = ~((coloured - expected).abs() <= limit)
         finite = torch.isfinite(self.plain) & torch.isfinite(coloured)
         return not bool(torch.where(finite, wrong, ~self.bad[owners].view(shape)).any())
 
     def layouts(self, batch_size: int) -> tuple[Layout, ...]:
-        """All regular layouts that agree with the probe; the irregular "middle" ones only when no usual one does."""
-        found: list[Layout] = []
-        for layout in candidates(self.plain.shape, batch_size):
-            if found and layout.inner not in (None, 1):
-                break
-            if self.agrees(layout.owners(self.plain.shape, batch_size), layout.axis):
-                found.append(layout)
-        return tuple(found)
+        """All regular layouts that agree with the probe: a usual one may do so by chance, where rows are zero."""
+        each = candidates(self.plain.shape, batch_size)
+        return tuple(k for k in each if self.agrees(k.owners(self.plain.shape, batch_size), k.axis))
 
 
 def owners_by_digits(probe: Probe, axis: int) -> Tensor | None:
     """The sample of each position along an axis, read off its colours; None when a position mixes samples.
 
-    A position that received no gradient may belong to anybody, one that received NaN belongs to a bad sample: both are
-    given to the first bad sample, or to the first of all.
+    A position that received no gradient, or one that cannot be read, may belong to anybody, one that received NaN
+    belongs to a bad sample: all are given to the first bad sample, or to the first of all.
     """
     plain = probe.plain
     sizes, places = peaks(plain, axis)
     numbers = _row_at(plain, axis, places)
     ratios = [(_row_at(colour, axis, places) / numbers).nan_to_num(0, 0, 0) for colour in probe.coloured]
-    owners = torch.where(sizes > 0, probe.colours.samples(ratios), int(probe.bad.to(torch.uint8).argmax()))
+    owners = torch.where(sizes > probe.faint, probe.colours.samples(ratios), int(probe.bad.to(torch.uint8).argmax()))
     if bool((owners < 0).any()) or not probe.agrees(owners, axis):
         return None
     return owners

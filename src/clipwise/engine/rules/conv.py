@@ -23,6 +23,11 @@ _GRAM_ELEMENTS = 1 << 22  # inner products of pixels that are held at once
 _KEPT = 3  # gradients are kept for the sum, rather than formed again, up to this many times what they replace
 
 
+def usual_strides(tensor: Tensor) -> Tensor:
+    """Those of axes of length one may be any, and torch takes such an image for one with its channels last."""
+    return tensor.view(-1).view(tensor.shape) if tensor.is_contiguous() else tensor
+
+
 @dataclass(frozen=True)
 class Geometry:
     """The fixed numbers of a convolution."""
@@ -48,6 +53,7 @@ class Geometry:
 
     def weight_gradient(self, gradient: Tensor, inputs: Tensor, shape: Sequence[int], groups: int) -> Tensor:
         """torch's own weight gradient of this convolution, for a weight of the given shape."""
+        gradient, inputs = usual_strides(gradient), usual_strides(inputs)
         return self._backward(1, gradient, inputs, inputs.new_empty(1).expand(*shape), groups)
 
     def _backward(self, wanted: int, gradient: Tensor, inputs: Tensor, weight: Tensor, groups: int) -> Tensor:

@@ -12,7 +12,7 @@ from clipwise.engine.grams import Doubts, doubt_cancelled
 from clipwise.engine.layout import pack
 from clipwise.engine.node import saved
 from clipwise.engine.rules.base import Finish, Operand, Samples, carries_batch, sum_to_operand, unsupported
-from clipwise.engine.uses import Dense, Outer, Use
+from clipwise.engine.uses import Dense, Outer, Use, accurate
 
 _LEFT = "the left factor of a matrix product is computed from the batch and mixes samples before"
 _RIGHT = "the right factor of a matrix product is computed from the batch and mixes samples before"
@@ -118,7 +118,7 @@ class Segmented(Use):
     def __init__(
         self, left: Tensor, right: Tensor, sample: Tensor, expert: Tensor, shape: tuple[int, ...], batch: int
     ) -> None:
-        self.left, self.right, self.sample, self.expert = left, right, sample, expert
+        self.left, self.right, self.sample, self.expert = accurate(left), accurate(right), sample, expert
         self.shape, self.batch_size = shape, batch
 
     def squared_norms(self, doubts: Doubts | None = None) -> Tensor:

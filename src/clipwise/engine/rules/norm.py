@@ -62,8 +62,8 @@ def _group_norm_affine(operand: Operand, samples: Samples) -> Finish:
         ones = inputs.new_ones(batch * channels)
         shape = (1, batch * channels, positions)
         _, *affine = torch.ops.aten.native_group_norm_backward(
-            gradient.to(inputs.dtype).reshape(shape), inputs.view(shape), mean, rstd, ones, 1, batch * channels,
-            positions, batch * groups, [False, True, True],
+            gradient.to(inputs.dtype).reshape(shape).contiguous(),  # the kernel does not ask for strides
+            inputs.view(shape), mean, rstd, ones, 1, batch * channels, positions, batch * groups, [False, True, True],
         )  # fmt: skip
         return [each.view(batch, channels) for each in affine]
 
