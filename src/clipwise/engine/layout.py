@@ -27,8 +27,8 @@ _HALF_FAINT = 2.0**-20  # float16 has few exponents: what is smaller has lost it
 _FEW = 512  # elements that are looked at before all are
 
 # Exponents of four. Two colours differ by no more than what the slack can tell: else the smaller one is lost in a mean.
-NARROW = range(-1, 3)  # for half precision: float16 has few exponents on either side
-WIDE = range(-9, 1)  # a gradient that is finite stays finite
+NARROW = range(-1, 3)  # for half precision: float16 has few exponents, too
+WIDE = range(-5, 3)  # what is huge must stay finite, what is tiny must keep its digits
 _FEWEST = 2  # colourings: weights may be such that one in thirty draws of a single one gives the mean to a third sample
 _SPARE = 4  # most combinations are nobody's, so that what a mean looks like is seldom somebody
 
