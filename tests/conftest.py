@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import html
 import io
 import os
@@ -14,6 +15,9 @@ from hypothesis import HealthCheck, settings
 
 # One thread, so that runs are reproducible and several test processes do not fight for the cores.
 torch.set_num_threads(1)
+
+# The objects of imported packages are not counted again at the first batch of every run (`Memory.look_around`).
+gc.freeze()
 
 HANG = 900.0
 """Seconds. What a test has waited for so long hangs; a busy machine takes long, and no test is about that."""

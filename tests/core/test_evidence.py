@@ -18,7 +18,6 @@ import clipwise as cw
 from clipwise.entropy import Entropy
 from clipwise.private.evidence import Checked, Checks, LossFn
 from clipwise.private.evidence.collate import check_collate
-from clipwise.private.evidence.memory import Memory
 from clipwise.private.evidence.records import Records, scaled, unreadable
 from clipwise.private.evidence.sizes import refuse_sizes
 from clipwise.private.evidence.traffic import BATCH
@@ -283,23 +282,6 @@ def test_watched_steps_lie_about_as_far_apart_as_promised() -> None:
         checks._schedule(0)
         gaps.add(next(step for step in range(1000) if step >= 3 and checks.is_due(step)))
     assert min(gaps) == 32 and max(gaps) == 95
-
-
-def test_memory_that_changed_between_watched_passes_is_known_again_afterwards() -> None:
-    """A table of the program, changed by nobody knows whom while nobody watched, is looked at twice and then kept."""
-    table = torch.ones(5)
-    memory = Memory(nn.Linear(1, 1), ())
-    memory.begin(0, consecutive=True)
-    assert memory.familiar(table)
-    memory.end(Watch(Records.of(a_batch(), 6), [], memory.familiar))
-    table += 1
-    memory.begin(64, consecutive=False)
-    assert memory.familiar(table) and memory.look_again
-    memory.begin(65, consecutive=True)
-    assert memory.familiar(table) and not memory.look_again
-    table += 1
-    memory.begin(66, consecutive=True)
-    assert not memory.familiar(table)
 
 
 def test_a_collate_function_whose_structure_follows_the_records_is_not_checked() -> None:

@@ -41,6 +41,7 @@ class Feeding:
         self.bind()
         self.batch.offered = None
         self.checks.abandon()
+        self.checks.look_around(self.steps_done)
         position.iteration += 1
         position.is_iterating = True
         return position.iteration

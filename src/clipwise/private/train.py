@@ -247,7 +247,7 @@ class Private:
 
     def _gather(self, losses: Tensor) -> None:
         """Add a physical batch, and leave it unconfirmed."""
-        self._checks.pause()
+        self._checks.arrive(self._position.done)
         with none_watching():  # of another run in the same loop
             try:
                 self._check_ready()

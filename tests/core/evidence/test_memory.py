@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 import clipwise as cw
-from clipwise.private.evidence.memory import Memory, _merged, checksum, held_by
+from clipwise.private.evidence.memory import Memory, _merged, held_by
 from clipwise.private.evidence.records import Change, Records
 from clipwise.private.evidence.twin import Twin
 from clipwise.private.evidence.watch import Watch
@@ -34,11 +34,11 @@ class Model(nn.Module):
         self.lists = [torch.zeros(3), {"deep": (torch.ones(3),)}]
 
 
-def passed(memory: Memory, body: Callable[[Tensor], Any], step: int = 0, twins: int = 1, **options: Any) -> Watch:
+def passed(memory: Memory, body: Callable[[Tensor], Any], step: int = 0, twins: int = 1) -> Watch:
     """One watched pass over a batch, from `begin` to `end`; the second of two twins exchanges the other samples."""
     x = X.clone()
     kept = torch.tensor([True, False, True, False])
-    memory.begin(step, **{"consecutive": True} | options)
+    memory.begin(step)
     changes = [Change.of(kept, 1, "", scale=4.0), Change.of(~kept, 1, "", scale=4.0)][:twins]
     watch = Watch(Records.of(x, 4), [Twin(change) for change in changes], memory.familiar)
     watch.start()
@@ -46,6 +46,7 @@ def passed(memory: Memory, body: Callable[[Tensor], Any], step: int = 0, twins: 
         body(x)
     finally:
         watch.stop()
+        memory.leave(watch)
     memory.end(watch)
     return watch
 
@@ -54,20 +55,7 @@ def nothing(x: Tensor) -> None:
     pass
 
 
-# Checksums and names
-
-
-def test_every_byte_of_memory_counts() -> None:
-    for size in (1, 7, 8, 9, 16, 19):
-        memory = torch.zeros(size, dtype=torch.uint8)
-        for byte in range(size):
-            memory[byte] = 3
-            assert checksum(memory)
-            memory[byte] = 0
-        assert checksum(memory) == 0
-    assert checksum(torch.zeros(0)) == 0
-    assert checksum(torch.tensor([1, 2])) == 3 and checksum(torch.tensor([1, 2])[1:]) == 3, "all of the storage"
-    assert checksum(torch.ones(19, dtype=torch.uint8)) == 2 * 0x0101010101010101 ^ 3 << 32
+# Names
 
 
 def test_all_tensors_of_a_model_are_known_by_name() -> None:
@@ -84,33 +72,72 @@ def test_all_tensors_of_a_model_are_known_by_name() -> None:
 # Familiar
 
 
-def test_what_was_there_at_the_first_pass_is_familiar_and_nothing_later() -> None:
-    memory, table = Memory(Model(), ()), torch.ones(3)
-    passed(memory, lambda x: x + table)
-    memory.begin(1, consecutive=True)
-    assert memory.familiar(table) and not memory.familiar(torch.ones(3)) and not memory.look_again
+def test_what_was_there_before_the_first_batch_is_familiar_and_nothing_later() -> None:
+    memory, table, other = Memory(Model(), ()), torch.ones(3), torch.ones(3)
+    memory.look_around(0)
+    for step in (0, 1, 64):  # whether or not the pass before was watched
+        later = torch.ones(3)
+        memory.begin(step)
+        assert memory.familiar(table) and not memory.familiar(later)
     table += 1
-    assert not memory.familiar(table) and not memory.notes
-    memory.begin(2, consecutive=False)
-    assert memory.familiar(table) and memory.look_again
-    assert memory.notes == ["a tensor of shape (3,) from outside the model changed while nobody watched"]
-    fresh = torch.ones(2, 2)
-    assert memory.familiar(fresh) and memory.notes[1:] == ["a tensor of shape (2, 2) changed while nobody watched"]
+    other.numpy()[0] = 2
+    for step in (65, 129):
+        memory.begin(step)
+        assert not memory.familiar(table) and not memory.familiar(other)
+    assert not memory.notes
 
 
-def test_a_batch_with_hidden_parts_makes_unknown_memory_no_constant() -> None:
-    for hidden in (False, True):
-        memory = Memory(Model(), ())
-        memory.begin(0, consecutive=True, hidden=hidden)
-        assert memory.familiar(torch.ones(3)) is not hidden
-        assert memory.familiar(memory.model.kept), "the model's own"  # type: ignore[arg-type]
+def test_an_exchange_of_two_entries_is_a_change() -> None:
+    memory, order, signs = Memory(Model(), ()), torch.arange(6), torch.tensor([1.0, -1.0], dtype=torch.float64)
+    places = torch.eye(3).to_sparse().coalesce()
+    memory.begin(0)
+    assert memory.familiar(order) and memory.familiar(signs) and memory.familiar(places)
+    order[[1, 4]] = order[[4, 1]]
+    signs.neg_()
+    places.indices()[0] = places.indices()[0].flip(0)
+    assert not memory.familiar(order) and not memory.familiar(signs) and not memory.familiar(places)
+
+
+def test_the_process_is_looked_at_once_and_before_anything_of_a_batch() -> None:
+    memory = Memory(Model(), ())
+    memory.look_around(0)
+    of_the_batch = torch.ones(3)
+    memory.look_around(0)
+    memory.begin(0)
+    assert not memory.familiar(of_the_batch)
+
+
+def test_tensors_that_do_not_answer_are_passed_over() -> None:
+    class Silent(Tensor):
+        @staticmethod
+        def __new__(cls) -> Any:
+            return Tensor._make_wrapper_subclass(cls, (3,))
+
+        @classmethod
+        def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            raise ZeroDivisionError
+
+    held = [Silent(), torch.ones(3, device="meta"), nn.UninitializedParameter()]
+    memory, table = Memory(Model(), ()), torch.ones(3)
+    memory.begin(0)
+    assert memory.familiar(table) and len(held) == 3
+
+
+def test_a_batch_that_was_there_before_is_no_constant_in_the_next_pass() -> None:
+    """As with batches of one's own."""
+    memory, x = Memory(Model(), ()), X.clone()
+    memory.begin(0)
+    watch = Watch(Records.of(x, 4), [], memory.familiar)
+    memory.leave(watch)
+    memory.begin(1)
+    assert not memory.familiar(x)
 
 
 def test_memory_of_the_model_that_changed_before_the_first_pass_is_not_familiar() -> None:
     model = Model()
     memory = Memory(model, ())
     model.kept += 1
-    memory.begin(0, consecutive=True)
+    memory.begin(0)
     assert not memory.familiar(model.kept)
 
 
@@ -122,7 +149,7 @@ def test_declared_and_trained_memory_is_always_familiar() -> None:
     with torch.no_grad():
         for changed in (model.layer.weight, frozen, teacher.weight, model.statistic):
             changed += 1  # type: ignore[operator]
-    memory.begin(1, consecutive=True)
+    memory.begin(1)
     assert memory.familiar(model.layer.weight) and memory.familiar(teacher.weight)
     assert memory.familiar(model.statistic)  # type: ignore[arg-type]
     assert not memory.familiar(frozen)
@@ -131,7 +158,7 @@ def test_declared_and_trained_memory_is_always_familiar() -> None:
 def test_whole_numbers_without_axes_are_taken_and_noted() -> None:
     memory = Memory(Model(), ())
     passed(memory, nothing)
-    memory.begin(1, consecutive=True)
+    memory.begin(1)
     assert memory.familiar(torch.tensor(3)) and memory.notes == ["a whole number of unknown origin"]
     assert not memory.familiar(torch.tensor(3.0)) and not memory.familiar(torch.tensor([3]))
 
@@ -143,7 +170,7 @@ def test_a_count_of_steps_is_familiar() -> None:
         count = torch.tensor(7, dtype=dtype)
         passed(memory, lambda x, count=count: x + count, step=2)
         count += 3
-        memory.begin(5, consecutive=True)
+        memory.begin(5)
         assert memory.familiar(count) and not memory.notes
         if dtype.is_floating_point:
             count += 1
@@ -152,32 +179,94 @@ def test_a_count_of_steps_is_familiar() -> None:
             assert not memory.familiar(count)
 
 
+def test_a_count_goes_on_from_the_step_of_the_first_batch() -> None:
+    """The first step of a run that was resumed."""
+    model, count = Model(), torch.tensor(7.0)
+    model.kept = torch.tensor(4.0)
+    memory = Memory(model, ())
+    memory.look_around(5)
+    count += 2
+    model.kept += 2
+    memory.begin(7)
+    assert memory.familiar(count) and memory.familiar(model.kept)
+
+
 def test_a_count_of_the_model_began_with_it() -> None:
     model = Model()
     model.kept = torch.tensor(4.0)
     memory = Memory(model, ())
     model.kept += 3
-    memory.begin(3, consecutive=True)
+    memory.begin(3)
     assert memory.familiar(model.kept)
 
 
-def test_what_a_pass_made_of_constants_is_familiar_while_it_is_there() -> None:
+def test_what_a_pass_made_of_constants_is_familiar_as_long_as_it_stays() -> None:
+    """Also after a pass that came to nothing, and passes in which it was not met."""
     memory, cache = Memory(Model(), ()), SimpleNamespace()
-    passed(memory, nothing)
 
     def body(x: Tensor) -> None:
         cache.table, cache.batch = torch.ones(3) * 2, x.mean(0)
+        raise ZeroDivisionError
 
-    passed(memory, body, 1)
-    memory.begin(2, consecutive=True)
+    with pytest.raises(ZeroDivisionError):
+        passed(memory, body)
+    passed(memory, nothing, 1)
+    memory.begin(2)
     assert memory.familiar(cache.table) and not memory.familiar(cache.batch)
+    cache.table.copy_(cache.batch)
+    assert not memory.familiar(cache.table)
+
+
+def test_what_was_trained_once_is_familiar_when_it_is_frozen() -> None:
+    model = Model()
+    memory = Memory(model, ())
+    memory.trains([model.layer.weight])
+    model.layer.requires_grad_(False)
+    with torch.no_grad():
+        model.layer.weight += 1
+        model.layer.bias += 1
+    memory.begin(7)
+    assert memory.familiar(model.layer.weight) and not memory.familiar(model.layer.bias)
+
+
+def test_what_the_model_replaces_without_the_batch_may_be_replaced_while_nobody_watches() -> None:
+    """A cache that grows with the longest sequence; never again where the same name held the batch once."""
+    for once in (False, True):
+        model = Model()
+        memory = Memory(model, ())
+        passed(memory, lambda x, model=model: setattr(model, "kept", torch.ones(3) * 2))
+        passed(memory, lambda x, model=model, once=once: setattr(model, "kept", x.mean(0)) if once else None, 1)
+        model.kept = torch.ones(5)
+        memory.begin(64)
+        assert memory.familiar(model.kept) is not once
+
+
+def test_each_tensor_of_a_list_is_compared_with_itself() -> None:
+    """Several have one name: they passed for memory that the model rewrites, and might hold anything."""
+    model = Model()
+    memory = Memory(model, ())
+    passed(memory, nothing)
+    model.lists[0] += 1  # type: ignore[operator, arg-type]
+    memory.begin(1)
+    assert not memory.familiar(model.lists[0])  # type: ignore[arg-type]
+
+
+def test_a_constant_of_the_program_may_become_an_attribute() -> None:
+    model, table = Model(), torch.ones(4)
+    memory = Memory(model, ())
+    passed(memory, lambda x: (setattr(model, "kept", table), setattr(model, "fresh", table)))
+    memory.begin(1)
+    assert memory.familiar(model.kept)
+    model.kept = torch.ones(3)
+    memory.begin(2)
+    assert not memory.familiar(model.kept)
 
 
 def test_memory_of_the_program_that_a_pass_rewrites_is_not_familiar_any_more() -> None:
     """Not even from constants: in the same pass something other than torch may have written into it."""
     memory, table = Memory(Model(), ()), torch.zeros(3)
     passed(memory, lambda x: x + table.add_(1))
-    memory.begin(1, consecutive=True)
+    memory.begin(1)
     assert not memory.familiar(table)
 
 
@@ -213,10 +302,11 @@ def test_memory_with_a_row_for_each_record_is_private() -> None:
                 number=torch.tensor(4.0), sparse=torch.ones(4).to_sparse(), short=np.ones(3), zero=np.float64(3))
     )  # fmt: skip
     private = [tensor, tensor[-1, -1:], torch.from_numpy(array), torch.from_numpy(array)[-1, -1:], items[3][0]]
-    memory.begin(0, consecutive=True)
+    public = [other, torch.ones(4, 3), torch.ones(4).to_sparse()]
+    memory.begin(0)
     for value in private:
         assert memory.is_record(value) and not memory.familiar(value)
-    for value in (other, torch.ones(4, 3), torch.ones(4).to_sparse()):
+    for value in public:
         assert not memory.is_record(value) and memory.familiar(value)
 
 
@@ -263,8 +353,9 @@ def test_records_of_an_array_without_rows_do_not_matter() -> None:
     memory.add_data(
         Holding(number=np.array(4.0), empty=np.ones((4, 0)), other=np.ones((3, 4)), text=np.array(["a"] * 3))
     )
-    memory.begin(0, consecutive=True)
-    assert memory.familiar(torch.ones(3)) and not memory._records
+    table = torch.ones(3)
+    memory.begin(0)
+    assert memory.familiar(table) and not memory._records
 
 
 # What a pass wrote
@@ -292,7 +383,7 @@ def test_an_attribute_that_holds_the_batch_is_unknown_to_the_next_pass() -> None
     model = Model()
     memory = Memory(model, ())
     passed(memory, lambda x: setattr(model, "kept", x.mean(0)))
-    memory.begin(1, consecutive=True)
+    memory.begin(1)
     assert not memory.familiar(model.kept)
 
 
@@ -325,6 +416,6 @@ def test_what_the_model_itself_writes_without_the_batch_is_familiar() -> None:
     passed(memory, nothing, 1)
     with torch.no_grad():
         model.statistic.add_(1)  # type: ignore[union-attr, operator]
-    memory.begin(2, consecutive=True)
+    memory.begin(2)
     for known in (model.statistic, model.kept, model.new):
         assert memory.familiar(known)  # type: ignore[arg-type]

@@ -113,7 +113,6 @@ class Checks:
         self._blocked = ""  # why nothing is accepted until the next watched pass: one was refused, or lost
         self._forgiven = False
         self._wary = 0  # passes still to be watched after one was refused
-        self._last = -1  # the last step that was watched
         self._next = 0
         self._number = 0
         self._steps: list[int] = []
@@ -166,6 +165,12 @@ class Checks:
         if step not in self._steps:
             self._steps.append(step)
 
+    def look_around(self, step: int) -> None:
+        """A batch is about to be drawn: from the first one on, new memory may come from a batch."""
+        if self.watches:
+            with none_watching():
+                self.memory.look_around(step)
+
     # When
 
     def is_due(self, step: int, spared: bool = False) -> bool:
@@ -210,9 +215,9 @@ class Checks:
         with none_watching():  # of another run in the same loop
             records = Records.of(batch, size)
             twins = [Twin(change) for change in self._changes(records, again)]
-            self.memory.begin(step, consecutive=self._last in (step, step - 1), hidden=records.hidden)
+            self.memory.begin(step)
             watch = Watch(records, twins, self.memory.familiar, frozenset(self._carried))
-        self._last, self._watch = step, watch
+        self._watch = watch
         watch.start()
 
     def _changes(self, records: Records, again: Again | None) -> list[Change]:
@@ -242,15 +247,25 @@ class Checks:
             raise
         self.pause()
 
+    def arrive(self, step: int) -> None:
+        """Losses are given. Of batches of one's own these may be the first that is known."""
+        self.look_around(step)
+        self.pause()
+
     def pause(self) -> None:
         """Leave the modes; what was seen stays for `close`."""
-        if self._watch is not None:
-            self._watch.stop()
+        watch = self._watch
+        if watch is not None and watch.is_on:
+            try:
+                with none_watching():
+                    self.memory.leave(watch)
+            finally:
+                watch.stop()
 
     def abandon(self) -> None:
         """Leave a forward pass that came to nothing."""
         if self._watch is not None:
-            self._watch.stop()
+            self.pause()
             self._watch = self._judged = None
             self._again = True
 
@@ -268,12 +283,13 @@ class Checks:
 
     def close(self, losses: Tensor, position: dict[int, int], parameters: Sequence[Tensor]) -> Seen:
         """The forward pass is over: refuse samples that mix, and give the engine what is known of it."""
+        self.memory.trains(parameters)
         watch = self._watch
         if watch is None:
             if self._blocked:
                 raise NotSeparable(f"{self._blocked}, and {_UNWATCHED}")
             return Seen(self, None)
-        watch.stop()
+        self.pause()
         if losses.grad_fn is None or losses.dim() != 1:
             return Seen(self, watch)  # refused by the engine
         if not watch.knows(memory_of(losses)):
@@ -311,7 +327,7 @@ class Checks:
         findings = judged.findings
         self._number += 1
         self._wary = max(0, self._wary - 1)
-        self._again = self.memory.look_again
+        self._again = False
         self._rigid = self._rigid or bool(findings.unclear)
         self._schedule(step)
         for reason in (*findings.unclear, *self.memory.notes):

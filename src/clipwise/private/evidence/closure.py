@@ -76,7 +76,7 @@ def _in_rows(batch: Batch, size: int) -> bool:
 def _watched(model: nn.Module, loss_fn: LossFn, batch: Batch, size: int, run: Run) -> None:
     """One pass with twins, as `Private` watches the passes of a loop."""
     memory, records = Memory(model, ()), Records.of(batch, size)
-    memory.begin(0, consecutive=True)
+    memory.begin(0)
     watch = Watch(records, [Twin(change) for change in records.changes(0)], memory.familiar)
 
     def forward() -> Tensor:
@@ -86,6 +86,7 @@ def _watched(model: nn.Module, loss_fn: LossFn, batch: Batch, size: int, run: Ru
                 losses = loss_fn(model, batch)
         finally:
             watch.stop()
+        memory.leave(watch)
         demand_losses(losses, size)
         parameters, end = [p for p in model.parameters() if p.requires_grad], partial(memory.end, watch)
         if losses.grad_fn is None:

@@ -1,14 +1,18 @@
 """Memory that was there before a batch was drawn: of the model, of declared constants, of the user's program.
 
 A value is constant by where it comes from, never by its numbers. Memory that a forward pass did not make is constant
-when it was there before the first batch and holds what it held then, or what the model itself wrote without the batch.
+when it was there before the first batch, or was made without the batch in a pass that was watched, and holds what it
+held then. What the model itself was seen to write without the batch may change. All other memory is of unknown origin,
+whatever became of the pass in which it was made.
 """
 
 from __future__ import annotations
 
+import gc
 from bisect import bisect
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import compress, islice
 from typing import Any
 
 import numpy as np
@@ -19,31 +23,33 @@ from torch.utils.data import Dataset
 
 from clipwise.engine import backing, constant_tensors, memory_of
 from clipwise.errors import NotSeparable
-from clipwise.private.evidence.traffic import BATCH, CARRIED, tensors_in
+from clipwise.private.evidence.content import content
+from clipwise.private.evidence.traffic import CARRIED, tensors_in
 from clipwise.private.evidence.watch import Watch
 
 _DEEPEST = 3
-_MOST = 100_000  # records of a list whose memory is known again
+_MOST = 100_000  # records of a list, and tensors of the process, whose memory is known again
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Held:
-    """A storage, what it held when it was last looked at, and what it is called."""
+    """A storage and what it held when it was last looked at."""
 
-    storage: StorageWeakRef
-    sum: int
-    name: str
-    count: int | None = None  # of an integer without axes
+    storage: StorageWeakRef  # its address is not given out again while this is held
+    content: object
+    count: int | None = None  # of a number without axes
     step: int = 0
 
 
-def checksum(tensor: Tensor) -> int:
-    """The sum of all 64-bit words of a tensor's memory, modulo 2^64."""
-    storage = tensor.untyped_storage()
-    flat = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
-    words = flat.numel() // 8 * 8
-    head = int(flat[:words].view(torch.int64).sum()) if words else 0
-    return head ^ int(flat[words:].to(torch.int64).sum()) << 32
+@dataclass(frozen=True)
+class _Change:
+    """What a pass left in a tensor of the model: other memory than before, or the same with something else in it."""
+
+    name: str
+    tensor: Tensor
+    is_saved: bool
+    marks: int
+    is_out_of_sight: bool  # no kernel wrote it
 
 
 def held_by(model: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:
@@ -66,32 +72,53 @@ class Memory:
     def __init__(self, model: nn.Module, constants: Iterable[Tensor | nn.Module]) -> None:
         self.model, self._constants = model, tuple(constants)
         self.notes: list[str] = []
-        self.look_again = False  # something changed while nobody watched: watch the next pass too
         self._held: dict[int, _Held] = {}
-        self._made: dict[int, StorageWeakRef] = {}  # by watched passes, without the batch
-        self._updating: set[str] = set()  # names that the model itself was seen to rewrite without the batch
+        self._has_looked = False
+        self._rewriting: set[str] = set()  # names that the model itself was seen to rewrite without the batch
+        self._foreign: set[str] = set()  # and those that were seen to hold anything else, once
         self._records: list[tuple[int, int]] = []  # addresses of the data set's own memory, in order
-        self._first, self._consecutive, self._step, self._hidden = True, True, 0, False
+        self._step = 0
         self._declared: set[int] = set()
-        self._trained: set[int] = set()
-        self._before: dict[str, tuple[int, int]] = {}
-        for name, tensor, _ in held_by(model):
-            self._learn(tensor, name)
+        self._rewritten: set[int] = set()
+        self._trained: dict[int, StorageWeakRef] = {}  # at any time: only released gradients changed it
+        self._before: dict[tuple[str, int], tuple[int, object]] = {}
+        self._changes: list[_Change] = []
+        for _, tensor, _ in self._tensors():
+            self._learn(tensor)
 
     def add_data(self, dataset: Dataset[Any]) -> None:
         """Memory with a row per record of the data set is private, however it is reached."""
         self._records = _merged(_record_memory(dataset, len(dataset), _DEEPEST))  # type: ignore[arg-type]
 
-    def begin(self, step: int, consecutive: bool, hidden: bool = False) -> None:
-        """Before a forward pass: what the model holds now.
+    def look_around(self, step: int) -> None:
+        """Before the first batch, once: all memory of the process. What is not there yet may come from a batch."""
+        if self._has_looked:
+            return
+        self._has_looked, self._step = True, step
+        with torch._C.DisableTorchFunctionSubclass():
+            for tensor in islice(_tensors_of_the_process(), _MOST):
+                try:
+                    held = self._held.get(memory_of(tensor))
+                    is_new = held is None or (held.count is not None and self._stayed(held, tensor))
+                    if is_new and not self.is_record(tensor):
+                        self._learn(tensor)
+                except Exception:  # whatever the tensors of others do not answer
+                    continue
 
-        `consecutive`: the pass before was watched as well. `hidden`: the batch has parts that cannot be looked into.
-        """
-        self._hidden, self.notes = hidden, []
-        self._step, self._consecutive, self.look_again = step, consecutive, False
+    def trains(self, parameters: Iterable[Tensor]) -> None:
+        """Parameters that are trained: what they hold was released, also when they are frozen later."""
+        for parameter in parameters:
+            self._trained.setdefault(memory_of(parameter), StorageWeakRef(parameter.untyped_storage()))
+
+    def begin(self, step: int) -> None:
+        """Before a forward pass: what the model holds now."""
+        self.look_around(step)
+        self._step, self.notes = step, []
         self._declared = {memory_of(tensor) for tensor in constant_tensors(self._constants)}
-        self._trained = {memory_of(p) for p in self.model.parameters() if p.requires_grad}
-        self._before = {name: (memory_of(t), _sum(t)) for name, t, _ in held_by(self.model)}
+        self.trains(p for p in self.model.parameters() if p.requires_grad)
+        self._before = {key: (memory_of(t), content(t)) for key, t, _ in self._tensors()}
+        own = self._rewriting - self._foreign
+        self._rewritten = {memory for (name, _), (memory, _) in self._before.items() if name in own}
 
     def familiar(self, tensor: Tensor) -> bool:
         """Whether memory that the forward pass did not make is constant."""
@@ -101,27 +128,16 @@ class Memory:
         if self._records and self.is_record(tensor):
             return False
         held = self._held.get(memory)
-        known = held is not None and not held.storage.expired()
-        if held is not None and known and self._stayed(held, tensor):
-            return True
-        made = self._made.get(memory)
-        if (self._first and not known and not self._hidden) or (made is not None and not made.expired()):
-            self._learn(tensor, f"a tensor of shape {tuple(tensor.shape)} from outside the model")
+        if memory in self._rewritten or (held is not None and self._stayed(held, tensor)):
             return True
         if not tensor.dim() and not tensor.is_floating_point():  # TorchScript makes such out of sight
             self.notes.append("a whole number of unknown origin")
             return True
-        if not self._consecutive:
-            self.look_again = True
-            name = held.name if held is not None else f"a tensor of shape {tuple(tensor.shape)}"
-            self.notes.append(f"{name} changed while nobody watched")
-            self._learn(tensor, name)
-            return True
         return False
 
     def _stayed(self, held: _Held, tensor: Tensor) -> bool:
-        """Whether memory holds what it held, what the model itself writes without the batch, or a count of steps."""
-        if held.sum == _sum(tensor) or held.name in self._updating:
+        """Whether memory holds what it held, or a count of steps."""
+        if held.content == content(tensor):
             return True
         return held.count is not None and _count(tensor) == held.count + self._step - held.step
 
@@ -131,34 +147,55 @@ class Memory:
         place = bisect(self._records, address, key=lambda ends: ends[0])
         return place > 0 and address < self._records[place - 1][1]
 
-    def _learn(self, tensor: Tensor, name: str) -> None:
+    def _tensors(self) -> Iterator[tuple[tuple[str, int], Tensor, bool]]:
+        """The tensors of the model by name and number, since a list has several, and whether they are saved with it."""
+        seen: dict[str, int] = {}
+        for name, tensor, is_saved in held_by(self.model):
+            seen[name] = number = seen.get(name, -1) + 1
+            yield (name, number), tensor, is_saved
+
+    def _learn(self, tensor: Tensor) -> None:
         try:
             storage = StorageWeakRef(backing(tensor).untyped_storage())
         except (NotImplementedError, RuntimeError):
             return
-        self._held[memory_of(tensor)] = _Held(storage, _sum(tensor), name, _count(tensor), self._step)
+        self._held[memory_of(tensor)] = _Held(storage, content(tensor), _count(tensor), self._step)
+
+    def leave(self, watch: Watch) -> None:
+        """At the end of a pass, whatever comes of it: what it made without the batch is constant from then on."""
+        self._held = {memory: held for memory, held in self._held.items() if not held.storage.expired()}
+        for tensor in watch.constants_alive():
+            self._learn(tensor)
+        for tensor in watch.records.tensors:  # they were there before, where batches are the user's own
+            self._held.pop(memory_of(tensor), None)
+        self._changes = [self._noted(*found, watch) for found in self._tensors() if self._has_changed(*found)]
+
+    def _has_changed(self, key: tuple[str, int], tensor: Tensor, is_saved: bool) -> bool:
+        return (memory_of(tensor), content(tensor)) != self._before.get(key)
+
+    def _noted(self, key: tuple[str, int], tensor: Tensor, is_saved: bool, watch: Watch) -> _Change:
+        """What became of a tensor of the model. One that the model itself writes without the batch may change again."""
+        memory, before = memory_of(tensor), self._before.get(key)
+        marks, is_same = watch.held_marks(memory), before is not None and before[0] == memory
+        by_kernels = memory in watch.written or watch.made_here(memory)
+        if by_kernels and not marks:
+            self._rewriting.add(key[0])
+            self._learn(tensor)
+        known = by_kernels or (not is_same and not marks and self.familiar(tensor))
+        if marks or not known:
+            self._foreign.add(key[0])
+        is_out_of_sight = not marks and not known and (is_saved or is_same or before is None)
+        return _Change(key[0], tensor, is_saved, marks, is_out_of_sight)
 
     def end(self, watch: Watch) -> None:
-        """After a forward pass: refuse what the batch was written into, and learn what the model holds now."""
-        self._first = False
-        for name, tensor, saved in held_by(self.model):
-            memory = memory_of(tensor)
-            now = (memory, _sum(tensor))
-            before = self._before.get(name)
-            if now == before:
-                continue
-            marks = watch.held_marks(memory)
-            if marks & (BATCH | CARRIED):
-                if saved and marks & CARRIED:
-                    raise NotSeparable(_CARRIED_OVER.format(name=name))
-                if saved:
-                    _demand_same(name, tensor, watch)
-                continue  # an attribute that holds the batch is unknown memory to the next pass
-            if memory == (before or now)[0] and memory not in watch.written and not watch.made_here(memory):
-                raise NotSeparable(_UNSEEN.format(name=name))
-            self._updating.add(name)
-            self._learn(tensor, name)
-        self._made = dict(watch.constants_alive())
+        """Refuse what the batch was written into, in the pass that was left."""
+        for change in self._changes:
+            if change.is_out_of_sight:
+                raise NotSeparable(_UNSEEN.format(name=change.name))
+            if change.is_saved and change.marks & CARRIED:
+                raise NotSeparable(_CARRIED_OVER.format(name=change.name))
+            if change.is_saved and change.marks:
+                _demand_same(change.name, change.tensor, watch)
 
 
 _UNSEEN = (
@@ -195,11 +232,16 @@ def _count(tensor: Tensor) -> int | None:
     return int(value) if value.is_integer() else None
 
 
-def _sum(tensor: Tensor) -> int:
-    try:
-        return checksum(backing(tensor))
-    except (NotImplementedError, RuntimeError):
-        return tensor._version
+def _tensors_of_the_process() -> Iterator[Tensor]:
+    """Every tensor that Python knows of."""
+    objects, kinds = gc.get_objects(), set(map(id, _with_subclasses(Tensor)))
+    return compress(objects, map(kinds.__contains__, map(id, map(type, objects))))
+
+
+def _with_subclasses(kind: type[Tensor]) -> Iterator[type[Tensor]]:
+    yield kind
+    for subclass in kind.__subclasses__():
+        yield from _with_subclasses(subclass)
 
 
 def _merged(intervals: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:

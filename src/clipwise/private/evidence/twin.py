@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from clipwise.engine import memory_of
+from clipwise.private.evidence.content import pieces
 from clipwise.private.evidence.records import Change
 
 _PIECE = 1 << 20  # bytes that are exchanged at once
@@ -129,7 +130,7 @@ class Twin:
         Guarantees: without memory for it, and after an interrupt at any line, all numbers are where they were.
         """
         held = [
-            (_alive(ref), theirs)
+            (alive(ref), theirs)
             for memory, (ref, theirs) in self._storages.items()
             if not ref.expired() and memory not in self._looked_up
         ]
@@ -155,7 +156,8 @@ def _is_real(tensor: Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
 
 
-def _alive(ref: StorageWeakRef) -> torch.UntypedStorage:
+def alive(ref: StorageWeakRef) -> torch.UntypedStorage:
+    """The storage, which somebody still holds."""
     storage = torch.UntypedStorage._new_with_weak_ptr(ref.cdata)
     assert storage is not None
     return storage
@@ -171,7 +173,9 @@ class _Exchange:
     def __init__(self, storages: Sequence[tuple[torch.UntypedStorage, torch.UntypedStorage]]) -> None:
         if any(ours.nbytes() != theirs.nbytes() for ours, theirs in storages):
             raise RuntimeError("a storage was resized")
-        pairs = [pair for ours, theirs in storages for pair in zip(_pieces(ours), _pieces(theirs), strict=True)]
+        pairs = [
+            pair for ours, theirs in storages for pair in zip(pieces(ours, _PIECE), pieces(theirs, _PIECE), strict=True)
+        ]
         self._pairs: list[tuple[Tensor, Tensor]] = pairs
         devices = {ours.device for ours, _ in storages}
         self._spare = {device: torch.empty(2, _PIECE, dtype=torch.uint8, device=device) for device in devices}
@@ -209,12 +213,6 @@ class _Exchange:
         other.copy_(spare[0])
         self._is_exchanged[k] = exchanged
         self._begun = None
-
-
-def _pieces(storage: torch.UntypedStorage) -> tuple[Tensor, ...]:
-    flat = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-    pieces: tuple[Tensor, ...] = flat.split(_PIECE)
-    return pieces
 
 
 def _view(storage: torch.UntypedStorage, like: Tensor) -> Tensor:

@@ -93,8 +93,8 @@ def _refuse_carried(watch: Watch, graph: Graph) -> None:
                 f"{graph.names[k]} reads memory of unknown origin: it is neither the batch, nor memory of the model or "
                 "the program that stayed the same since the first batch. It may hold other records or earlier batches "
                 "(a memory bank, a queue, a state carried over, the tensors of the data set). Compute it from the "
-                "batch alone. If it holds no data of records (a schedule, a teacher that averages released weights), "
-                "declare it: Private(..., constants=[...])."
+                "batch alone, or before the first batch. If it holds no data of records (a schedule, a teacher that "
+                "averages released weights), declare it: Private(..., constants=[...])."
             )
 
 

@@ -21,7 +21,7 @@ from clipwise.private.evidence.modes import Modes
 from clipwise.private.evidence.places import are_row_numbers, is_row_by_row, meets_places, operands_of
 from clipwise.private.evidence.records import Records, same_rows
 from clipwise.private.evidence.traffic import BATCH, CARRIED, PLACE, Traffic, tensors_in, users_frame
-from clipwise.private.evidence.twin import Twin
+from clipwise.private.evidence.twin import Twin, alive
 
 _REJECTING = {"_sample_dirichlet", "_standard_gamma", "binomial", "poisson"}  # another record moves the others' draws
 _READS_SIZES = {"_pack_padded_sequence"}  # past the tensors
@@ -94,6 +94,11 @@ class Watch:
         self._modes = Modes(self)
         self._modes.enter()
 
+    @property
+    def is_on(self) -> bool:
+        """Whether the modes are entered."""
+        return self._modes is not None
+
     def stop(self) -> None:
         """Leave the modes. They hold the pass, and are not held by it: its memory is free once it is let go."""
         if self._modes is not None:
@@ -152,11 +157,12 @@ class Watch:
         """The last kernel that made or wrote memory."""
         return self.made_by.get(memory, 0)
 
-    def constants_alive(self) -> Iterator[tuple[int, StorageWeakRef]]:
+    def constants_alive(self) -> Iterator[Tensor]:
         """Memory that this pass made without the batch and that somebody still holds: caches, tables."""
         for ref in self._alive:
             if isinstance(ref, StorageWeakRef) and self.made_here(ref.cdata) and not ref.expired():
-                yield ref.cdata, ref
+                storage = alive(ref)
+                yield torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
     def made_here(self, memory: int) -> bool:
         """Whether a kernel of this pass made the memory from constants."""
