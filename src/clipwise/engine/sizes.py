@@ -252,7 +252,7 @@ def _axis_below(site: Site, edge: Edge, axis: int) -> int | None:
     op = op_of(name)
     if turned is not None:
         return turned[axis]
-    if name == COMPILED:
+    if name == COMPILED or op.joined is not None:
         return None
     if rank == site.rank or isinstance(op.data, MatrixProduct):
         return axis

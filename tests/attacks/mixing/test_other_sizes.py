@@ -100,6 +100,8 @@ def mixes(attack: Attack, model: nn.Module, batch: tuple[int, int]) -> bool:
 
 @pytest.mark.parametrize("name", ATTACKS)
 def test_sizes_that_bring_samples_together_are_refused_after_others_did_not(name: str) -> None:
+    """Guarantees: where it is true, and every operation is trusted for its layouts, no sample's loss depends on an
+    element of a value that another sample has."""
     attack, model = ATTACKS[name], linear()
     assert not mixes(attack, model, attack.honest) and mixes(attack, model, attack.mixing)
     clipper = Clipper(model.parameters())
