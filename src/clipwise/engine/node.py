@@ -56,6 +56,11 @@ def output_meta(node: Node, output: int = 0) -> Meta:
     return meta
 
 
+def output_shapes(nodes: Sequence[Node], edges: Sequence[tuple[int, int]]) -> list[Sequence[int]]:
+    """The shapes of many outputs, at every step."""
+    return [nodes[k]._input_metadata[output].shape for k, output in edges]
+
+
 class _Rows(NamedTuple):
     """What is known about the rows of all times."""
 

@@ -21,11 +21,12 @@ from clipwise.engine.compiled import may_hold
 from clipwise.engine.graph import Edge, Graph
 from clipwise.engine.layout import Layout, Probe, Scattered, all_finite
 from clipwise.engine.leaps import Shown, confirmed, stages_between_layers
-from clipwise.engine.node import COMPILED, LEAF, RECURRENCE, REENTRANT, at_hand, output_meta
+from clipwise.engine.node import COMPILED, LEAF, RECURRENCE, REENTRANT, at_hand
 from clipwise.engine.ops import BatchEntry, is_live, lacks_rule, op_of
 from clipwise.engine.origin import Evidence, Origin
 from clipwise.engine.probing import in_their_order, infer_layouts, layouts_in, layouts_of, pass_dead_ends
 from clipwise.engine.routes import CompiledRegion, Routing, Site, in_place, keeps_sizes, region
+from clipwise.engine.sizes import Sizes, SizesOf, pattern
 from clipwise.engine.stages import Stages, is_stop, stages
 from clipwise.engine.suspects import Suspects, mixing, no_rule
 from clipwise.errors import NotSeparable, UnsupportedNode
@@ -92,7 +93,7 @@ class GraphPlan:
     cacheable: bool  # nothing was taken from numbers that may tell something else at the next step
     identities: tuple[int, ...]  # nodes whose leading index must be the identity at every step
     regions: tuple[CompiledRegion, ...]  # compiled ones, whose code must keep the samples apart at every step
-    routed: bool  # rows may be moved between samples by data: layouts are probed at every step
+    sizes: Sizes | None  # what shapes must be for samples to lie as seen; None: layouts are probed at every step
     entries: tuple[
         tuple[int, tuple[bool, ...]], ...
     ]  # nodes that the batch may enter by, and which axes are longer than 1
@@ -102,6 +103,11 @@ class GraphPlan:
     indexed: bool  # some node moves values computed from the batch by an index
     stages: Stages  # the parts of the backward pass between meetings whose rule goes on by itself
     leaps: Stages | None  # the parts of a pass with colours between folded layers; None where it goes through them
+
+    @property
+    def routed(self) -> bool:
+        """Whether rows may be moved between samples, by data or by sizes: layouts are probed at every step."""
+        return self.sizes is None
 
     @property
     def must_keep(self) -> bool:
@@ -210,10 +216,13 @@ class Planner:
         met = [self._meeting(k, states, probes[k], layouts[k]) for k in meetings]
         shared = tuple(k for k in self.entries if states[k] is _State.SHARED)
         moves, is_batch = self._moves(states, layouts), self._is_batch_in(states)
-        routed = self._is_routed(met, moves)  # probes give the gradients of all meetings
-        inner = (meeting.node for meeting in met if meeting.layouts and not meeting.end and not routed)
+        lie = SizesOf(self.graph, self.batch_size, layouts_in(self.graph, layouts), is_batch)
+        seen = (meeting.node for meeting in met if meeting.layouts)
+        sizes = None if self._is_routed(met, moves) else lie.find(moves, seen)
+        trusted = () if sizes is None else met  # else probes give the gradients of all meetings
+        inner = (meeting.node for meeting in trusted if meeting.layouts and not meeting.end)
         when = stages(self.graph, {k for k in inner if is_stop(self.graph, k, is_batch)}, is_batch)
-        return self._bind(met, moves, shared, routed, when, self._leaps(met, probe, probes, is_batch))
+        return self._bind(met, moves, shared, sizes, when, self._leaps(met, probe, probes, is_batch))
 
     def _leaps(
         self, met: Sequence[Meeting], probe: Prober, probes: Mapping[int, Probe], is_batch: Callable[[int], bool]
@@ -390,7 +399,7 @@ class Planner:
         meetings: list[Meeting],
         moves: Mapping[int, Routing | CompiledRegion],
         shared: tuple[int, ...],
-        routed: bool,
+        sizes: Sizes | None,
         when: Stages,
         leaps: Stages | None,
     ) -> GraphPlan:
@@ -428,10 +437,10 @@ class Planner:
             streaming=whole and sum(prod(self.graph.shape((meeting.node, 0))) for meeting in meetings) > _SMALL,
             live=any(is_live(self.graph, meeting.node) for meeting in meetings),
             decided=self.finite and all(len(meeting.layouts) == 1 for meeting in meetings),
-            cacheable=self.finite and all(len(meeting.layouts) <= 1 for meeting in meetings),
+            cacheable=self.finite and self.batch_size > 1 and all(len(meeting.layouts) <= 1 for meeting in meetings),
             identities=tuple(k for k, move in moves.items() if move is Routing.IDENTITY),
             regions=tuple(move for move in moves.values() if isinstance(move, CompiledRegion)),
-            routed=routed,
+            sizes=sizes,
             shared=shared,
             unseen={k: self.reaches[k] for k in shared if self._is_unseen(k)},
             data_meetings=frozenset(m.node for m in meetings if self.entries[m.node] is not _Entry.NO),
@@ -441,7 +450,7 @@ class Planner:
             entries=tuple(
                 (k, pattern(self.graph, k))
                 for k, entry in self.entries.items()
-                if entry is not _Entry.NO or self._keeps_order(k)
+                if entry is not _Entry.NO or (self._keeps_order(k) and (sizes is None or k not in moves))
             ),
         )
 
@@ -449,8 +458,3 @@ class Planner:
 def _read_each_step(layout: Layout | Scattered) -> bool:
     """Whether a layout was taken from numbers that may be others at the next step."""
     return isinstance(layout, Scattered) or layout.rest is not None
-
-
-def pattern(graph: Graph, k: int) -> tuple[bool, ...]:
-    """Which axes of a node's output are longer than one: what tells (1, T, D) from (B, T, D)."""
-    return tuple([size > 1 for size in output_meta(graph.nodes[k]).shape])

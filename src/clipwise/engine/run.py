@@ -22,10 +22,11 @@ from clipwise.engine.lengths import Lengths
 from clipwise.engine.node import COMPILED, at_hand, saved_floats
 from clipwise.engine.ops import Gradients, as_one, gradients_at, rule_of
 from clipwise.engine.owners import Owners, StalePlan
-from clipwise.engine.plan import GraphPlan, Meeting, pattern
+from clipwise.engine.plan import GraphPlan, Meeting
 from clipwise.engine.room import Room
 from clipwise.engine.routes import is_identity
 from clipwise.engine.rules import Finish, Operand, Samples
+from clipwise.engine.sizes import pattern
 from clipwise.engine.stages import Handed, let_nothing_through
 from clipwise.engine.uses import Dense, Outer, Use, chunks, joint_weighted, squares
 from clipwise.errors import UnsupportedNode
@@ -201,6 +202,8 @@ class Backward:
         """A plan is only used while everything it took from the numbers still holds."""
         graph, plan = self.graph, self.plan
         if any(pattern(graph, k) != seen for k, seen in plan.entries):
+            raise StalePlan
+        if plan.sizes is not None and not plan.sizes.hold(graph, self.batch_size):
             raise StalePlan
         if not all(is_identity(graph, k) for k in plan.identities):
             raise StalePlan
