@@ -7,11 +7,14 @@ import html
 import io
 import os
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+
+from clipwise.accounting import Event, PrivacyCurve, privacy_curve
 
 # One thread, so that runs are reproducible and several test processes do not fight for the cores.
 torch.set_num_threads(1)
@@ -40,16 +43,28 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def words_of(drawn: Any, name: str = "figure") -> str:
-    """The words of a figure as an SVG element; to draw its lines would take most of the time of a page."""
-    from matplotlib.text import Text
+    """The words of a figure as an SVG element; to draw its lines would take most of the time of a page.
 
-    words = (html.escape(each.get_text()) for each in drawn.findobj(Text))
+    To ask its axes for all they hold would make their ticks, which have no words before they are drawn.
+    """
+    texts = [*drawn.texts, *(text for legend in drawn.legends for text in legend.get_texts())]
+    for axes in drawn.axes:
+        legend = axes.get_legend()
+        texts += [axes.title, axes.xaxis.label, axes.yaxis.label, *axes.texts, *(legend.get_texts() if legend else ())]
+    words = (html.escape(each.get_text()) for each in texts)
     return f'<svg id="{name}">{"".join(f"<text>{word}</text>" for word in words if word)}</svg>'
+
+
+@cache
+def curve_of(events: tuple[Event, ...], count: int) -> PrivacyCurve:
+    """The pages of many tests show the curves of few ledgers."""
+    return privacy_curve(events, count=count)
 
 
 def without_drawing(patch: pytest.MonkeyPatch) -> None:
     """What `figures_in_words` does, for fixtures that many tests share; nor is there a choice of bins."""
     patch.setattr("clipwise.report.figures.svg", words_of)
+    patch.setattr("clipwise.report.figures.privacy_curve", curve_of)
     patch.setattr("clipwise.report.figures.BIN_CHOICES", (15,))
 
 

@@ -17,6 +17,8 @@ import sys
 import tomllib
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -46,13 +48,34 @@ def tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
-def imported(path: Path) -> Iterator[str]:
-    """Top-level package of everything that a file imports, at whatever depth."""
+@cache
+def code(path: Path) -> str:
+    """A module of the package without its comments and docstrings."""
+    return code_of(path.read_text(encoding="utf-8"))
+
+
+@dataclass
+class Found:
+    """What is asked of a file: top-level packages that it imports at whatever depth, where it prints, its classes."""
+
+    packages: set[str] = field(default_factory=set)
+    prints: list[int] = field(default_factory=list)
+    classes: list[tuple[str, int]] = field(default_factory=list)
+
+
+@cache
+def found_in(path: Path) -> Found:
+    found = Found()
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.Import):
-            yield from (alias.name.split(".")[0] for alias in node.names)
+            found.packages |= {alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield node.module.split(".")[0]
+            found.packages.add(node.module.split(".")[0])
+        elif isinstance(node, ast.Name) and node.id == "print":
+            found.prints.append(node.lineno)
+        elif isinstance(node, ast.ClassDef):
+            found.classes.append((node.name, node.lineno))
+    return found
 
 
 def documented_modules() -> set[str]:
@@ -123,21 +146,20 @@ def test_module_is_short_and_silent(path: Path) -> None:
     lines = lines_of(path)
     assert len(lines) <= 400, f"{relative(path)} has {len(lines)} lines that are not blank; split it"
     if "cli" not in path.parts:
-        printed = [n.lineno for n in ast.walk(tree(path)) if isinstance(n, ast.Name) and n.id == "print"]
+        printed = found_in(path).prints
         assert not printed, f"{relative(path)} prints in line(s) {printed}; only the command line may"
 
 
 @pytest.mark.parametrize("path", MODULES, ids=relative)
 def test_package_uses_nothing_that_is_not_installed_with_it(path: Path) -> None:
-    assert not {"benchmarks", "examples", "papers", "tests"} & set(imported(path))
+    assert not {"benchmarks", "examples", "papers", "tests"} & found_in(path).packages
 
 
 def test_no_class_name_stands_twice() -> None:
     homes: dict[str, list[str]] = {}
     for path in MODULES:
-        for node in ast.walk(tree(path)):
-            if isinstance(node, ast.ClassDef):
-                homes.setdefault(node.name, []).append(f"{relative(path)}:{node.lineno}")
+        for name, line in found_in(path).classes:
+            homes.setdefault(name, []).append(f"{relative(path)}:{line}")
     twice = {name: places for name, places in homes.items() if len(places) > 1}
     assert not twice, f"one name is one thing: {twice}"
 
@@ -149,7 +171,7 @@ BY_HAND = re.compile(
 
 
 def test_numbers_are_told_from_booleans_in_one_place() -> None:
-    found = {relative(path): BY_HAND.findall(code_of(path.read_text(encoding="utf-8"))) for path in MODULES}
+    found = {relative(path): BY_HAND.findall(code(path)) for path in MODULES}
     assert found.pop("src/clipwise/_validate.py"), "the pattern recognises nothing"
     assert not any(found.values()), {path: names for path, names in found.items() if names}
 
@@ -164,7 +186,7 @@ NODE_INTERNALS = {
 @pytest.mark.parametrize("home", NODE_INTERNALS)
 def test_torchs_nodes_are_named_in_one_place(home: str) -> None:
     internal = NODE_INTERNALS[home]
-    found = {relative(path): internal.findall(code_of(path.read_text(encoding="utf-8"))) for path in MODULES}
+    found = {relative(path): internal.findall(code(path)) for path in MODULES}
     assert found.pop(f"src/clipwise/engine/{home}"), "the pattern recognises nothing"
     assert not any(found.values()), {path: names for path, names in found.items() if names}
 
@@ -198,14 +220,16 @@ def test_what_is_asked_for_before_work_begins_is_what_the_extra_installs(extra: 
 
 def short_waits(code: str) -> Iterator[str]:
     """Where a program waits for something else, with a limit in numbers that is below `HANG`."""
+    if not re.search(r"timeout|wait|join|monotonic", code):
+        return
     for node in ast.walk(ast.parse(code)):
         limits: list[ast.expr] = []
         if isinstance(node, ast.Call):
             limits = [each.value for each in node.keywords if each.arg == "timeout"]
             if isinstance(node.func, ast.Attribute) and node.func.attr in ("wait", "join"):
                 limits += node.args
-        elif isinstance(node, ast.BinOp) and ast.unparse(node.left) == "time.monotonic()":
-            limits = [node.right]
+        elif isinstance(node, ast.BinOp) and isinstance(node.left, ast.Call):
+            limits = [node.right] if ast.unparse(node.left) == "time.monotonic()" else []
         for limit in limits:
             if isinstance(limit, ast.Constant) and isinstance(limit.value, int | float) and limit.value < HANG:
                 yield f"line {node.lineno}: {ast.unparse(node)}"

@@ -330,6 +330,7 @@ def test_one_column_or_some_of_many_are_enough(
     assert found.labels[0] == classes[1]
 
 
+@pytest.mark.usefixtures("figures_in_words")
 def test_rounded_probabilities_are_taken_and_others_when_asked_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,10 +1,12 @@
 """Trains, is killed with SIGKILL at random moments, resumes, and prints what was found. Run as a program.
 
-The parent imports everything once and forks a child per life, so that a life costs milliseconds.
+There is a run for each seed that is given, in a folder of its own. The parent imports everything once and forks a child
+per life, so that a life costs milliseconds.
 """
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import os
@@ -100,8 +102,6 @@ def main(
     clip: str = "mix-up",
 ) -> dict[str, Any]:
     """Kill a run `kills` times at most, at moments of this number."""
-    with tempfile.TemporaryDirectory() as elsewhere:
-        live(Path(elsewhere), seed, log=False, steps=3, clip=clip)  # loads everything once, for all the lives to come
     rng = random.Random(moments)
     path, releases = folder / "run.ckpt", folder / "releases"
     killed, under_counted, lives = 0, 0, 0
@@ -152,7 +152,13 @@ def main(
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    seed_text = sys.argv[2]
-    given = Path(sys.argv[1]), None if seed_text == "none" else int(seed_text), int(sys.argv[3])
-    found = main(*given, clip=sys.argv[4])
+    root, kills_text, clip_name, *seeds = sys.argv[1:]
+    with tempfile.TemporaryDirectory() as elsewhere:
+        live(Path(elsewhere), None, log=False, steps=3, clip=clip_name)  # loads everything once, for all lives to come
+    gc.freeze()  # a life would go through all of it, and copy its pages
+    found = {}
+    for text in seeds:
+        own = Path(root, text)
+        own.mkdir()
+        found[text] = main(own, None if text == "none" else int(text), int(kills_text), clip=clip_name)
     sys.stdout.write(json.dumps(found))

@@ -5,6 +5,7 @@ Every case is a run of its own: one life that dies at a moment of a step, and on
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -22,7 +23,7 @@ from clipwise.noise import GaussianNoise
 from clipwise.private.checkpoint import Journal
 from tests.core.common import N, data, losses_of, mlp, plan
 
-STEPS, SWITCH = 10, 5
+STEPS, SWITCH = 8, 5
 NOISE = cw.Steps({0: 300.0, SWITCH: 3.0})
 BETWEEN = 40.0  # the clipped sum is far below, so the size of a release shows its noise
 R, EXPECTED = 0.1, 3
@@ -123,6 +124,7 @@ def forked(*arguments: Any) -> int:
 def main(folder: Path, seed: int | None) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as elsewhere:
         live(Path(elsewhere), seed, 3, None)  # loads everything once, for all the lives to come
+    gc.freeze()  # a life would go through all of it, and copy its pages
     found = []
     for every, step, moment in CASES:
         own = folder / f"{every}-{step}-{moment}"

@@ -35,47 +35,51 @@ def program(*arguments: str) -> Any:
     return json.loads(run.stdout)
 
 
-def killed_run(folder: Path, seed: str, clip: str = "mix-up", kills: int = KILLS) -> dict[str, Any]:
-    found: dict[str, Any] = program("tests.core.crash_runs", str(folder), seed, str(kills), clip)
-    return found
+SEEDS = ("7", "none")
 
 
-def test_a_seeded_run_survives_sigkill_bit_for_bit(tmp_path: Path) -> None:
-    whole, crashed = tmp_path / "whole", tmp_path / "crashed"
-    whole.mkdir()
-    crashed.mkdir()
-    live(whole, seed=7, log=False)
-    found = killed_run(crashed, "7")
+@pytest.fixture(scope="module")
+def crashed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, dict[str, Any]]]:
+    """A seeded run and one without a seed that were killed again and again: their folders, and what was found."""
+    folder = tmp_path_factory.mktemp("crashed")
+    return folder, program("tests.core.crash_runs", str(folder), str(KILLS), "mix-up", *SEEDS)
+
+
+def test_a_seeded_run_survives_sigkill_bit_for_bit(
+    crashed: tuple[Path, dict[str, dict[str, Any]]], tmp_path: Path
+) -> None:
+    live(tmp_path, seed=7, log=False)
+    found = crashed[1]["7"]
     assert found["killed"] >= 25
     assert found["ledger"] == STEPS and found["interrupted"] == 0
     # Steps were repeated, but each is one release: the same noisy gradient every time.
     assert found["releases"] >= found["steps_released"] == STEPS
     assert found["different_releases_of_a_step"] == 1
-    assert same(torch.load(whole / "final.pt"), torch.load(crashed / "final.pt"))
+    assert same(torch.load(tmp_path / "final.pt"), torch.load(crashed[0] / "7" / "final.pt"))
 
 
-def test_an_unseeded_run_never_under_counts(tmp_path: Path) -> None:
-    found = killed_run(tmp_path, "none")
+def test_an_unseeded_run_never_under_counts(crashed: tuple[Path, dict[str, dict[str, Any]]]) -> None:
+    found = crashed[1]["none"]
     assert found["killed"] >= 25 and found["under_counted"] == 0
     assert found["ledger"] == STEPS and found["interrupted"] > 0
     assert found["releases"] <= STEPS
     assert found["different_releases_of_a_step"] == 1  # no step number is ever used for two releases
-    content = (tmp_path / "run.ckpt").read_bytes()
+    content = (crashed[0] / "none" / "run.ckpt").read_bytes()
     assert all(b'["%s", null]' % name in content for name in (b"seed", b"label", b"generator", b"loader"))
 
 
 @pytest.mark.slow
 def test_an_adaptive_norm_survives_sigkill_with_its_run(tmp_path: Path) -> None:
     """Seeded, it ends where it would have ended. Unseeded, the steps whose count was lost stay charged."""
-    whole, crashed, unseeded = (tmp_path / name for name in ("whole", "crashed", "unseeded"))
-    for folder in (whole, crashed, unseeded):
-        folder.mkdir()
+    whole = tmp_path / "whole"
+    whole.mkdir()
     bound = live(whole, seed=7, log=False, clip="adaptive").bound
-    found = killed_run(crashed, "7", "adaptive", kills=9)
+    both = program("tests.core.crash_runs", str(tmp_path), "9", "adaptive", *SEEDS)
+    found = both["7"]
     assert found["killed"] >= 8 and found["ledger"] == STEPS and found["interrupted"] == 0
     assert found["bound"] == bound and found["different_releases_of_a_step"] == 1
-    assert same(torch.load(whole / "final.pt"), torch.load(crashed / "final.pt"))
-    found = killed_run(unseeded, "none", "adaptive", kills=9)
+    assert same(torch.load(whole / "final.pt"), torch.load(tmp_path / "7" / "final.pt"))
+    found = both["none"]
     assert found["killed"] >= 8 and found["under_counted"] == 0
     assert found["ledger"] == STEPS and found["interrupted"] > 0 and found["bound"] > 0
 

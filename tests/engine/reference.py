@@ -131,7 +131,7 @@ def untouched(model: nn.Module) -> Iterator[None]:
 def _photograph(model: nn.Module) -> dict[str, object]:
     picture: dict[str, object] = {
         "grad mode": torch.is_grad_enabled(),
-        "random state": torch.get_rng_state().tolist(),
+        "random state": _bytes(torch.get_rng_state()),
         "mkldnn": torch.backends.mkldnn.enabled,  # type: ignore[attr-defined]
         "state_dict keys": tuple(model.state_dict()),
     }
@@ -142,12 +142,16 @@ def _photograph(model: nn.Module) -> dict[str, object]:
         picture[f"training mode of {name or 'the model'}"] = module.training
     tensors = [*model.named_parameters(), *model.named_buffers()]
     for name, tensor in tensors:
-        picture[f"value of {name}"] = (id(tensor), tensor.detach().clone().flatten().tolist())
+        picture[f"value of {name}"] = (id(tensor), _bytes(tensor))
         picture[f"attributes of {name}"] = tuple(vars(tensor))
         picture[f"hooks of {name}"] = (tensor._backward_hooks and len(tensor._backward_hooks), _later_hooks(tensor))
-        picture[f"grad of {name}"] = None if tensor.grad is None else (id(tensor.grad), tensor.grad.flatten().tolist())
+        picture[f"grad of {name}"] = None if tensor.grad is None else (id(tensor.grad), _bytes(tensor.grad))
         picture[f"requires_grad of {name}"] = tensor.requires_grad
     return picture
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    return tensor.detach().flatten().contiguous().view(torch.uint8).numpy().tobytes()
 
 
 def _later_hooks(tensor: Tensor) -> int:

@@ -127,6 +127,7 @@ class _Trials:
         for item in session.items:
             items[item.nodeid.partition("[")[0]].append(item)
         functions: defaultdict[_Place, list[FunctionType]] = defaultdict(list)
+        gc.unfreeze()  # what is frozen is not among the objects
         for thing in gc.get_objects():
             # By its type: to ask an object for its class may run code of its own.
             if type(thing) is FunctionType and thing.__code__.co_filename.startswith(str(SOURCE)):

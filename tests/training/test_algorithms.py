@@ -52,7 +52,7 @@ ROWS = {
 }
 """What each needs besides, in three steps of a tiny network."""
 
-pytestmark = pytest.mark.usefixtures("exact_only")
+pytestmark = pytest.mark.usefixtures("exact_only", "figures_in_words")
 
 
 def text_of(name: str) -> str:

@@ -97,6 +97,7 @@ def test_the_learning_rate_follows_r_at_the_switch_and_on_empty_batches(tmp_path
 
 
 @pytest.mark.usefixtures("figures_in_words")
+@pytest.mark.usefixtures("figures_in_words")
 def test_the_folder_tells_everything(tmp_path: Path) -> None:
     made, folder = train(config("evaluation.resamples=100"), output=tmp_path / "run", command="clipwise train x")
     names = {"config.toml", "metrics.jsonl", "ledger.json", "result.json", "figures", "model.json", "model.safetensors"}
@@ -468,6 +469,7 @@ def test_a_schedule_of_noise_is_on_the_ledger_and_in_the_result(tmp_path: Path) 
 
 
 @pytest.mark.usefixtures("exact_only")
+@pytest.mark.usefixtures("figures_in_words")
 def test_an_adaptive_norm_is_in_the_rows_the_result_and_the_page(tmp_path: Path) -> None:
     """A public number after every evaluation; the learning rate follows it; a run that was cut ends the same."""
     chosen = ("clip.rule=AdaptiveClip", "clip.floor=0.3", 'optimizer.learning_rate="0.5 / R"', "evaluation.every=4")

@@ -35,7 +35,7 @@ class Case:
     def model(self, seed: int = 0, dtype: torch.dtype = torch.float64) -> nn.Module:
         """A fresh model with seeded weights, in evaluation mode unless `build` chose otherwise."""
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+            torch.default_generator.manual_seed(seed)
             return self.build().to(dtype)
 
     def draw(self, batch: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Data:

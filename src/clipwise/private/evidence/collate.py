@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate, default_convert
 
+from clipwise.entropy import Entropy
 from clipwise.errors import NotSeparable
 from clipwise.private.evidence.records import Records
 
@@ -103,9 +104,7 @@ class _Made:
 
 
 def _made(collate: Collate, items: Sequence[Any], seed: int) -> _Made:
-    torch.manual_seed(seed)
-    np.random.seed(seed)  # noqa: NPY002
-    random.seed(seed)
+    Entropy(seed).seed_globals("collate")
     found = Records.of(collate(copy.deepcopy(list(items))), len(items))
     tensors = [tensor.detach() for tensor in (*found.tensors, *found.arrays) if tensor.layout is torch.strided]
     floats = [float(number) for number in found.numbers if isinstance(number, (float, np.floating))]
