@@ -79,15 +79,23 @@ class Doubts:
         if self._at_once:
             self.settle()
 
+    def add_sums(self, doubtful: Tensor) -> None:
+        """Doubt what float32 makes of the terms of some samples, whose norms are right."""
+        self._open.append((doubtful, doubtful, None, self.whose))
+        if self._at_once:
+            self.settle()
+
     def any(self, device: torch.device) -> Tensor | None:
         """Whether there is any, as a tensor that nobody has waited for; None where nothing was added."""
-        return torch.stack([each[1].any().to(device) for each in self._open]).any() if self._open else None
+        found = [each[1].any().to(device) for each in self._open]
+        return torch.stack(found).any() if len(found) > 1 else found[0] if found else None
 
     def settle(self) -> None:
         """Compute again what is doubtful, in place."""
         for squared, doubtful, again, whose in self._open:
             if bool(doubtful.any()):
-                squared[doubtful] = again(doubtful).to(squared.dtype)
+                if again is not None:
+                    squared[doubtful] = again(doubtful).to(squared.dtype)
                 self.whose = whose
                 self.note(doubtful)
         self.drop()
@@ -103,7 +111,7 @@ class Doubts:
         self._open.clear()
 
 
-_Doubt: TypeAlias = tuple[Tensor, Tensor, Callable[[Tensor], Tensor], tuple[Edge, ...]]
+_Doubt: TypeAlias = tuple[Tensor, Tensor, Callable[[Tensor], Tensor] | None, tuple[Edge, ...]]
 
 
 def ghost_norms(grams: Callable[[], Pair], exact: Callable[[Tensor], Pair], doubts: Doubts | None = None) -> Tensor:
