@@ -16,8 +16,8 @@ from clipwise.engine.chains import pull_back
 from clipwise.engine.cost import Way
 from clipwise.engine.graph import Edge, dense, differentiate, unrecorded
 from clipwise.engine.history import Planning
-from clipwise.engine.node import at_hand
 from clipwise.engine.lengths import largest_norm
+from clipwise.engine.node import at_hand
 from clipwise.engine.norms import bad_samples, is_usual, negligible_norm, settled, usable, working_dtype
 from clipwise.engine.origin import Evidence
 from clipwise.engine.parameters import Parameters, Params, validate
@@ -198,7 +198,9 @@ def _several(
         bad = bad_samples(norms, losses, dtype)
         backward.discard(bad)
     factors = _all_factors(style, by_group, norms, bad, dtype)
-    if any(bound < 1 and not is_usual(bound) for _, bound in bounds_of(style)):  # float32 rows would be rounded up to more
+    if any(
+        bound < 1 and not is_usual(bound) for _, bound in bounds_of(style)
+    ):  # float32 rows would be rounded up to more
         backward.take_care(torch.ones_like(losses, dtype=torch.bool))
     of = {place: factors[name] for name, members in groups.items() for place in members}
     at_once = None if onto is None else onto.begin()

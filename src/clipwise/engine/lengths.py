@@ -19,6 +19,7 @@ from clipwise.engine.graph import Edge
 
 _FEW = 1 << 15  # elements up to which float64 costs less than to look whether it is needed
 _FAINT = {torch.float32: 1e-12, torch.float64: 1e-140}  # to which numbers may add whose squares are subnormal, or zero
+_SMALLEST = 5e-324  # of all numbers
 _LONG = 1 << 10  # numbers beyond which a running sum of float32 squares loses digits
 
 
@@ -74,7 +75,10 @@ def _in_double(tensor: Tensor) -> Tensor:
     if tensor.dtype == torch.float64 and tensor.shape[-1]:
         size = tensor.abs().amax(-1, keepdim=True)
         size = torch.where(size > 0, size, 1)
-        return lengths(tensor / size) * size.squeeze(-1)
+        found = lengths(tensor / size) * size.squeeze(-1)
+        return torch.where(
+            found > 0, found + _SMALLEST, 0
+        )  # never rounded down: what it is multiplied with may be huge
     norms: Tensor = torch.linalg.vector_norm(tensor, dim=-1, dtype=torch.float64)
     return norms
 
@@ -98,7 +102,7 @@ def _is_sure(norms: Tensor) -> bool:
 
 
 def _mended(norms: Tensor, rows: Sequence[Tensor]) -> Tensor:
-    """Norms of the rows of several tensors, (len(rows), ...), in float64; found again where their squares did not do."""
+    """Norms of the rows of several tensors, (len(rows), ...), in float64; found again where squares did not do."""
     wide = norms.double()
     doubtful = ~((norms > _FAINT[norms.dtype]) & (norms < torch.inf))
     for k in doubtful.flatten(1).any(1).nonzero().flatten().tolist():

@@ -49,7 +49,12 @@ def weighted_sum(factors_B: Tensor, gradients_B: Tensor) -> Tensor:
     factors_B = in_dtype(factors_B, gradients_B.dtype)
     if gradients_B.dim() == 2:
         return factors_B @ gradients_B
-    return (factors_B @ gradients_B.reshape(gradients_B.shape[0], -1)).view(gradients_B.shape[1:])
+    return (factors_B @ _flat(gradients_B)).view(gradients_B.shape[1:])
+
+
+def _flat(gradients_B: Tensor) -> Tensor:
+    """One row for each sample, also where there is none."""
+    return gradients_B.reshape(gradients_B.shape[0], prod(gradients_B.shape[1:]))
 
 
 class Use(ABC):
@@ -147,8 +152,7 @@ class Dense(Use):
         if not _takes(total, self._gradients):
             super().add_weighted(factors_B, total)
         else:
-            rows = self._gradients.reshape(self.batch_size, -1)
-            total.view(-1).addmv_(rows.t(), in_dtype(factors_B, total.dtype))
+            total.view(-1).addmv_(_flat(self._gradients).t(), in_dtype(factors_B, total.dtype))
 
     def precise(self, some_B: Tensor) -> Dense:
         return Dense(self._gradients[some_B].double(), self.shape)
@@ -258,7 +262,8 @@ class Outer(Use):
         """Squared norms, with the Gram matrix of the left side at hand."""
 
         def exact(some: Tensor) -> tuple[Gram, Gram]:
-            return Gram.of(self.right[some].double()), Gram.of(self.left[some].double())
+            use = self.precise(some)
+            return Gram.of(use.right), Gram.of(use.left)
 
         return ghost_norms(lambda: (Gram.of(self.right), gram), exact, doubts)
 
