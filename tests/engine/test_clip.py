@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from clipwise.clipping import Abadi, Flat, Layerwise
 from clipwise.engine import Clipper, cache, clipped_gradients, per_sample_gradients, per_sample_norms, verify
 from clipwise.engine.cache import CachedPlan
+from clipwise.engine.grams import Doubts
 from clipwise.engine.graph import Edge, walk
 from clipwise.engine.history import History, first_difference
 from clipwise.engine.layout import Colours, Probe
@@ -198,8 +199,8 @@ def test_the_largest_norm_is_compared_with_its_gradient(monkeypatch: pytest.Monk
     model, x = nn.Linear(4, 3, bias=False), torch.randn(B, 4)
     real = Lengths.squared
 
-    def grown(lengths: Lengths) -> dict[Edge, Tensor]:
-        found = real(lengths)
+    def grown(lengths: Lengths, doubts: Doubts) -> dict[Edge, Tensor]:
+        found = real(lengths, doubts)
         for norms in found.values():
             norms[norms.argmax()] *= 1.02
         return found

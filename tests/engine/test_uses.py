@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from clipwise.engine import grams
-from clipwise.engine.grams import Gram, Recent, cancelled, ghost_norms, same_memory
+from clipwise.engine.grams import Doubts, Gram, Recent, cancelled, ghost_norms, same_memory
 from clipwise.engine.joint import joint_squared_norms, summed
 from clipwise.engine.lengths import Lengths, sure_lengths
 from clipwise.engine.rules.conv import Convolved, Geometry
@@ -295,7 +295,7 @@ def test_lengths_on_a_device_are_not_waited_for() -> None:
     assert sure_lengths(rows).dtype == torch.float64
     found = Lengths()
     found.add((0, 0), (rows, rows))
-    assert found.squared()[0, 0].dtype == torch.float64
+    assert found.squared(Doubts())[0, 0].dtype == torch.float64
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -308,7 +308,7 @@ def test_norms_are_products_of_lengths_whatever_their_magnitudes(dtype: torch.dt
     found.add((0, 0), (left, right))
     found.add((1, 0), (right,))
     found.add((2, 0), (ordinary,))
-    squared = found.squared()
+    squared = found.squared(Doubts())
     for edge, expected in (
         ((0, 0), left.double().norm(dim=1) * right.double().norm(dim=1)),
         ((1, 0), right.double().norm(dim=1)),
@@ -318,7 +318,7 @@ def test_norms_are_products_of_lengths_whatever_their_magnitudes(dtype: torch.dt
 
 
 def test_there_are_no_norms_of_nothing() -> None:
-    assert Lengths().squared() == {}
+    assert Lengths().squared(Doubts()) == {}
 
 
 @pytest.mark.parametrize("shape", [(), (3,), (3, 2), (3, 2, 2), (2, 2, 1, 3)])

@@ -20,6 +20,8 @@ from clipwise.engine.precision import HALF, widened
 from clipwise.engine.views import Region, Same
 from clipwise.errors import UnsupportedNode
 
+_FARTHEST = 1e15  # times longer or shorter a gradient may become between an operand and its parameter
+
 
 @dataclass(frozen=True)
 class Chain:
@@ -187,7 +189,8 @@ def gains_of(
     """How much longer random gradients of each operand are at each parameter, (parameters, operands).
 
     A gradient that is much shorter there nearly cancelled on the way, as along a weight that is normalised. Operands of
-    one parameter are tried apart, others together: one pass for all.
+    one parameter are tried apart, others together: one pass for all. Gradients that become so much longer or shorter
+    that float32 may not hold them on both sides of the way have an infinite gain: nothing is told from it.
     """
     colour: dict[Edge, int] = {}
     for edge in like:
@@ -202,8 +205,9 @@ def gains_of(
     for row, parameter in enumerate(parameters):
         for column, (edge, values) in enumerate(drawn.items()):
             if edge in roots[parameter]:
-                gains[row, column] = pulled[row][colour[edge]].norm() / values[colour[edge]].abs().norm()
-    return gains
+                length = pulled[row][colour[edge]].norm(dtype=torch.float64)  # whose float32 squares may vanish
+                gains[row, column] = length / values[colour[edge]].abs().norm()
+    return gains.masked_fill((gains > _FARTHEST) | ((gains > 0) & (gains < 1 / _FARTHEST)), torch.inf)
 
 
 def accumulate(sums: dict[int, Tensor], parameter: int, part: Tensor) -> None:

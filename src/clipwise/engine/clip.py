@@ -10,14 +10,15 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from clipwise.clipping import Clip, Flat, Rule, Style, as_style
+from clipwise.clipping import Clip, Flat, Rule, Style, as_style, bounds_of
 from clipwise.engine.cache import ENGINE, NO_EVIDENCE, NothingFinite
 from clipwise.engine.chains import pull_back
 from clipwise.engine.cost import Way
 from clipwise.engine.graph import Edge, dense, differentiate, unrecorded
 from clipwise.engine.history import Planning
+from clipwise.engine.lengths import largest_norm
 from clipwise.engine.node import at_hand
-from clipwise.engine.norms import bad_samples, largest_norm, negligible_norm, settled, working_dtype
+from clipwise.engine.norms import bad_samples, is_usual, negligible_norm, settled, usable, working_dtype
 from clipwise.engine.origin import Evidence
 from clipwise.engine.parameters import Parameters, Params, validate
 from clipwise.engine.precision import in_dtype, widened
@@ -197,6 +198,10 @@ def _several(
         bad = bad_samples(norms, losses, dtype)
         backward.discard(bad)
     factors = _all_factors(style, by_group, norms, bad, dtype)
+    if any(
+        bound < 1 and not is_usual(bound) for _, bound in bounds_of(style)
+    ):  # float32 rows would be rounded up to more
+        backward.take_care(torch.ones_like(losses, dtype=torch.bool))
     of = {place: factors[name] for name, members in groups.items() for place in members}
     at_once = None if onto is None else onto.begin()
     found = _by_second_backward(losses, backward, of.__getitem__, at_once, keep) if backward.norms_only else {}
@@ -301,10 +306,10 @@ def _all_factors(
     """Factors by group; zero for bad samples, and for gradients that are zero up to rounding, which point anywhere."""
     floor = negligible_norm(dtype)
     if len(squared) == 1:
-        return {name: _factors(style.rule_of(name), norms, norms <= floor, bad).to(dtype) for name in squared}
+        return {name: _factors(style.rule_of(name), norms, norms <= floor, bad, dtype) for name in squared}
     rounding = (norms * (8 * torch.finfo(dtype).eps)).clamp_(min=floor)
     lengths = {name: total.sqrt() for name, total in squared.items()}
-    return {name: _factors(style.rule_of(name), n, n <= rounding, bad).to(dtype) for name, n in lengths.items()}
+    return {name: _factors(style.rule_of(name), n, n <= rounding, bad, dtype) for name, n in lengths.items()}
 
 
 def _added(parts: Sequence[Tensor]) -> Tensor:
@@ -316,11 +321,13 @@ def _total(squared: Mapping[int, Tensor], members: Sequence[int], losses: Tensor
     return in_dtype(_added(parts), torch.float64) if parts else torch.zeros_like(losses, dtype=torch.float64)
 
 
-def _factors(rule: Rule, norms: Tensor, negligible: Tensor, bad: Tensor | None) -> Tensor:
+def _factors(rule: Rule, norms: Tensor, negligible: Tensor, bad: Tensor | None, dtype: torch.dtype) -> Tensor:
     factors = rule(norms)
+    if not is_usual(rule.sensitivity):
+        factors = usable(factors, dtype)
     if bad is not None:
         negligible = negligible | bad
-    return factors.masked_fill(negligible, 0)
+    return factors.masked_fill(negligible, 0).to(dtype)
 
 
 def _filled(sums: Mapping[int, Tensor], parameters: Parameters) -> list[Tensor]:

@@ -15,7 +15,7 @@ from clipwise.engine.graph import Edge
 _CANCELLED = 4e-3  # squared norm relative to that of its terms, below which float32 is not accurate enough
 _COHERENT = 2.5e-4  # the same for the sum of all terms' lengths, squared, if all errors had one sign
 _SCATTERED = 3e-2  # and for the sum of their squares, since errors have either sign
-_LOST = 1e-17  # lengths whose squares begin to lose their digits in float32
+_LOST = {torch.float32: 1e-17, torch.float64: 1e-150}  # lengths whose squares begin to lose their digits
 _LARGE = 10.0  # a length that makes up for a lost one
 _LOST_PART = 1e-6  # of a squared norm, that lost digits may be
 _ROUNDED = 1e-6  # of the sum of all terms' lengths: what the inner product of float64 Gram matrices may not tell
@@ -79,15 +79,23 @@ class Doubts:
         if self._at_once:
             self.settle()
 
+    def add_sums(self, doubtful: Tensor) -> None:
+        """Doubt what float32 makes of the terms of some samples, whose norms are right."""
+        self._open.append((doubtful, doubtful, None, self.whose))
+        if self._at_once:
+            self.settle()
+
     def any(self, device: torch.device) -> Tensor | None:
         """Whether there is any, as a tensor that nobody has waited for; None where nothing was added."""
-        return torch.stack([each[1].any().to(device) for each in self._open]).any() if self._open else None
+        found = [each[1].any().to(device) for each in self._open]
+        return torch.stack(found).any() if len(found) > 1 else found[0] if found else None
 
     def settle(self) -> None:
         """Compute again what is doubtful, in place."""
         for squared, doubtful, again, whose in self._open:
             if bool(doubtful.any()):
-                squared[doubtful] = again(doubtful).to(squared.dtype)
+                if again is not None:
+                    squared[doubtful] = again(doubtful).to(squared.dtype)
                 self.whose = whose
                 self.note(doubtful)
         self.drop()
@@ -103,7 +111,7 @@ class Doubts:
         self._open.clear()
 
 
-_Doubt: TypeAlias = tuple[Tensor, Tensor, Callable[[Tensor], Tensor], tuple[Edge, ...]]
+_Doubt: TypeAlias = tuple[Tensor, Tensor, Callable[[Tensor], Tensor] | None, tuple[Edge, ...]]
 
 
 def ghost_norms(grams: Callable[[], Pair], exact: Callable[[Tensor], Pair], doubts: Doubts | None = None) -> Tensor:
@@ -117,16 +125,19 @@ def ghost_norms(grams: Callable[[], Pair], exact: Callable[[Tensor], Pair], doub
     result is not large beside the one (an error of 3e-5 of it) or the other (1e-3), it is computed again.
     """
     left, right = grams()
-    if left.strips[0].dtype == torch.float64:
-        return _times((left, right))
-    l_lengths, r_lengths = left.lengths(), right.lengths()
+    dtype, l_lengths, r_lengths = left.strips[0].dtype, left.lengths(), right.lengths()
     terms = (l_lengths * r_lengths).flatten(1)
-    least = torch.maximum(_COHERENT * terms.sum(1).square_(), _SCATTERED * terms.square().sum(1))
-    lost = _lost(l_lengths.flatten(1), r_lengths.flatten(1))
-    squared = left.times_(right)
-    faint = (lost > _LOST * _LARGE) & ((lost.square() > _LOST_PART * squared) | lost.isinf())
+    lost = _lost(l_lengths.flatten(1), r_lengths.flatten(1), _LOST[dtype])
+    if dtype == torch.float64:
+        squared = torch.maximum(left.times_(right), (_ROUNDED * terms.sum(1)).square_())
+        unknown = ~torch.isfinite(squared)
+    else:
+        least = torch.maximum(_COHERENT * terms.sum(1).square_(), _SCATTERED * terms.square().sum(1))
+        squared = left.times_(right)
+        unknown = _below(squared, least)
+    faint = (lost > _LOST[dtype] * _LARGE) & ((lost.square() > _LOST_PART * squared) | lost.isinf())
     own = Doubts(at_once=True) if doubts is None else doubts
-    own.add(squared, _below(squared, least) | faint, lambda some: _times(exact(some)))
+    own.add(squared, unknown | faint, lambda some: _times(exact(some)))
     return squared.clamp_(min=0)
 
 
@@ -170,12 +181,12 @@ def _below(squared: Tensor, least: Tensor) -> Tensor:
     return ~(squared >= least) | least.isinf()
 
 
-def _lost(a: Tensor, b: Tensor) -> Tensor:
-    """The most that float32 squares can lose of each sample's gradient, from the lengths of its positions' factors.
+def _lost(a: Tensor, b: Tensor, least: float) -> Tensor:
+    """The most that squares of lengths below `least` can lose of each sample's gradient, from the lengths of its positions' factors.
 
     Position by position: one with a long factor says nothing of another, whose tiny factor meets a huge one.
     """
-    return _LOST * (torch.where(a < _LOST, b, 0).sum(1) + torch.where(b < _LOST, a, 0).sum(1))
+    return least * (torch.where(a < least, b, 0).sum(1) + torch.where(b < least, a, 0).sum(1))
 
 
 def cancelled(total: Tensor, parts: Tensor) -> Tensor:

@@ -8,7 +8,10 @@ import torch
 from torch import Tensor
 
 from clipwise.engine.grams import Doubts, cancelled, doubt_cancelled, is_cancelled, rounded_up
+from clipwise.engine.lengths import lengths
 from clipwise.engine.uses import Dense, Gathered, Outer, Use, chunks, squares
+
+_FAINT = 1e-30  # of a length: a squared norm that inner products lose digits of before they meet the length
 
 
 def cross(outer: Outer, gathered: Gathered) -> Tensor:
@@ -62,7 +65,8 @@ def _added_norms(merged: Sequence[Use]) -> Tensor:
         if outer is not None and gathered is not None and outer.left.shape[-1] == gathered.rows:
             parts = outer.squared_norms() + gathered.squared_norms()
             total = parts + 2 * cross(outer, gathered)
-            if not bool(cancelled(total, parts).any()):  # else the two uses cancel: add before squaring
+            faint = _FAINT * lengths(outer.left).amax(1) > total  # inner products may be subnormal on the way
+            if not bool((cancelled(total, parts) | faint).any()):  # else the two uses cancel: add before squaring
                 return total
     return torch.cat([squares(summed(merged, chunk)) for chunk in chunks(merged[0])])
 

@@ -6,17 +6,20 @@ network needs nothing but the lengths of rows, which are found together.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from functools import reduce
+from functools import cache, reduce
 from operator import mul
 
 import torch
 from torch import Tensor
 
+from clipwise.engine.grams import Doubts
 from clipwise.engine.graph import Edge
 
 _FEW = 1 << 15  # elements up to which float64 costs less than to look whether it is needed
-_FAINT = 1e-12  # lengths to which many numbers may add whose float32 squares are subnormal, or zero
+_FAINT = {torch.float32: 1e-12, torch.float64: 1e-140}  # to which numbers may add whose squares are subnormal, or zero
+_SMALLEST = 5e-324  # of all numbers
 _LONG = 1 << 10  # numbers beyond which a running sum of float32 squares loses digits
 
 
@@ -34,12 +37,48 @@ def lengths(tensor: Tensor) -> Tensor:
     return norms
 
 
+@cache
+def largest_norm(dtype: torch.dtype) -> float:
+    """Beyond this the square of a norm is beyond `dtype`."""
+    return math.sqrt(torch.finfo(dtype).max)
+
+
+def beyond(*norms: Tensor, dtype: torch.dtype) -> Tensor:
+    """Where some of these norms of rows is so large that a row times a factor may leave `dtype`.
+
+    A factor brings a gradient to its bound, not each of the two rows that it is the product of: 1e33 beside 1e-45
+    gives a gradient of 1e-12 and a factor of 1e12, and 1e33 times 1e12 is infinite. Beside 3e38 a row of a few units of
+    the smallest number meets a factor below one, and rounds to other units. Rows up to the root of the largest number
+    are far from either.
+    """
+    return reduce(torch.maximum, norms) > largest_norm(dtype)
+
+
+def balanced(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    """Float64 rows whose outer products are the same, those of `left` brought to about one by powers of two.
+
+    A factor meets the length of the gradient, then, and nothing else.
+    """
+    if not left.shape[-1]:
+        return left, right
+    exponents = torch.frexp(left.abs().amax(-1, keepdim=True)).exponent.clamp(-1000, 1000).double()
+    return left * torch.exp2(-exponents), right * torch.exp2(exponents)
+
+
 def is_waited_for(tensor: Tensor) -> bool:
     """Whether to read a number of a tensor is to wait for a device."""
     return tensor.device.type != "cpu"
 
 
 def _in_double(tensor: Tensor) -> Tensor:
+    """Norms in float64; of float64 rows after they were scaled, whose squares may be beyond it as well."""
+    if tensor.dtype == torch.float64 and tensor.shape[-1]:
+        size = tensor.abs().amax(-1, keepdim=True)
+        size = torch.where(size > 0, size, 1)
+        found = lengths(tensor / size) * size.squeeze(-1)
+        return torch.where(
+            found > 0, found + _SMALLEST, 0
+        )  # never rounded down: what it is multiplied with may be huge
     norms: Tensor = torch.linalg.vector_norm(tensor, dim=-1, dtype=torch.float64)
     return norms
 
@@ -52,17 +91,22 @@ def sure_lengths(tensor: Tensor) -> Tensor:
     """
     if tensor.dtype == torch.float64 or tensor.numel() <= _FEW or is_waited_for(tensor):
         return _in_double(tensor)
-    return _mended(lengths(tensor).unsqueeze(0), [tensor])[0]
+    norms = lengths(tensor).unsqueeze(0)
+    return (norms.double() if _is_sure(norms) else _mended(norms, [tensor]))[0]
+
+
+def _is_sure(norms: Tensor) -> bool:
+    """Whether no square of a row over- or underflowed, and no factor will make it."""
+    low, high = torch.aminmax(norms)
+    return float(low) > _FAINT[norms.dtype] and float(high) <= largest_norm(norms.dtype)
 
 
 def _mended(norms: Tensor, rows: Sequence[Tensor]) -> Tensor:
-    """Norms of the rows of several tensors, (len(rows), ...), in float64; found again where float32 did not do."""
-    low, high = torch.aminmax(norms)
+    """Norms of the rows of several tensors, (len(rows), ...), in float64; found again where squares did not do."""
     wide = norms.double()
-    if not (float(low) > _FAINT and float(high) < torch.inf):
-        doubtful = ~((norms > _FAINT) & (norms < torch.inf))
-        for k in doubtful.flatten(1).any(1).nonzero().flatten().tolist():
-            wide[k, doubtful[k]] = lengths(rows[k][doubtful[k]].double())
+    doubtful = ~((norms > _FAINT[norms.dtype]) & (norms < torch.inf))
+    for k in doubtful.flatten(1).any(1).nonzero().flatten().tolist():
+        wide[k, doubtful[k]] = _in_double(rows[k][doubtful[k]])
     return wide
 
 
@@ -85,13 +129,21 @@ class Lengths:
             self._rows.append(rows)
         return place
 
-    def squared(self) -> dict[Edge, Tensor]:
-        """All squared norms, (B,) each, in float64."""
+    def squared(self, doubts: Doubts) -> dict[Edge, Tensor]:
+        """All squared norms, (B,) each, in float64. Samples with a row `beyond` are in `doubts`, for their sums."""
         if not self._rows:
             return {}
         if is_waited_for(self._rows[0]):
             found = torch.stack([_in_double(rows) for rows in self._rows])
         else:
-            found = _mended(torch.stack([lengths(rows) for rows in self._rows]), self._rows)
-        squares = found.square_().unbind()
-        return {edge: reduce(mul, [squares[k] for k in places]) for edge, places in self._products.items()}
+            norms = torch.stack([lengths(rows) for rows in self._rows])
+            if _is_sure(norms):
+                squares = norms.double().square_().unbind()
+                return {edge: reduce(mul, [squares[k] for k in places]) for edge, places in self._products.items()}
+            found = _mended(norms, self._rows)
+        each = found.unbind()  # multiplied before they are squared, which float64 may not hold
+        squared = {edge: reduce(mul, [each[k] for k in places]).square() for edge, places in self._products.items()}
+        narrowest = min((rows.dtype for rows in self._rows), key=largest_norm)
+        doubts.whose = tuple(squared)
+        doubts.add_sums(beyond(found, dtype=narrowest).any(0))
+        return squared

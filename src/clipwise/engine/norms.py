@@ -13,8 +13,11 @@ import torch
 from torch import Tensor
 
 from clipwise.engine.grams import rounded_up
+from clipwise.engine.lengths import largest_norm
 from clipwise.engine.precision import widened
 from clipwise.engine.run import Backward
+
+_USUAL = 1e-15, 1e3  # bounds of a sample's contribution
 
 
 def working_dtype(losses: Tensor, parameters: Iterable[Tensor]) -> torch.dtype:
@@ -30,10 +33,15 @@ def negligible_norm(dtype: torch.dtype) -> float:
     return math.sqrt(numbers.tiny / numbers.eps)
 
 
-@cache
-def largest_norm(dtype: torch.dtype) -> float:
-    """Beyond this the square of a norm is beyond `dtype`."""
-    return math.sqrt(torch.finfo(dtype).max)
+def is_usual(bound: float) -> bool:
+    """Whether factors for this bound are far from both ends of float32, since norms are neither negligible nor bad."""
+    return _USUAL[0] <= bound <= _USUAL[1]
+
+
+def usable(factors: Tensor, dtype: torch.dtype) -> Tensor:
+    """Factors with those left out that `dtype` does not hold, or that may lead a finite row out of it."""
+    most = _USUAL[1] / negligible_norm(dtype)
+    return factors.masked_fill((factors < torch.finfo(dtype).tiny) | (factors > most), 0)
 
 
 def bad_samples(norms: Tensor, losses: Tensor, dtype: torch.dtype) -> Tensor:
@@ -45,12 +53,15 @@ def settled(backward: Backward, squared: Mapping[int, Tensor], losses: Tensor) -
     """Squared norms with those that are not finite found again, from gradients and in float64.
 
     A huge activation whose gradient is zero gives 0 * inf where lengths or Gram matrices are multiplied, and a gradient
-    of 1e25 has a square beyond float32. Autograd on the sample alone would find either in order.
+    of 1e25 has a square beyond float32. Autograd on the sample alone would find either in order. What these samples add
+    to the sum is formed in float64.
     """
     known = {place: values.double() for place, values in squared.items()}
     total = sum(known.values(), torch.zeros_like(losses, dtype=torch.float64))
-    doubtful = (~torch.isfinite(total) & torch.isfinite(losses)).nonzero().flatten().tolist()
-    for sample in doubtful:
+    doubtful = ~torch.isfinite(total) & torch.isfinite(losses)
+    if bool(doubtful.any()):
+        backward.take_care(doubtful)
+    for sample in doubtful.nonzero().flatten().tolist():
         for place, gradient in backward.gradients(slice(sample, sample + 1)).items():
             known[place][sample] = rounded_up(gradient.double().square().sum(), _terms(backward, place, sample))
     return known

@@ -258,6 +258,11 @@ class Backward:
         """Compute norms again that float32 could not tell, in place: those that were given out already, too."""
         self._doubts.settle()
 
+    def take_care(self, some_B: Tensor) -> None:
+        """Have the terms of some samples added in float64."""
+        self._doubts.whose = tuple(edge for edges in self.plan.roots.values() for edge in edges)
+        self._doubts.note(some_B)
+
     def careful(self, edges: Iterable[Edge]) -> Tensor | None:
         """The samples whose terms are to be added in float64, (B,); None where there are none."""
         found = [self._doubts.careful[edge] for edge in edges if edge in self._doubts.careful]
@@ -275,7 +280,7 @@ class Backward:
 
     def unsettled_norms(self) -> dict[int, Tensor]:
         """The same, to be used only where there is no `doubt`, or after `settle`."""
-        self._norms.update(self._lengths.squared())
+        self._norms.update(self._lengths.squared(self._doubts))
         self._lengths = Lengths()
         norms = {
             parameter: self._simple_squared_norms(parameter, edges)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from clipwise.engine.grams import Doubts, Gram, Recent, doubt_cancelled, ghost_norms, rounded_up
-from clipwise.engine.lengths import lengths, sure_lengths
+from clipwise.engine.lengths import balanced, beyond, lengths, sure_lengths
 from clipwise.engine.precision import HALF, in_dtype
 from clipwise.engine.room import Room
 
@@ -49,7 +49,12 @@ def weighted_sum(factors_B: Tensor, gradients_B: Tensor) -> Tensor:
     factors_B = in_dtype(factors_B, gradients_B.dtype)
     if gradients_B.dim() == 2:
         return factors_B @ gradients_B
-    return (factors_B @ gradients_B.reshape(gradients_B.shape[0], -1)).view(gradients_B.shape[1:])
+    return (factors_B @ _flat(gradients_B)).view(gradients_B.shape[1:])
+
+
+def _flat(gradients_B: Tensor) -> Tensor:
+    """One row for each sample, also where there is none."""
+    return gradients_B.reshape(gradients_B.shape[0], prod(gradients_B.shape[1:]))
 
 
 class Use(ABC):
@@ -68,7 +73,10 @@ class Use(ABC):
         """||g_i||^2, shape (B,). Given `doubts`, norms that may have to be computed again are left to it."""
 
     def terms(self) -> Tensor:
-        """The lengths of all that `weighted` adds for a sample, added up, (B,): the sum is rounded to these."""
+        """The lengths of all that `weighted` adds for a sample, added up, (B,): the sum is rounded to these.
+
+        Infinite or undefined where a factor may lead out of the numbers that a dtype holds.
+        """
         return self.squared_norms().sqrt_()
 
     def row_factors(self) -> tuple[Tensor, ...] | None:
@@ -144,8 +152,7 @@ class Dense(Use):
         if not _takes(total, self._gradients):
             super().add_weighted(factors_B, total)
         else:
-            rows = self._gradients.reshape(self.batch_size, -1)
-            total.view(-1).addmv_(rows.t(), in_dtype(factors_B, total.dtype))
+            total.view(-1).addmv_(_flat(self._gradients).t(), in_dtype(factors_B, total.dtype))
 
     def precise(self, some_B: Tensor) -> Dense:
         return Dense(self._gradients[some_B].double(), self.shape)
@@ -235,13 +242,18 @@ class Outer(Use):
     def squared_norms(self, doubts: Doubts | None = None) -> Tensor:
         left, right = self.left, self.right
         if self.one_position:
-            return (sure_lengths(left) * sure_lengths(right)).square_().view(self.batch_size, -1).sum(1)
+            lefts, rights = sure_lengths(left), sure_lengths(right)
+            if doubts is not None:
+                doubts.add_sums(beyond(lefts, rights, dtype=left.dtype).view(self.batch_size, -1).any(1))
+            return (lefts * rights).square_().view(self.batch_size, -1).sum(1)
         if self.ghost_is_cheaper:
             return self._ghost(Gram.of(left), doubts)
         return doubt_cancelled(squares(left.mT @ right), self.terms(), self.precise_norms, doubts)
 
     def terms(self) -> Tensor:
-        return (lengths(self.left) * lengths(self.right)).view(self.batch_size, -1).sum(1)
+        lefts, rights = lengths(self.left), lengths(self.right)
+        terms = (lefts * rights).masked_fill_(beyond(lefts, rights, dtype=lefts.dtype), torch.inf)
+        return terms.view(self.batch_size, -1).sum(1)
 
     def row_factors(self) -> tuple[Tensor, ...] | None:
         return (self.left, self.right) if self.left.dim() == 2 else None
@@ -250,7 +262,8 @@ class Outer(Use):
         """Squared norms, with the Gram matrix of the left side at hand."""
 
         def exact(some: Tensor) -> tuple[Gram, Gram]:
-            return Gram.of(self.right[some].double()), Gram.of(self.left[some].double())
+            use = self.precise(some)
+            return Gram.of(use.right), Gram.of(use.left)
 
         return ghost_norms(lambda: (Gram.of(self.right), gram), exact, doubts)
 
@@ -304,7 +317,7 @@ class Outer(Use):
         return (left, right) if left.dim() == 2 else _rows(left, right)
 
     def precise(self, some_B: Tensor) -> Outer:
-        return Outer(self.left[some_B].double(), self.right[some_B].double(), self.shape)
+        return Outer(*balanced(self.left[some_B].double(), self.right[some_B].double()), self.shape)
 
     def without(self, bad_B: Tensor) -> Use:
         return Outer(_zeroed(self.left, bad_B), _zeroed(self.right, bad_B), self.shape)
