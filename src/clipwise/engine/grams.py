@@ -182,9 +182,10 @@ def _below(squared: Tensor, least: Tensor) -> Tensor:
 
 
 def _lost(a: Tensor, b: Tensor, least: float) -> Tensor:
-    """The most that squares of lengths below `least` can lose of each sample's gradient, from the lengths of its positions' factors.
+    """The most that squares of lengths below `least` can lose of each sample's gradient.
 
-    Position by position: one with a long factor says nothing of another, whose tiny factor meets a huge one.
+    From the lengths of its positions' factors, position by position: one with a long factor says nothing of another,
+    whose tiny factor meets a huge one.
     """
     return least * (torch.where(a < least, b, 0).sum(1) + torch.where(b < least, a, 0).sum(1))
 

@@ -13,7 +13,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
+import clipwise as cw
 from clipwise.clipping import Abadi, Automatic, Global, GlobalScaled, Normalize, Rule, Style
 from clipwise.engine import clipped_gradients
 from clipwise.engine.cost import Way
@@ -260,3 +262,20 @@ def test_what_an_extreme_record_adds_is_its_own(way: Way) -> None:
                     )
                     assert some == [False] * 4 + [alone[0][0], spoiled]
                     assert float((total - without - alone[1]).norm()) <= 1e-5 * rule.sensitivity * 5
+
+
+@pytest.mark.parametrize("rule", [Normalize(1.0), Automatic(1.0)])
+def test_a_run_with_an_extreme_record_goes_on(rule: Rule) -> None:
+    """Its weights are finite, as without the record: what is released does not show that it was there."""
+    torch.manual_seed(0)
+    model, x, c = nn.Linear(32, 64, bias=False), torch.randn(64, 32), torch.randn(64, 64)
+    nn.init.zeros_(model.weight)
+    x[5], c[5] = 3e38, 1.4e-45
+    plan = cw.Plan(sampling=cw.Poisson(sample_size=64, batch_size=32), steps=6, clip=rule, noise_multiplier=1.0)
+    private = cw.Private(plan, model, torch.optim.SGD(model.parameters(), lr=1e-30))
+    met = 0
+    for inputs, gradients in private.loader(TensorDataset(x, c)):
+        private.step((model(inputs) * gradients).sum(1))
+        met += int((inputs > 1e30).any())
+        assert torch.isfinite(model.weight).all()
+    assert met
