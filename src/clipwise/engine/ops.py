@@ -78,12 +78,18 @@ class Op:
     only_input: bool = False  # reads nothing but its input, whatever it makes of it
     refusal: str = ""  # why there is no rule, and what to do
     hides: Callable[[Node], str] = _nothing  # the same of a single node, whose rule cannot serve it
+    turning: View | None = None  # what it does to axes, where it is no view by itself
     reorders: Callable[[Node], int | None] = _never  # the axis of samples in an order that is read at every step
 
     @property
     def is_live(self) -> bool:
         """Whether the rule runs the node's own backward and so needs the graph kept alive."""
         return self.rule in (autograd.by_autograd, autograd.broadcast_by_autograd)
+
+    def turned(self, node: Node, rank: int) -> list[int] | None:
+        """For every axis of the output, which one of the input it is; None where axes are not turned."""
+        view = self.view or self.turning
+        return None if view is None else view.turned(node, rank)
 
     @property
     def keeps_rows(self) -> bool:
@@ -191,7 +197,9 @@ TABLE = (
     _view("UnsafeSplitBackward0", views.Copied()),
     Op("AsStridedBackward0 AsStridedBackward1", only_input=True),
     Op("FillBackward0 FillBackward1 FillBackward2 FillBackward3", routing=routes.in_place),
-    Op("SqueezeBackward5 TBackward1 TransposeBackward1 UnsqueezeBackward1", routing=routes.in_place),
+    Op("SqueezeBackward5 UnsqueezeBackward1", routing=routes.in_place),
+    Op("TBackward1", routing=routes.in_place, turning=views.Transposed()),
+    Op("TransposeBackward1", routing=routes.in_place, turning=views.Swapped()),
     # Element by element, with several operands that may be broadcast.
     _pointwise("AddBackward0", broadcast.add, BatchEntry.ROWWISE),
     _pointwise("SubBackward0", broadcast.sub, BatchEntry.ROWWISE),

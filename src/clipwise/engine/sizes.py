@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from clipwise.engine.graph import Edge, Graph
 from clipwise.engine.layout import Layout
-from clipwise.engine.node import COMPILED, Node, output_meta, output_shapes, saved_axes, saved_int, saved_ints
+from clipwise.engine.node import COMPILED, output_meta, output_shapes, saved_axes
 from clipwise.engine.ops import op_of
 from clipwise.engine.products import MatrixProduct
 from clipwise.engine.routes import Site, along_axes, in_place, keeps_sizes
@@ -243,13 +243,15 @@ class SizesOf:
 
 def _in_order(site: Site) -> bool:
     """Whether the output has the elements of every input in their order."""
-    return op_of(site.graph.names[site.k]).routing is in_place and keeps_sizes(site) and _turned(site) is None
+    op = op_of(site.graph.names[site.k])
+    return op.routing is in_place and keeps_sizes(site) and op.turned(site.node, site.rank) is None
 
 
 def _axis_below(site: Site, edge: Edge, axis: int) -> int | None:
     """The axis of an input that becomes an axis of the output; None where the operation itself must tell."""
-    name, turned, rank = site.graph.names[site.k], _turned(site), len(site.graph.shape(edge))
+    name, rank = site.graph.names[site.k], len(site.graph.shape(edge))
     op = op_of(name)
+    turned = op.turned(site.node, site.rank)
     if turned is not None:
         return turned[axis]
     if name == COMPILED or op.joined is not None:
@@ -263,32 +265,3 @@ def _axis_below(site: Site, edge: Edge, axis: int) -> int | None:
         return None
     left = sorted(set(range(rank)).difference(along % rank for along in worked_along))
     return left[axis] if len(left) == site.rank else None
-
-
-def _turned(site: Site) -> list[int] | None:
-    """For every axis of the output, which axis of the input it is; None where none is turned."""
-    read = _TURNS.get(site.graph.names[site.k])
-    return None if read is None else read(site.node, site.rank)
-
-
-def _swapped(node: Node, rank: int) -> list[int]:
-    axes = list(range(rank))
-    if rank:
-        a, b = (saved_int(node, name) % rank for name in ("dim0", "dim1"))
-        axes[a], axes[b] = axes[b], axes[a]
-    return axes
-
-
-def _permuted(node: Node, rank: int) -> list[int]:
-    return [axis % rank for axis in saved_ints(node, "dims")]
-
-
-def _transposed(node: Node, rank: int) -> list[int]:
-    return list(reversed(range(rank)))
-
-
-_TURNS: Mapping[str, Callable[[Node, int], list[int]]] = {
-    **dict.fromkeys(["TBackward0", "TBackward1"], _transposed),
-    **dict.fromkeys(["TransposeBackward0", "TransposeBackward1"], _swapped),
-    "PermuteBackward0": _permuted,
-}

@@ -30,6 +30,10 @@ class View(ABC):
         """Whether it is the transpose of a matrix."""
         return False
 
+    def turned(self, node: Node, rank: int) -> list[int] | None:
+        """For every axis of the output, which one of the input it is; None where axes are not turned."""
+        return None
+
 
 class Same(View):
     """Nothing is moved: an alias, a copy, a cast."""
@@ -47,6 +51,9 @@ class Transposed(View):
     def transposes(self, graph: Graph, edge: Edge) -> bool:
         return True
 
+    def turned(self, node: Node, rank: int) -> list[int]:
+        return list(reversed(range(rank)))
+
 
 class Swapped(View):
     """`x.transpose(a, b)`."""
@@ -58,13 +65,20 @@ class Swapped(View):
     def transposes(self, graph: Graph, edge: Edge) -> bool:
         return len(graph.shape(edge)) == 2
 
+    def turned(self, node: Node, rank: int) -> list[int]:
+        a, b = (saved_int(node, name) % max(rank, 1) for name in ("dim0", "dim1"))
+        return [{a: b, b: a}.get(axis, axis) for axis in range(rank)]
+
 
 class Permuted(View):
     """`x.permute(...)`."""
 
     def below(self, graph: Graph, edge: Edge, gradient: Tensor, leading: int) -> Tensor:
-        order = [axis % len(graph.shape(edge)) for axis in saved_ints(graph.nodes[edge[0]], "dims")]
+        order = self.turned(graph.nodes[edge[0]], len(graph.shape(edge)))
         return gradient.permute(*range(leading), *(leading + order.index(axis) for axis in range(len(order))))
+
+    def turned(self, node: Node, rank: int) -> list[int]:
+        return [axis % rank for axis in saved_ints(node, "dims")]
 
 
 class Squeezed(View):

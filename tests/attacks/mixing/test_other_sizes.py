@@ -52,6 +52,9 @@ ATTACKS: dict[str, Attack] = {
     "three axes": Attack(lambda m, x, n: first(m(x).view(-1, n, 2).softmax(1), len(x)), (8, 8), (8, 16)),
     "heads": Attack(heads, (8, 4), (8, 8)),
     "permuted": Attack(turned, (8, 4), (8, 16)),
+    "turned in place": Attack(
+        lambda m, x, n: first(m(x).view(-1, n, 4).clone().transpose_(1, 2).softmax(2), len(x)), (8, 4), (8, 8)
+    ),
     "sums of groups of channels": Attack(
         lambda m, x, n: first(m(x).view(-1, n, 4).mean(1, keepdim=True).expand(-1, n, 4), len(x)), (8, 4), (8, 16)
     ),
@@ -178,6 +181,8 @@ HONEST: dict[str, Program] = {
     "rows": lambda m, x, n: first(m(x).reshape(-1, 16).softmax(1).view(len(x), -1, 16), len(x)),
     "rows of their own length": lambda m, x, n: first(m(x).reshape(-1, n).log_softmax(1), len(x)),
     "channels in groups": lambda m, x, n: first(m(x).view(len(x), -1, n, 16 // n).mean(2), len(x)),
+    "times first, turned in place": lambda m, x, n: first(m(x.transpose(0, 1)).clone().transpose_(0, 1).softmax(1)
+                                                          .reshape(-1, n).tanh(), len(x)),
     "heads": attention,
     "windows": windows,
     "heads beside the samples": attention_by_heads,
