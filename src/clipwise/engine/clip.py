@@ -198,9 +198,7 @@ def _several(
         bad = bad_samples(norms, losses, dtype)
         backward.discard(bad)
     factors = _all_factors(style, by_group, norms, bad, dtype)
-    if any(
-        bound < 1 and not is_usual(bound) for _, bound in bounds_of(style)
-    ):  # float32 rows would be rounded up to more
+    if any(bound < 1 and not is_usual(bound) for _, bound in bounds_of(style)):  # float32 rows would be rounded up
         backward.take_care(torch.ones_like(losses, dtype=torch.bool))
     of = {place: factors[name] for name, members in groups.items() for place in members}
     at_once = None if onto is None else onto.begin()

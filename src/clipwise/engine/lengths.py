@@ -78,7 +78,7 @@ def _in_double(tensor: Tensor) -> Tensor:
         found = lengths(tensor / size) * size.squeeze(-1)
         return torch.where(
             found > 0, found + _SMALLEST, 0
-        )  # never rounded down: what it is multiplied with may be huge
+        )  # never rounded down: it may be multiplied with what is huge
     norms: Tensor = torch.linalg.vector_norm(tensor, dim=-1, dtype=torch.float64)
     return norms
 

@@ -201,17 +201,14 @@ class Backward:
     def _refuse_stale(self) -> None:
         """A plan is only used while everything it took from the numbers still holds."""
         graph, plan = self.graph, self.plan
-        if any(pattern(graph, k) != seen for k, seen in plan.entries):
-            raise StalePlan
-        if plan.sizes is not None and not plan.sizes.hold(graph, self.batch_size):
-            raise StalePlan
-        if not all(is_identity(graph, k) for k in plan.identities):
-            raise StalePlan
-        if not all(region.holds(graph) for region in plan.regions):
-            raise StalePlan
-        if any(graph.names[k] == COMPILED and may_hold(graph, k, self.batch_size) for k in plan.unseen):
-            raise StalePlan
-        if plan.at_hand and not all(at_hand(graph.nodes[meeting.node]) for meeting in plan.meetings):
+        if (
+            any(pattern(graph, k) != seen for k, seen in plan.entries)
+            or not (plan.sizes is None or plan.sizes.hold(graph, self.batch_size))
+            or not all(is_identity(graph, k) for k in plan.identities)
+            or not all(region.holds(graph) for region in plan.regions)
+            or any(graph.names[k] == COMPILED and may_hold(graph, k, self.batch_size) for k in plan.unseen)
+            or (plan.at_hand and not all(at_hand(graph.nodes[meeting.node]) for meeting in plan.meetings))
+        ):
             raise StalePlan
         for edges in plan.parted:
             if overlapping(graph, [plan.chains[edge].region for edge in edges]):
