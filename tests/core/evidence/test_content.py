@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from clipwise.private.evidence import content as module
-from clipwise.private.evidence.content import checksum, content
+from clipwise.private.evidence import memory as module
+from clipwise.private.evidence.memory import checksum, content
 
 ROW = module._ROW
 DTYPES = (torch.bool, torch.int8, torch.int64, torch.bfloat16, torch.float16, torch.float32, torch.float64,

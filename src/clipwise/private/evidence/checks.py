@@ -123,6 +123,7 @@ class Checks:
         self._judged: _Judged | None = None  # of the pass that is watched
         self._carried: set[float] = set()
         self._numbers: list[Pass] = []
+        self._trained: Sequence[Tensor] = ()
         self._imports: list[int] | None = None  # tensors made of plain values in the last watched pass
         self._origins: dict[int, Origin] = {}  # of structures, by hash
 
@@ -167,7 +168,7 @@ class Checks:
 
     def look_around(self, step: int) -> None:
         """A batch is about to be drawn: from the first one on, new memory may come from a batch."""
-        if self.watches:
+        if self.watches and not self.memory.has_looked:
             with none_watching():
                 self.memory.look_around(step)
 
@@ -283,7 +284,9 @@ class Checks:
 
     def close(self, losses: Tensor, position: dict[int, int], parameters: Sequence[Tensor]) -> Seen:
         """The forward pass is over: refuse samples that mix, and give the engine what is known of it."""
-        self.memory.trains(parameters)
+        if parameters is not self._trained:
+            self.memory.trains(parameters)
+            self._trained = parameters
         watch = self._watch
         if watch is None:
             if self._blocked:

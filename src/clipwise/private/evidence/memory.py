@@ -4,29 +4,49 @@ A value is constant by where it comes from, never by its numbers. Memory that a 
 when it was there before the first batch, or was made without the batch in a pass that was watched, and holds what it
 held then. What the model itself was seen to write without the batch may change. All other memory is of unknown origin,
 whatever became of the pass in which it was made.
+
+What memory holds is compared by checksums. It is read in rows of 1,024 words of 64 bits. Four sums of each row are
+kept, modulo 2^64: of its words and of their upper halves, each times two sequences of odd numbers that are drawn once
+for the process. A product modulo 2^64 forgets as many upper bits of its number as the other factor ends in zeros. So
+the words alone would not do: two signs of float64 that change cancel. A difference of halves ends in at most 31 zeros.
+
+- One word that changed is always seen: an odd number times a difference is not zero.
+- Two words that were exchanged are always seen: the numbers of a sequence differ modulo 2^33.
+- Anything else is missed with a chance of at most 2^-64, whatever the data are: 2^-32 for each of two sequences, whose
+  numbers have 63 drawn bits, less the 31.
+
+The sums are whole numbers, so their order does not matter. They are compared within a process and written nowhere.
 """
 
 from __future__ import annotations
 
 import gc
+import hashlib
 from bisect import bisect
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from itertools import compress, islice
 from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.data import Dataset
 
 from clipwise.engine import backing, constant_tensors, memory_of
+from clipwise.entropy import Entropy
 from clipwise.errors import NotSeparable
-from clipwise.private.evidence.content import content
 from clipwise.private.evidence.traffic import CARRIED, tensors_in
+from clipwise.private.evidence.twin import pieces
 from clipwise.private.evidence.watch import Watch
 
+_PIECE = 1 << 20  # bytes that stay in the cache
+_ROW = 1024  # words
+_SEQUENCES = 2
+_SHORT = 33  # bits
 _DEEPEST = 3
 _MOST = 100_000  # records of a list, and tensors of the process, whose memory is known again
 
@@ -52,6 +72,75 @@ class _Change:
     is_out_of_sight: bool  # no kernel wrote it
 
 
+def checksum(storage: torch.UntypedStorage) -> bytes:
+    """Of all bytes of a storage, wherever a tensor begins in it.
+
+    >>> same, swapped = torch.arange(9), torch.tensor([0, 2, 1, 3, 4, 5, 6, 7, 8])
+    >>> checksum(torch.arange(9).untyped_storage()) == checksum(same.untyped_storage())
+    True
+    >>> checksum(swapped.untyped_storage()) == checksum(same.untyped_storage())
+    False
+    """
+    size = storage.nbytes()
+    if size and not storage.data_ptr():
+        raise RuntimeError("a storage without memory")
+    sums = [each for piece in pieces(storage, _PIECE) for rows in _rows(piece) for each in _sums(rows)]
+    found = hashlib.blake2b(size.to_bytes(8, "little"), digest_size=16)
+    if sums:
+        found.update(torch.cat(sums).cpu().numpy().tobytes())
+    return found.digest()
+
+
+def content(tensor: Tensor) -> object:
+    """What a tensor's memory holds, of a sparse one also the places; if it cannot be read, how often it was written."""
+    try:
+        return tuple(checksum(part.untyped_storage()) for part in _parts(tensor))
+    except (NotImplementedError, RuntimeError):
+        return tensor._version
+
+
+def _parts(tensor: Tensor) -> tuple[Tensor, ...]:
+    if tensor.layout is torch.strided:
+        return (tensor,)
+    if tensor.layout is torch.sparse_coo:
+        return tensor._values(), tensor._indices()
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return tensor.values(), tensor.crow_indices(), tensor.col_indices()
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return tensor.values(), tensor.ccol_indices(), tensor.row_indices()
+    return (tensor.values(),)
+
+
+def _rows(piece: Tensor) -> Iterator[Tensor]:
+    """The words of a piece, (rows, words): whole rows, then what is left as a shorter one, filled up with zeros."""
+    whole = piece.numel() // (8 * _ROW) * 8 * _ROW
+    if whole:
+        yield piece[:whole].view(torch.int64).view(-1, _ROW)
+    if whole < piece.numel():
+        yield F.pad(piece[whole:], (0, -piece.numel() % 8)).view(torch.int64)[None]
+
+
+def _sums(words: Tensor) -> Iterator[Tensor]:
+    """Both halves of the words of each row times each sequence of numbers, (rows,) each."""
+    for half, numbers in zip((words, words >> 32), _numbers(words.device)[:, :, : words.shape[1]], strict=True):
+        for sequence in numbers:  # a product of whole numbers has no kernel on other devices
+            yield torch.mv(half, sequence) if words.is_cpu else (half * sequence).sum(1)
+
+
+@cache
+def _numbers(device: torch.device) -> Tensor:
+    """What the words of a row are multiplied with, (halves, sequences, words)."""
+    return torch.from_numpy(_drawn()).to(device)
+
+
+@cache
+def _drawn() -> np.ndarray:
+    while True:
+        drawn = np.frombuffer(Entropy().take(2 * _SEQUENCES * _ROW * 8, "content"), dtype=np.int64) | 1
+        if len(np.unique(drawn % (1 << _SHORT))) == drawn.size:
+            return drawn.reshape(2, _SEQUENCES, _ROW)
+
+
 def held_by(model: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:
     """Every tensor of a model with its name, and whether it is saved with it (parameters and buffers)."""
     for prefix, module in model.named_modules():
@@ -73,7 +162,8 @@ class Memory:
         self.model, self._constants = model, tuple(constants)
         self.notes: list[str] = []
         self._held: dict[int, _Held] = {}
-        self._has_looked = False
+        self.has_looked = False
+        """Whether the process was looked at."""
         self._rewriting: set[str] = set()  # names that the model itself was seen to rewrite without the batch
         self._foreign: set[str] = set()  # and those that were seen to hold anything else, once
         self._records: list[tuple[int, int]] = []  # addresses of the data set's own memory, in order
@@ -92,9 +182,9 @@ class Memory:
 
     def look_around(self, step: int) -> None:
         """Before the first batch, once: all memory of the process. What is not there yet may come from a batch."""
-        if self._has_looked:
+        if self.has_looked:
             return
-        self._has_looked, self._step = True, step
+        self.has_looked, self._step = True, step
         with torch._C.DisableTorchFunctionSubclass():
             for tensor in islice(_tensors_of_the_process(), _MOST):
                 try:

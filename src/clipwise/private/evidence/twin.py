@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from clipwise.engine import memory_of
-from clipwise.private.evidence.content import pieces
 from clipwise.private.evidence.records import Change
 
 _PIECE = 1 << 20  # bytes that are exchanged at once
@@ -213,6 +212,13 @@ class _Exchange:
         other.copy_(spare[0])
         self._is_exchanged[k] = exchanged
         self._begun = None
+
+
+def pieces(storage: torch.UntypedStorage, size: int) -> tuple[Tensor, ...]:
+    """The bytes of a storage, so many at a time."""
+    flat = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+    found: tuple[Tensor, ...] = flat.split(size)
+    return found
 
 
 def _view(storage: torch.UntypedStorage, like: Tensor) -> Tensor:
