@@ -1,4 +1,7 @@
-"""Settings of tests and doctests alike: each is a function of itself alone, so that any order of them will do."""
+"""Settings of tests and doctests alike: each is a function of itself alone, so that any order of them will do.
+
+What takes seconds to import is imported where it is used: the process that hands out tests to others needs none of it.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
-
-from clipwise.private.evidence.collate import unchanged_generators
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -41,6 +40,9 @@ def start_generators(seed: int) -> None:
     `torch.manual_seed` writes down where it was called from, once for each kind of device that may yet be used: this
     takes a millisecond, before every test.
     """
+    import numpy as np
+    import torch
+
     random.seed(seed)
     np.random.seed(seed)  # noqa: NPY002
     torch.default_generator.manual_seed(seed)
@@ -49,6 +51,8 @@ def start_generators(seed: int) -> None:
 @contextmanager
 def generators_of_its_own(seed: int) -> Iterator[None]:
     """The global generators start from `seed`, and continue afterwards where they were."""
+    from clipwise.private.evidence.collate import unchanged_generators
+
     with unchanged_generators():
         start_generators(seed)
         yield

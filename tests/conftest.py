@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import html
 import io
 import os
@@ -11,16 +10,7 @@ from functools import cache
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import HealthCheck, settings
-
-from clipwise.accounting import Event, PrivacyCurve, privacy_curve
-
-# One thread, so that runs are reproducible and several test processes do not fight for the cores.
-torch.set_num_threads(1)
-
-# The objects of imported packages are not counted again at the first batch of every run (`Memory.look_around`).
-gc.freeze()
 
 HANG = 900.0
 """Seconds. What a test has waited for so long hangs; a busy machine takes long, and no test is about that."""
@@ -42,6 +32,13 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("filterwarnings", line)
 
 
+def pytest_collectstart() -> None:
+    """One thread, so that runs are reproducible and several test processes do not fight for the cores."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
 def words_of(drawn: Any, name: str = "figure") -> str:
     """The words of a figure as an SVG element; to draw its lines would take most of the time of a page.
 
@@ -56,8 +53,10 @@ def words_of(drawn: Any, name: str = "figure") -> str:
 
 
 @cache
-def curve_of(events: tuple[Event, ...], count: int) -> PrivacyCurve:
+def curve_of(events: Any, count: int) -> Any:
     """The pages of many tests show the curves of few ledgers."""
+    from clipwise.accounting import privacy_curve
+
     return privacy_curve(events, count=count)
 
 

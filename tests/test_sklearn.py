@@ -6,7 +6,7 @@ import importlib
 import pickle
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from sklearn.base import clone
 from sklearn.datasets import make_blobs, make_regression
 from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import GridSearchCV, cross_val_score
-from sklearn.utils.estimator_checks import parametrize_with_checks
+from sklearn.utils.estimator_checks import estimator_checks_generator
 
 import clipwise as cw
 from clipwise.accounting import GaussianSteps, PrivateCalibration
@@ -52,8 +52,19 @@ def ledger(tmp_path: Path) -> Path:
 CHECKED = [PrivateClassifier(epsilon=50.0, steps=5), PrivateRegressor(epsilon=50.0, steps=20)]
 
 
+def checks() -> Iterator[Any]:
+    """All of a classifier. Those of them that a regressor has too are with the slow tests: most of it is the same."""
+    seen: set[str] = set()
+    for estimator in CHECKED:
+        found = [(check.func.__name__, made, check) for made, check in estimator_checks_generator(estimator)]
+        for name, made, check in found:
+            marks = [pytest.mark.slow] if name in seen else []
+            yield pytest.param(made, check, id=f"{type(estimator).__name__}-{name}", marks=marks)
+        seen |= {name for name, *_ in found}
+
+
 @pytest.mark.filterwarnings("ignore")
-@parametrize_with_checks(CHECKED)
+@pytest.mark.parametrize(("estimator", "check"), list(checks()))
 def test_scikit_learn_checks(estimator: Any, check: Callable[[Any], None]) -> None:
     check(estimator)
 

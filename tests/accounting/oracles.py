@@ -14,6 +14,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -256,20 +257,23 @@ def _cells(one: Outputs, other: Outputs, sigma: float) -> tuple[Array, Array]:
     dimension = len(next(iter(one)))
     means = np.array([*one, *other])
     each = {1: 4_000, 2: 240, 3: 60}[dimension]
-    axes = [np.linspace(col.min() / sigma - 8.0, col.max() / sigma + 8.0, each + 1) for col in means.T]
-
-    def chances(outputs: Outputs) -> Array:
-        total = np.zeros([each] * dimension, dtype=np.longdouble)
-        for mean, weight in outputs.items():
-            block: Array = np.array(weight, dtype=np.longdouble)
-            for edges, m in zip(axes, mean, strict=True):
-                block = np.multiply.outer(block, _between([(1.0, m / sigma)], edges))
-            total += block
-        return total.ravel()
-
-    p, q = chances(one), chances(other)
+    ends = [(float(col.min()), float(col.max())) for col in means.T]
+    p, q = (_chances(tuple(outputs.items()), tuple(ends), each, sigma) for outputs in (one, other))
     seen = (p > 1e-30) & (q > 0.0)
     return p[seen], np.log(p[seen] / q[seen]).astype(float)
+
+
+@lru_cache(64)
+def _chances(outputs: tuple[Any, ...], ends: tuple[tuple[float, float], ...], each: int, sigma: float) -> Array:
+    """The probability of each cell. It is asked for in both directions, and for runs of several lengths."""
+    axes = [np.linspace(low / sigma - 8.0, high / sigma + 8.0, each + 1) for low, high in ends]
+    total = np.zeros([each] * len(ends), dtype=np.longdouble)
+    for mean, weight in outputs:
+        block: Array = np.array(weight, dtype=np.longdouble)
+        for edges, m in zip(axes, mean, strict=True):
+            block = np.multiply.outer(block, _between([(1.0, m / sigma)], edges))
+        total += block
+    return total.ravel()
 
 
 def largest_epsilon(delta_at: Callable[[float], float], delta: float) -> float:

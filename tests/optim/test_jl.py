@@ -77,7 +77,7 @@ def joined(tensors: list[Tensor]) -> Tensor:
 def test_steps_equal_the_printed_algorithm_in_a_plain_loop(rule: Any, size: int | None) -> None:
     model, source, seed, r = network(), Remembered(), 3, 60
     recorder = Recorder(model.parameters())
-    private = cw.Private(plan_of(clip=rule), model, recorder, loss_fn=loss_fn, seed=seed, noise=source)
+    private = cw.Private(plan_of(clip=rule, steps=3), model, recorder, loss_fn=loss_fn, seed=seed, noise=source)
     total = torch.zeros_like(flat(model))
     for batch in private.loader(data(), physical_batch_size=size, yield_empty=True):
         step = private.steps_done
@@ -89,8 +89,8 @@ def test_steps_equal_the_printed_algorithm_in_a_plain_loop(rule: Any, size: int 
             expected = (total + 5.0 * rule.R * source.noise(seed, step)) / 8
             torch.testing.assert_close(joined(recorder.seen[-1]), expected, rtol=1e-10, atol=1e-12)
             total = torch.zeros_like(total)
-    assert len(recorder.seen) == 5
-    assert private.ledger.events == (ProjectedSteps(cw.Poisson(N, 8), 5.0, r, 5),)
+    assert len(recorder.seen) == 3
+    assert private.ledger.events == (ProjectedSteps(cw.Poisson(N, 8), 5.0, r, 3),)
 
 
 @pytest.mark.parametrize("count", [1, 6])
