@@ -97,13 +97,13 @@ def test_every_sampling_resumes_at_any_step(sampling: Any, tmp_path: Path) -> No
 
 def test_an_unseeded_shuffled_epoch_goes_on_in_its_order(tmp_path: Path) -> None:
     p = plan(sampling=cw.Shuffled(N, 8), steps=10)  # two epochs of five batches
-    numbered = TensorDataset(torch.arange(N), torch.arange(N))
+    numbered = TensorDataset(torch.arange(N), X)
 
     def go_on(private: cw.Private, steps: int) -> list[int]:
         seen: list[int] = []
-        for _, (i, _) in zip(range(steps), private.loader(numbered), strict=False):
+        for _, (i, x) in zip(range(steps), private.loader(numbered), strict=False):
             seen += i.tolist()
-            private.step(model(X[i]).squeeze(1))
+            private.step(model(x).squeeze(1))
         return seen
 
     model = mlp()

@@ -190,7 +190,7 @@ def gains_of(
 
     A gradient that is much shorter there nearly cancelled on the way, as along a weight that is normalised. Operands of
     one parameter are tried apart, others together: one pass for all. Gradients that become so much longer or shorter
-    that float32 may not hold them on both sides of the way have an infinite gain: nothing is told from it.
+    that float32 may not hold them on both sides of the way have an infinite gain, which says nothing.
     """
     colour: dict[Edge, int] = {}
     for edge in like:
