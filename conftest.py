@@ -29,9 +29,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=lambda item: places[item.path])
 
 
-def pytest_collection_finish() -> None:
-    """Modules and items stay to the end: the garbage collector need not go through all of them again and again."""
-    gc.freeze()
+def pytest_collectstart() -> None:
+    """What the tests run on stays to the end: the garbage collector need not go through it again and again.
+
+    Not what test modules hold: tensors that are frozen are out of sight (`Memory.look_around`).
+    """
+    if not gc.get_freeze_count():
+        gc.freeze()
 
 
 def start_generators(seed: int) -> None:
