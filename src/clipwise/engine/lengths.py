@@ -76,9 +76,7 @@ def _in_double(tensor: Tensor) -> Tensor:
         size = tensor.abs().amax(-1, keepdim=True)
         size = torch.where(size > 0, size, 1)
         found = lengths(tensor / size) * size.squeeze(-1)
-        return torch.where(
-            found > 0, found + _SMALLEST, 0
-        )  # never rounded down: it may be multiplied with what is huge
+        return torch.where(found > 0, found + _SMALLEST, 0)  # not rounded down: it may be multiplied with what is huge
     norms: Tensor = torch.linalg.vector_norm(tensor, dim=-1, dtype=torch.float64)
     return norms
 

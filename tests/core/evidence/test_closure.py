@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import clipwise as cw
 from clipwise.private.evidence.closure import batch_size, check_losses, take
+from clipwise.private.evidence.memory import Memory
 from tests.core.common import layer, squares
 
 Pair = namedtuple("Pair", ("x", "y"))
@@ -213,13 +214,27 @@ def test_other_records_are_put_in_place_of_all_samples_but_one(how: str) -> None
         return squares(model, x) * (2.0 if many else 1.0)
 
     with pytest.raises(cw.NotSeparable, match=f"putting {how} records in place of all others moves the loss of .* 2"):
-        check_losses(layer(), branches, x, 5, again)
-    assert check_losses(layer(), squares, x, 5, again) == ""
+        check_losses(Memory(layer(), ()), branches, x, 5, again)
+    assert check_losses(Memory(layer(), ()), squares, x, 5, again) == ""
 
 
 def test_what_cannot_be_read_again_is_said() -> None:
-    found = check_losses(layer(), squares, batch(), 5, Again(batch() + 1))
+    found = check_losses(Memory(layer(), ()), squares, batch(), 5, Again(batch() + 1))
     assert found.startswith("longer and shorter records in loss_fn") and "others the second time" in found
+
+
+def test_memory_that_is_newer_than_what_is_known_may_come_from_a_batch() -> None:
+    memory = Memory(layer(), ())
+    memory.look_around(0)
+    newer = batch(1).square().sum()
+
+    def loss_fn(model: nn.Module, x: Tensor) -> Tensor:
+        return squares(model, x) * newer
+
+    with pytest.raises(cw.NotSeparable, match="unknown origin"):
+        check_losses(memory.apart(), loss_fn, batch(), 5, None)
+    assert check_losses(memory.apart(), squares, batch(), 5, None) == ""
+    assert check_losses(Memory(layer(), ()), loss_fn, batch(), 5, None) == "", "it looks around itself, and finds it"
 
 
 def test_batches_that_are_not_in_rows_lose_no_sample() -> None:
@@ -227,10 +242,10 @@ def test_batches_that_are_not_in_rows_lose_no_sample() -> None:
         x, counts = given
         return torch.stack([part.square().sum() for part in model(x).split(counts)])
 
-    assert check_losses(layer(), loss_fn, (batch(5), [2, 1, 2]), 3, None) == ""
+    assert check_losses(Memory(layer(), ()), loss_fn, (batch(5), [2, 1, 2]), 3, None) == ""
     with pytest.raises(cw.NotSeparable):
-        check_losses(layer(), lambda m, x: squares(m, x) / len(x), batch(), 5, None)
-    assert check_losses(layer(), lambda m, b: squares(m, b[0]) / len(b[0]), (batch(), "text"), 5, None) == ""
+        check_losses(Memory(layer(), ()), lambda m, x: squares(m, x) / len(x), batch(), 5, None)
+    assert check_losses(Memory(layer(), ()), lambda m, b: squares(m, b[0]) / len(b[0]), (batch(), "text"), 5, None) == ""
 
 
 class Padded(nn.Module):
@@ -265,10 +280,10 @@ def test_dropout_of_a_longer_batch_is_not_taken_for_mixing() -> None:
     """Models of `transformers` drop attention out by a function: a batch of another length gets other numbers."""
     x = torch.randint(1, 9, (5, 3), generator=torch.Generator().manual_seed(0))
     model = Padded(masked=True).train()
-    assert check_losses(model, forward, x, 5, Longer(x)) == "" and model.training
+    assert check_losses(Memory(model, ()), forward, x, 5, Longer(x)) == "" and model.training
     with pytest.raises(cw.NotSeparable, match="putting longer records in place of all others moves the loss"):
-        check_losses(Padded(masked=False).train(), forward, x, 5, Longer(x))
-    said = check_losses(Padded(masked=True, always=True).train(), forward, x, 5, Longer(x))
+        check_losses(Memory(Padded(masked=False).train(), ()), forward, x, 5, Longer(x))
+    said = check_losses(Memory(Padded(masked=True, always=True).train(), ()), forward, x, 5, Longer(x))
     assert "the losses draw random numbers in evaluation mode too" in said
 
 
@@ -281,4 +296,4 @@ def test_mixing_in_training_mode_alone_is_noticed_beside_dropout() -> None:
 
     x = torch.randint(2, 9, (5, 3), generator=torch.Generator().manual_seed(0))
     with pytest.raises(cw.NotSeparable):
-        check_losses(Padded(masked=True).train(), mixing, x, 5, Longer(x))
+        check_losses(Memory(Padded(masked=True).train(), ()), mixing, x, 5, Longer(x))

@@ -106,7 +106,7 @@ class Checks:
         self.watches = True
         """Whether the loop's own forward passes are watched at all; else what finds the norms checks its losses."""
         self.memory = Memory(model, constants)
-        self._model, self._loss_fn = model, loss_fn
+        self._loss_fn = loss_fn
         self._counted, self._entropy = counted, entropy
         self._watch: Watch | None = None
         self._again = False
@@ -154,7 +154,7 @@ class Checks:
         """Call the loss function with longer, shorter and fewer records, once; losses that mix are refused."""
         if not self.watches or self._loss_fn is None or size < _SAMPLES_TO_CHECK:
             return
-        unclear = check_losses(self._model, self._loss_fn, batch, size, again)
+        unclear = check_losses(self.memory.apart(), self._loss_fn, batch, size, again)
         self._loss_fn = None
         if unclear:
             self.not_checked(unclear)

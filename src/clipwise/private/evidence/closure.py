@@ -40,18 +40,19 @@ def check_model(model: nn.Module, loss_fn: LossFn, batch: Batch) -> None:
         ...
     clipwise.errors.NotSeparable: samples mix: ...
     """
-    check_losses(model, loss_fn, batch, batch_size(batch), None)
+    check_losses(Memory(model, ()), loss_fn, batch, batch_size(batch), None)
 
 
-def check_losses(model: nn.Module, loss_fn: LossFn, batch: Batch, size: int, again: Again | None) -> str:
+def check_losses(memory: Memory, loss_fn: LossFn, batch: Batch, size: int, again: Again | None) -> str:
     """`check_model`, also for batches that are not in rows; says what could not be checked, if anything.
 
-    `again` makes the batch of longer and shorter records.
+    `memory` knows what there was before the batch. `again` makes the batch of longer and shorter records.
     """
+    model = memory.model
     if size < _FEWEST:
         raise InvalidLosses(f"check_model needs a batch of at least three samples, got {size}.")
     with _unchanged(model) as run:
-        _watched(model, loss_fn, batch, size, run)
+        _watched(memory, loss_fn, batch, size, run)
         repeat = _Repeated(model, loss_fn, batch, size, run)
         why = "" if again is None else unreadable(again, Records.of(batch, size))
         why = why and f"the records of a batch cannot be read again ({why})"
@@ -73,9 +74,9 @@ def _in_rows(batch: Batch, size: int) -> bool:
     return len(records.rows) == len(records.tensors) and not records.opaque
 
 
-def _watched(model: nn.Module, loss_fn: LossFn, batch: Batch, size: int, run: Run) -> None:
+def _watched(memory: Memory, loss_fn: LossFn, batch: Batch, size: int, run: Run) -> None:
     """One pass with twins, as `Private` watches the passes of a loop."""
-    memory, records = Memory(model, ()), Records.of(batch, size)
+    model, records = memory.model, Records.of(batch, size)
     memory.begin(0)
     watch = Watch(records, [Twin(change) for change in records.changes(0)], memory.familiar)
 

@@ -20,6 +20,7 @@ The sums are whole numbers, so their order does not matter. They are compared wi
 
 from __future__ import annotations
 
+import copy
 import gc
 import hashlib
 from bisect import bisect
@@ -194,6 +195,13 @@ class Memory:
                         self._learn(tensor)
                 except Exception:  # whatever the tensors of others do not answer
                     continue
+
+    def apart(self) -> Memory:
+        """Another one that begins with what this one knows, for passes that are not of the run."""
+        found = copy.copy(self)
+        found._held, found._trained = dict(self._held), dict(self._trained)
+        found._rewriting, found._foreign = set(self._rewriting), set(self._foreign)
+        return found
 
     def trains(self, parameters: Iterable[Tensor]) -> None:
         """Parameters that are trained: what they hold was released, also when they are frozen later."""
