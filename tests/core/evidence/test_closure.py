@@ -245,7 +245,9 @@ def test_batches_that_are_not_in_rows_lose_no_sample() -> None:
     assert check_losses(Memory(layer(), ()), loss_fn, (batch(5), [2, 1, 2]), 3, None) == ""
     with pytest.raises(cw.NotSeparable):
         check_losses(Memory(layer(), ()), lambda m, x: squares(m, x) / len(x), batch(), 5, None)
-    assert check_losses(Memory(layer(), ()), lambda m, b: squares(m, b[0]) / len(b[0]), (batch(), "text"), 5, None) == ""
+    assert (
+        check_losses(Memory(layer(), ()), lambda m, b: squares(m, b[0]) / len(b[0]), (batch(), "text"), 5, None) == ""
+    )
 
 
 class Padded(nn.Module):
