@@ -201,7 +201,7 @@ def peers(workload: Workload, plain: Plain, rounds: int) -> tuple[dict[str, floa
         except CannotRun as reason:
             notes[name] = str(reason)
             continue
-        untrained = left_out(method, workload.batch(0))
+        untrained = left_out(method, method.workload.batch(0))
         if untrained:
             notes[name] = f"{untrained} of {len(trainable(method.model))} parameters are not trained"
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from clipwise.engine.grams import Doubts, Gram, Recent, doubt_cancelled, ghost_norms, rounded_up
 from clipwise.engine.lengths import balanced, beyond, lengths, sure_lengths
+from clipwise.engine.matrices import add_product, product, stacked_products
 from clipwise.engine.precision import HALF, in_dtype
 from clipwise.engine.room import Room
 
@@ -248,7 +249,7 @@ class Outer(Use):
             return (lefts * rights).square_().view(self.batch_size, -1).sum(1)
         if self.ghost_is_cheaper:
             return self._ghost(Gram.of(left), doubts)
-        return doubt_cancelled(squares(left.mT @ right), self.terms(), self.precise_norms, doubts)
+        return doubt_cancelled(squares(stacked_products(left.mT, right)), self.terms(), self.precise_norms, doubts)
 
     def terms(self) -> Tensor:
         lefts, rights = lengths(self.left), lengths(self.right)
@@ -280,13 +281,13 @@ class Outer(Use):
     def formed(self, room: Room | None = None) -> Use:
         left, right = self.left.mT, self.right
         if room is None or left.dim() != 3:
-            return Dense(left @ right, self.shape)
+            return Dense(stacked_products(left, right), self.shape)
         out = room.take((left.shape[0], left.shape[1], right.shape[2]), left)
-        return Dense(torch.bmm(left, right, out=out), self.shape)
+        return Dense(stacked_products(left, right, out), self.shape)
 
     def gradients(self, samples: slice = _ALL) -> Tensor:
         use = self.with_positions()
-        gradients = use.left[samples].mT @ use.right[samples]
+        gradients = stacked_products(use.left[samples].mT, use.right[samples])
         return gradients.reshape(gradients.shape[0], *self.shape)
 
     def weighted(self, factors_B: Tensor) -> Tensor:
@@ -298,7 +299,7 @@ class Outer(Use):
         if left.dim() != 2 or not _takes(total, left) or _is_narrow(left, right):
             total.view(self.shape).add_(self._formed_sum(left, right))
         else:
-            total.view(left.shape[1], right.shape[1]).addmm_(left.t(), right)
+            add_product(total.view(left.shape[1], right.shape[1]), left.t(), right)
 
     def _formed_sum(self, left: Tensor, right: Tensor) -> Tensor:
         """The sum over samples, of rows that have their factors."""
@@ -430,7 +431,7 @@ def _is_narrow(left: Tensor, right: Tensor) -> bool:
 
 def _product(left: Tensor, right: Tensor) -> Tensor:
     """left^T right, for a narrow result by way of its transpose, which is several times faster."""
-    return (right.t() @ left).t().contiguous() if _is_narrow(left, right) else left.t() @ right
+    return (right.t() @ left).t().contiguous() if _is_narrow(left, right) else product(left.t(), right)
 
 
 def _rows(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:

@@ -16,7 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from clipwise.engine.matrices import product
+
 RELU, TANH, LSTM, GRU = range(4)  # torch's numbers
+
+_sigmoid_backward, _tanh_backward = torch.ops.aten.sigmoid_backward, torch.ops.aten.tanh_backward
 
 Pull = Callable[[Tensor], Tensor]  # the gradient of a row of gates -> that of the hidden state before
 
@@ -46,37 +50,40 @@ def _where(alive: Tensor | None, tensor: Tensor, otherwise: float | Tensor = 0) 
 
 
 class LstmTimes(Times):
-    """Input, forget, cell and output gate, before they are squashed; they are written over."""
+    """Input, forget, cell and output gate, before they are squashed. Their gradients are written over them, once."""
 
     def __init__(self, gates: Tensor, first: Tensor, alive: Tensor | None = None) -> None:
-        candidate = gates[:, :, 2].tanh()
-        opened = gates.sigmoid_()  # the third is not looked at
-        into, kept, out = _where(alive, opened[:, :, 0]), _where(alive, opened[:, :, 1], 1), opened[:, :, 3]
-        cells = [first]
-        for added, share in zip((into * candidate).unbind(), kept.unbind(), strict=True):
-            cells.append(torch.addcmul(added, share, cells[-1]))
-        before, squashed = torch.stack(cells[:-1]), torch.stack(cells[1:]).tanh_()
+        candidate = gates[:, :, 2].contiguous().tanh_()
+        into, kept = gates[:, :, :2].sigmoid_().unbind(2)
+        into, kept, out = _where(alive, into), _where(alive, kept, 1), gates[:, :, 3].sigmoid_()
+        cells = gates.new_empty(len(gates) + 1, *first.shape)
+        cells[0] = first
+        before, after = cells[:-1], cells[1:]
+        for each in zip((into * candidate).unbind(), kept.unbind(), before.unbind(), after.unbind(), strict=True):
+            torch.addcmul(*each[:3], out=each[3])
+        squashed = after.tanh()
         out = _where(alive, out)
-        self._kept, self._left = kept, None if alive is None else (~alive).to(gates.dtype)
-        self._of_cell = torch.stack(
-            [candidate * into * (1 - into), before * kept * (1 - kept), into * (1 - candidate.square())], 2
-        )
-        self._of_hidden, self._through = squashed * out * (1 - out), out * (1 - squashed.square())
+        self._room, self._kept, self._left = gates, kept, None if alive is None else (~alive).to(gates.dtype)
+        self._of_cell = torch.empty_like(gates[:, :, :3])
+        _sigmoid_backward(candidate, into, grad_input=self._of_cell[:, :, 0])
+        _sigmoid_backward(before, kept, grad_input=self._of_cell[:, :, 1])
+        _tanh_backward(into, candidate, grad_input=self._of_cell[:, :, 2])
+        self._of_hidden, self._through = _sigmoid_backward(squashed, out), _tanh_backward(out, squashed)
 
     def back(self, arrived: Tensor, hidden: Tensor, cell: Tensor | None, pull: Pull) -> GateGradients:
         assert cell is not None
-        times, samples, width = arrived.shape
-        found = arrived.new_empty(times, samples, 4, width)
+        found = self._room
         known = (self._through, self._of_cell, self._of_hidden, self._kept)
         each = [t.unbind()[::-1] for t in (found.flatten(2), found[:, :, :3], found[:, :, 3], arrived, *known)]
-        unread = [None] * times if self._left is None else self._left.unbind()[::-1]
+        unread = [None] * len(arrived) if self._left is None else self._left.unbind()[::-1]
         for row, three, last, here, onward, inner, outer, share, left in zip(*each, unread, strict=True):
             hidden = hidden + here
             cell = torch.addcmul(cell, hidden, onward)
+            after = cell * share  # which may lie where the gradients go
             torch.mul(cell.unsqueeze(1), inner, out=three)
             torch.mul(hidden, outer, out=last)
             pulled = pull(row)
-            hidden, cell = pulled if left is None else torch.addcmul(pulled, hidden, left), cell * share
+            hidden, cell = pulled if left is None else torch.addcmul(pulled, hidden, left), after
         gates = found.flatten(2)
         return GateGradients(gates, gates, hidden, cell)
 
@@ -179,9 +186,10 @@ class Layer:
 
     def _gates(self) -> Tensor:
         """Both shares added."""
-        bias = self._biases[0] + self._biases[1] if self._biases else None
-        gates = F.linear(self.inputs.flatten(0, 1), self._weight, bias)
-        gates.addmm_(self.states.flatten(0, 1), self._recurrent.T)
+        read = torch.cat([self.inputs.flatten(0, 1), self.states.flatten(0, 1)], 1)
+        gates = product(read, torch.cat([self._weight, self._recurrent], 1).t())
+        if self._biases:
+            gates += self._biases[0] + self._biases[1]
         return gates.view(*self.states.shape[:2], -1, self.states.shape[2])
 
     def _run(self) -> Tensor:
@@ -207,10 +215,11 @@ class Layer:
     def gradients(self, arrived: Tensor, hidden: Tensor, cell: Tensor | None) -> GateGradients:
         """From the gradients of all outputs, (T, N, H), and of the last states; computed once."""
         if self._found is None:
-            self._found = self._times().back(arrived, hidden, cell, lambda row: row @ self._recurrent)
+            self._found = self._times().back(arrived, hidden, cell, lambda row: product(row, self._recurrent))
         return self._found
 
     def input_gradients(self) -> Tensor:
         """Those of the inputs, (T, N, I), after those of the gates."""
         assert self._found is not None
-        return self._found.entering @ self._weight
+        entering = self._found.entering
+        return product(entering.flatten(0, 1), self._weight).view(*entering.shape[:2], -1)
