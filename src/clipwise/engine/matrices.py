@@ -8,6 +8,7 @@ with the same roundings. `torch.backends.mkldnn.flags(enabled=False)` turns oneD
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import cast
@@ -18,24 +19,29 @@ from torch import Tensor
 _PROCESSOR = Path("/proc/cpuinfo")
 _WIDE = 256  # columns from which oneDNN was faster, whatever lies how in memory
 _LARGE = 1 << 22  # multiplications from which it was
+_PART = 1 << 22  # numbers that are held beside a result
 _LONG = 1024  # terms that it adds one after the other; beyond them errors of one sign would add up to more than MKL's
 
 
 def product(left: Tensor, right: Tensor) -> Tensor:
-    """left @ right, of two matrices. It may lie in memory by columns."""
+    """left @ right, of two matrices."""
     if not _is_faster(left, right):
         return left @ right
-    if _lies_by_rows(left) or left.shape[0] <= right.shape[1]:
+    if not _is_turned(left, right):
         return _onednn(left, right)
-    return _onednn(right.t(), left.t()).t()  # which has more columns
+    found = left.new_empty(left.shape[0], right.shape[1])
+    for rows, part in _parts(found, left, right):
+        rows.copy_(part)
+    return found
 
 
 def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
     """Add left @ right to a matrix in place."""
-    if _is_faster(left, right):
-        total.add_(product(left, right))
-    else:
+    if not _is_faster(left, right):
         total.addmm_(left, right)
+        return
+    for rows, part in _parts(total, left, right):
+        rows.add_(part)
 
 
 def stacked_products(left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
@@ -49,13 +55,32 @@ def stacked_products(left: Tensor, right: Tensor, out: Tensor | None = None) -> 
     return out
 
 
+def _parts(total: Tensor, left: Tensor, right: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Some rows of a matrix and those of left @ right, which need not lie in memory by rows."""
+    count = max(1, _PART // right.shape[1])
+    for rows, some in zip(total.split(count), left.split(count), strict=True):
+        turned = _is_turned(some, right)
+        yield rows, _onednn(right.t(), some.t()).t() if turned else _onednn(some, right)
+
+
 def _onednn(left: Tensor, right: Tensor) -> Tensor:
+    count = -(-left.shape[1] // _LONG)
     total: Tensor | None = None
-    for rows, columns in zip(left.split(_LONG, 1), right.t().split(_LONG, 1), strict=True):
-        part: Tensor = torch.ops.mkldnn._linear_pointwise(rows, columns, None, "none", [], "")
+    for rows, columns in zip(left.tensor_split(count, 1), right.t().tensor_split(count, 1), strict=True):
+        part: Tensor = torch.ops.mkldnn._linear_pointwise(rows, _dense(columns), None, "none", [], "")
         total = part if total is None else total.add_(part)
     assert total is not None
     return total
+
+
+def _dense(matrix: Tensor) -> Tensor:
+    """Without gaps in memory: with gaps in its second operand oneDNN takes two thousand times as long."""
+    return matrix if matrix.is_contiguous() or matrix.t().is_contiguous() else matrix.contiguous()
+
+
+def _is_turned(left: Tensor, right: Tensor) -> bool:
+    """Whether the transpose is formed, which has more columns, of a left side that is copied anyway."""
+    return not _lies_by_rows(left) and left.shape[0] > right.shape[1]
 
 
 def _lies_by_rows(matrix: Tensor) -> bool:
