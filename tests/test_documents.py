@@ -30,6 +30,7 @@ from benchmarks import (
     noise,
     ntk,
     packed,
+    products,
     reliability,
     report,
 )
@@ -288,6 +289,7 @@ PARTS: dict[tuple[Path, str], Callable[[str], str]] = {
     (BENCHMARKS, "correlated"): lambda _: correlated.tables(kept("benchmarks/correlated.json")),
     (BENCHMARKS, "full"): lambda _: full.tables(kept("benchmarks/full.json")),
     (BENCHMARKS, "packed"): lambda _: packed.tables(kept("benchmarks/packed.json")),
+    (BENCHMARKS, "products"): lambda _: products.tables(kept("benchmarks/products.json")),
 }
 """What stands between marks in a page, by page and name, and what makes it from kept numbers."""
 

@@ -228,7 +228,7 @@ def test_a_copy_of_the_batch_is_the_batch() -> None:
     with pytest.raises(cw.NotSeparable, match="statistic of the batch"):
         checked(model, lambda model, x: per_row(model(x) - copy.deepcopy(x).mean()), a_batch())
     x = a_batch()
-    watch = Watch(Records.of(x, 6), [], lambda tensor: True)
+    watch = Watch(Records.of(x, 6), [], lambda *_: True)
     assert watch.marks_of(watch.traffic.call(Tensor.__deepcopy__, (x, {}), {})) == BATCH  # whatever kernels are seen
 
 

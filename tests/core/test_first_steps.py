@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import TensorDataset
 
 import clipwise as cw
-from clipwise.private.evidence import checks, verdict
+from clipwise.private.evidence import checks, gradients, verdict
 from clipwise.private.evidence.watch import Watch
 from clipwise.private.parts import cut
 
@@ -84,8 +84,8 @@ def test_backward_passes_do_not_grow_with_depth_and_one_plan_serves_all_sizes(ba
     shallow, deeper = (passes_of_the_first_step(layers, backwards) for layers in (2, 12))
     assert shallow == deeper
     first, *watched = shallow[:6]
-    assert first <= 9  # two forms, each beside the true batch; three probes, the norms, autograd's own sum
-    assert watched == [3] * 5  # the true batch and its twin by autograd, and the norms
+    assert first <= 12  # two forms, each beside the true batch; twice three probes and the norms, autograd's own sum
+    assert watched == [4] * 5  # the true batch and its twin by autograd, and twice the norms
     assert shallow[6:] == [1] * 3
 
 
@@ -150,19 +150,19 @@ def test_twins_are_let_go_before_the_engine_begins(monkeypatch: pytest.MonkeyPat
 def test_gradients_are_compared_beside_one_twin_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Twins of which only losses are asked are let go before gradients take memory, and others one after the other."""
     held: list[int] = []
-    judge, now = checks.judge, verdict._Known.now
+    judge, now = checks.judge, gradients.Known.now
     watched: list[Watch] = []
 
     def judged(watch: Watch, *given: Any) -> verdict.Findings:
         watched[:] = [watch]
         return judge(watch, *given)
 
-    def counted(known: verdict._Known, kept: tuple[int, ...]) -> list[Tensor | None]:
+    def counted(known: gradients.Known, cotangent: Tensor) -> list[Tensor | None]:
         held.append(sum(twin.nbytes > 0 for twin in watched[0].twins))
-        return now(known, kept)
+        return now(known, cotangent)
 
     monkeypatch.setattr(checks, "judge", judged)
-    monkeypatch.setattr(verdict._Known, "now", counted)
+    monkeypatch.setattr(gradients.Known, "now", counted)
     for private, model, x in physical_batches():
         if private.step(squares(model, x)):
             break

@@ -4,14 +4,14 @@ For users: `per_sample_norms`, `per_sample_gradients`, `clipped_gradients`, `che
 of the package builds on, one line of imports for each subject.
 """
 
-from clipwise.engine.cache import Engine, NothingFinite
+from clipwise.engine.cache import Engine, NothingFinite, lengths_beforehand
 from clipwise.engine.clip import Clipped, Clipper, Total
 from clipwise.engine.cost import free_bytes
 from clipwise.engine.functions import Constants, check, clipped_gradients, per_sample_gradients, per_sample_norms
 from clipwise.engine.graph import Graph, dense, differentiate, walk
 from clipwise.engine.history import Planning
 from clipwise.engine.node import IN_PLACE_WRITE, LEAF
-from clipwise.engine.norms import negligible_norm
+from clipwise.engine.norms import negligible_norm, working_dtype
 from clipwise.engine.ops import op_of
 from clipwise.engine.origin import Evidence, Origin, backing, constant_tensors, memory_of
 from clipwise.engine.parameters import Parameters, check_vector
@@ -52,6 +52,7 @@ __all__ = [
     "differentiate",
     "distance",
     "free_bytes",
+    "lengths_beforehand",
     "memory_of",
     "negligible_norm",
     "op_of",
@@ -59,4 +60,5 @@ __all__ = [
     "per_sample_norms",
     "walk",
     "widened",
+    "working_dtype",
 ]

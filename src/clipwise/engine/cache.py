@@ -17,7 +17,7 @@ from torch import Tensor
 from clipwise.engine.compiled import refuse_donated
 from clipwise.engine.cost import Way, choose_way
 from clipwise.engine.fold import folded
-from clipwise.engine.graph import Graph, refuse_nested, walk
+from clipwise.engine.graph import Graph, refuse_nested, unrecorded, walk
 from clipwise.engine.history import History, Planning
 from clipwise.engine.origin import Declared, Evidence, Origin
 from clipwise.engine.owners import StalePlan
@@ -28,7 +28,7 @@ from clipwise.engine.room import Room
 from clipwise.engine.run import Backward
 from clipwise.engine.suspects import mixing
 from clipwise.engine.verify import verify_against_autograd
-from clipwise.errors import InvalidLosses
+from clipwise.errors import ClipwiseError, InvalidLosses
 
 _VERIFY_EVERY = 100
 _CACHE_SIZE = 256
@@ -169,6 +169,16 @@ class Engine:
                 backward.let_go()
         return backward
 
+    def norms(self, losses: Tensor, parameters: Parameters, evidence: Evidence) -> dict[int, Tensor]:
+        """Squared norms alone, by a plan that is not compared with autograd. The graph stays alive."""
+        graph, entry = self._planned(losses, self.graph(losses, parameters), parameters, evidence)
+        try:
+            backward = Backward(losses, graph, entry.plan, retain_graph=True, norms_only=True)
+        except StalePlan:
+            graph, entry = self._planned(losses, graph, parameters, evidence, stale=True)
+            backward = Backward(losses, graph, entry.plan, retain_graph=True, norms_only=True)
+        return backward.squared_norms()
+
 
 def _demand_shared(graph: Graph, plan: GraphPlan, evidence: Evidence) -> None:
     """Refuse a cached plan whose shared values are computed from the batch this time."""
@@ -180,3 +190,19 @@ def _demand_shared(graph: Graph, plan: GraphPlan, evidence: Evidence) -> None:
 
 ENGINE = Engine()
 """The one of the whole process, except where plans are better kept apart."""
+
+
+_APART = Engine()  # its plans are not counted among those of the steps
+
+
+@unrecorded()
+def lengths_beforehand(losses: Tensor, parameters: Sequence[Tensor], evidence: Evidence) -> dict[int, Tensor] | None:
+    """Of each sample's gradient, (B,) for every parameter that is reached: those by which a step will clip.
+
+    None where there are none. The step meets the same cause, and says it.
+    """
+    try:
+        squared = _APART.norms(losses, Parameters(parameters), evidence)
+    except (ClipwiseError, NothingFinite, StalePlan, RuntimeError):
+        return None
+    return {place: values.double().sqrt() for place, values in squared.items()}

@@ -14,6 +14,7 @@ from clipwise.engine.graph import Edge
 
 _CANCELLED = 4e-3  # squared norm relative to that of its terms, below which float32 is not accurate enough
 _COHERENT = 2.5e-4  # the same for the sum of all terms' lengths, squared, if all errors had one sign
+_COHERENT_GRAM = 1.8e-3  # where terms are inner products, whose own roundings may have one sign, too
 _SCATTERED = 3e-2  # and for the sum of their squares, since errors have either sign
 _LOST = {torch.float32: 1e-17, torch.float64: 1e-150}  # lengths whose squares begin to lose their digits
 _LARGE = 10.0  # a length that makes up for a lost one
@@ -122,7 +123,8 @@ def ghost_norms(grams: Callable[[], Pair], exact: Callable[[Tensor], Pair], doub
     Rounding of a Gram matrix is relative to a_t = |l_t||r_t|, not to the gradient: a norm that reads low by
     cancellation would let a sample through with more than its bound. The T^2 errors are relative to a_t a_s, so they
     add up to a few units in the last place of sum_t a_t^2, or of (sum_t a_t)^2 if they all had one sign. Where the
-    result is not large beside the one (an error of 3e-5 of it) or the other (1e-3), it is computed again.
+    result is not large beside the one (an error of 3e-5 of it) or the other (1e-3, where data were chosen so that all
+    roundings of all inner products go to one side), it is computed again.
     """
     left, right = grams()
     dtype, l_lengths, r_lengths = left.strips[0].dtype, left.lengths(), right.lengths()
@@ -132,7 +134,7 @@ def ghost_norms(grams: Callable[[], Pair], exact: Callable[[Tensor], Pair], doub
         squared = torch.maximum(left.times_(right), (_ROUNDED * terms.sum(1)).square_())
         unknown = ~torch.isfinite(squared)
     else:
-        least = torch.maximum(_COHERENT * terms.sum(1).square_(), _SCATTERED * terms.square().sum(1))
+        least = torch.maximum(_COHERENT_GRAM * terms.sum(1).square_(), _SCATTERED * terms.square().sum(1))
         squared = left.times_(right)
         unknown = _below(squared, least)
     faint = (lost > _LOST[dtype] * _LARGE) & ((lost.square() > _LOST_PART * squared) | lost.isinf())

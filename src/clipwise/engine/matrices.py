@@ -20,7 +20,7 @@ _PROCESSOR = Path("/proc/cpuinfo")
 _WIDE = 256  # columns from which oneDNN was faster, whatever lies how in memory
 _LARGE = 1 << 22  # multiplications from which it was
 _PART = 1 << 22  # numbers that are held beside a result
-_LONG = 1024  # terms that it adds one after the other; beyond them errors of one sign would add up to more than MKL's
+_LONG = 1024  # terms of one product: MKL adds no more one after the other, oneDNN would
 
 
 def product(left: Tensor, right: Tensor) -> Tensor:

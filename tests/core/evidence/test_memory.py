@@ -155,12 +155,27 @@ def test_declared_and_trained_memory_is_always_familiar() -> None:
     assert not memory.familiar(frozen)
 
 
-def test_whole_numbers_without_axes_are_taken_and_noted() -> None:
+def test_whole_numbers_of_torchscript_are_taken_and_noted() -> None:
     memory = Memory(Model(), ())
     passed(memory, nothing)
     memory.begin(1)
-    assert memory.familiar(torch.tensor(3)) and memory.notes == ["a whole number of unknown origin"]
-    assert not memory.familiar(torch.tensor(3.0)) and not memory.familiar(torch.tensor([3]))
+    assert memory.familiar(torch.tensor(3), True)
+    assert memory.notes == ["a whole number of unknown origin in TorchScript"]
+    assert not memory.familiar(torch.tensor(3.0), True) and not memory.familiar(torch.tensor([3]), True)
+    assert not memory.familiar(torch.tensor(3)), "a call of torch"
+
+
+def test_other_numbers_of_torchscript_are_taken_in_the_first_pass_as_they_are() -> None:
+    memory = Memory(Model(), ())
+    memory.look_around(0)
+    held = torch.tensor(0.3)
+    memory.begin(0)
+    assert memory.familiar(held, True) and not memory.familiar(torch.tensor(0.3)) and not memory.notes
+    passed(memory, nothing)
+    memory.begin(1)
+    assert memory.familiar(held, True)
+    held += 1
+    assert not memory.familiar(held, True)
 
 
 def test_a_count_of_steps_is_familiar() -> None:

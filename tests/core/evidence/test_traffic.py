@@ -31,7 +31,7 @@ def batch() -> Tensor:
 def watched(x: Any, twins: int = 2, carried: float = CARRIED_NUMBER) -> Watch:
     """A pass over a batch, whose twins have other values in the second and fourth row: 5 and 9 times the first's."""
     changes = [Change.of(KEPT, 0, "", scale=scale) for scale in (5.0, 9.0)[:twins]]
-    return Watch(Records.of(x, SIZE), [Twin(c) for c in changes], lambda tensor: True, frozenset({carried}))
+    return Watch(Records.of(x, SIZE), [Twin(c) for c in changes], lambda *_: True, frozenset({carried}))
 
 
 class During:

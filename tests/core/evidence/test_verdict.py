@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 
 import clipwise as cw
 from clipwise.engine import walk
-from clipwise.private.evidence import verdict
+from clipwise.private.evidence import gradients, verdict
 from clipwise.private.evidence.records import Change, Records
 from clipwise.private.evidence.twin import Twin
 from clipwise.private.evidence.verdict import Findings, judge
@@ -33,7 +33,7 @@ def judged(
     """The findings of one pass, with a twin for each set of options; `meddle` comes before the verdict."""
     x, model = batch(), layer()
     changes = [Change.of(KEPT, 0, "others were drawn", **{"scale": 4.0} | options) for options in twins]
-    watch = Watch(Records.of(x, 4), [Twin(change) for change in changes], lambda tensor: True)
+    watch = Watch(Records.of(x, 4), [Twin(change) for change in changes], lambda *_: True)
     watch.start()
     try:
         losses = body(model, x)
@@ -113,7 +113,7 @@ def test_gradients_that_are_not_finite_are_unclear_and_others_count() -> None:
 
 def test_gradients_that_torch_cannot_compute_for_other_records_are_unclear(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    real = verdict.differentiate
+    real = gradients.differentiate
 
     def differentiate(*args: Any, **options: Any) -> Any:
         calls.append(1)
@@ -121,7 +121,7 @@ def test_gradients_that_torch_cannot_compute_for_other_records_are_unclear(monke
             raise (RuntimeError if len(calls) == 2 else IndexError)("index out of range")
         return real(*args, **options)
 
-    monkeypatch.setattr(verdict, "differentiate", differentiate)
+    monkeypatch.setattr(gradients, "differentiate", differentiate)
     for _ in range(2):
         assert judged() == Findings(0, ("gradients cannot be computed with other records",))
 
@@ -131,7 +131,7 @@ def test_memory_of_unknown_origin_is_refused() -> None:
         return squares(model, x + BANK)
 
     x, model = batch(), layer()
-    watch = Watch(Records.of(x, 4), [], lambda tensor: tensor is not BANK)
+    watch = Watch(Records.of(x, 4), [], lambda tensor, _: tensor is not BANK)
     watch.start()
     losses = body(model, x)
     watch.stop()

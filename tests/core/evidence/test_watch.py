@@ -29,7 +29,7 @@ def batch() -> Tensor:
 
 def watched(x: Any, twins: int = 1, unknown: Tensor | None = None, **options: Any) -> Watch:
     change = Change.of(KEPT, 0, "", **{"scale": 4.0} | options)
-    return Watch(Records.of(x, SIZE), [Twin(change) for _ in range(twins)], lambda tensor: tensor is not unknown)
+    return Watch(Records.of(x, SIZE), [Twin(change) for _ in range(twins)], lambda tensor, _: tensor is not unknown)
 
 
 def run(watch: Watch, body: Callable[[], Any]) -> Any:

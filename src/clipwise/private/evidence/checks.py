@@ -161,6 +161,12 @@ class Checks:
         else:
             self._unclear.pop(PADDED, None)
 
+    def note_checked(self, step: int) -> None:
+        """Note that a loss function was checked and found clean, and when it is due again."""
+        self._number += 1
+        self._schedule(step)
+        self.note_clean(step)
+
     def note_clean(self, step: int) -> None:
         """Note that the losses of a step were checked and found clean."""
         if step not in self._steps:
@@ -168,7 +174,7 @@ class Checks:
 
     def look_around(self, step: int) -> None:
         """A batch is about to be drawn: from the first one on, new memory may come from a batch."""
-        if self.watches and not self.memory.has_looked:
+        if not self.memory.has_looked:
             with none_watching():
                 self.memory.look_around(step)
 
@@ -306,6 +312,7 @@ class Checks:
             return Seen(self, watch)  # refused by the engine
         self._held, self._device = sum(twin.nbytes for twin in watch.twins) / watch.records.size, losses.device
         findings = judge(watch, losses, graph, partial(self.memory.end, watch))
+        self.memory.notes += [f"what {name} reads besides its arguments" for name in watch.foreign]
         self._look_at_numbers(watch, graph)
         self._carried.update(watch.traffic.values)
         self._learn(graph, watch)
@@ -335,7 +342,7 @@ class Checks:
         self._schedule(step)
         for reason in (*findings.unclear, *self.memory.notes):
             self.not_checked(reason)
-        if findings.conclusive:
+        if findings.conclusive and not self.memory.notes:
             self.note_clean(step)
 
     def _look_at_numbers(self, watch: Watch, graph: Graph) -> None:

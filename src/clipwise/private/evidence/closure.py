@@ -30,9 +30,11 @@ def check_model(model: nn.Module, loss_fn: LossFn, batch: Batch) -> None:
 
     Sees what the graph of the losses cannot: statistics of the batch on the raw input, detached statistics, a division
     by the batch size, and values of the batch that are written into buffers. `loss_fn(model, batch)` returns losses of
-    shape (B,); `batch` is a tensor, or a tuple, list or mapping of tensors whose first axis is the batch. Buffers and
-    random generators are left as they were. Losses that draw random numbers draw others for a batch of another size or
-    length: then other batches are tried in evaluation mode, and not at all when losses are random there too.
+    shape (B,); `batch` is a tensor, or a tuple, list or mapping of tensors whose first axis is the batch. Whatever the
+    program holds when this is called counts as constant: a statistic of this batch that was taken before is not seen.
+    Buffers and random generators are left as they were. Losses that draw random numbers draw others for a batch of
+    another size or length: then other batches are tried in evaluation mode, and not at all when losses are random there
+    too.
 
     >>> check_model(nn.Linear(3, 1), lambda model, x: model(x).squeeze(1) ** 2, torch.randn(4, 3))
     >>> check_model(nn.BatchNorm1d(3), lambda model, x: model(x).sum(1), torch.randn(4, 3))
@@ -43,16 +45,16 @@ def check_model(model: nn.Module, loss_fn: LossFn, batch: Batch) -> None:
     check_losses(Memory(model, ()), loss_fn, batch, batch_size(batch), None)
 
 
-def check_losses(memory: Memory, loss_fn: LossFn, batch: Batch, size: int, again: Again | None) -> str:
+def check_losses(memory: Memory, loss_fn: LossFn, batch: Batch, size: int, again: Again | None, step: int = 0) -> str:
     """`check_model`, also for batches that are not in rows; says what could not be checked, if anything.
 
-    `memory` knows what there was before the batch. `again` makes the batch of longer and shorter records.
+    `memory` knows what there was before the batches. `again` makes the batch of longer and shorter records.
     """
     model = memory.model
     if size < _FEWEST:
         raise InvalidLosses(f"check_model needs a batch of at least three samples, got {size}.")
     with _unchanged(model) as run:
-        _watched(memory, loss_fn, batch, size, run)
+        _watched(memory, loss_fn, batch, size, run, step)
         repeat = _Repeated(model, loss_fn, batch, size, run)
         why = "" if again is None else unreadable(again, Records.of(batch, size))
         why = why and f"the records of a batch cannot be read again ({why})"
@@ -74,10 +76,10 @@ def _in_rows(batch: Batch, size: int) -> bool:
     return len(records.rows) == len(records.tensors) and not records.opaque
 
 
-def _watched(memory: Memory, loss_fn: LossFn, batch: Batch, size: int, run: Run) -> None:
+def _watched(memory: Memory, loss_fn: LossFn, batch: Batch, size: int, run: Run, step: int) -> None:
     """One pass with twins, as `Private` watches the passes of a loop."""
     model, records = memory.model, Records.of(batch, size)
-    memory.begin(0)
+    memory.begin(step)
     watch = Watch(records, [Twin(change) for change in records.changes(0)], memory.familiar)
 
     def forward() -> Tensor:

@@ -23,12 +23,13 @@ from __future__ import annotations
 import copy
 import gc
 import hashlib
+import weakref
 from bisect import bisect
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from itertools import compress, islice
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -49,6 +50,7 @@ _ROW = 1024  # words
 _SEQUENCES = 2
 _SHORT = 33  # bits
 _DEEPEST = 3
+_Key: TypeAlias = tuple[str, int]  # a tensor of the model: its name, and which of several it is
 _MOST = 100_000  # records of a list, and tensors of the process, whose memory is known again
 
 
@@ -63,6 +65,17 @@ class _Held:
 
 
 @dataclass(frozen=True)
+class _Begun:
+    """What a run that trains a model knows of memory from before its first batch."""
+
+    model: weakref.ref[nn.Module]
+    held: dict[int, _Held]
+
+
+_BEGUN: dict[int, _Begun] = {}
+
+
+@dataclass(frozen=True)
 class _Change:
     """What a pass left in a tensor of the model: other memory than before, or the same with something else in it."""
 
@@ -71,6 +84,7 @@ class _Change:
     is_saved: bool
     marks: int
     is_out_of_sight: bool  # no kernel wrote it
+    was_read: bool  # as a constant, since the model rewrites it
 
 
 def checksum(storage: torch.UntypedStorage) -> bytes:
@@ -165,14 +179,16 @@ class Memory:
         self._held: dict[int, _Held] = {}
         self.has_looked = False
         """Whether the process was looked at."""
-        self._rewriting: set[str] = set()  # names that the model itself was seen to rewrite without the batch
-        self._foreign: set[str] = set()  # and those that were seen to hold anything else, once
+        self._rewriting: set[_Key] = set()  # what the model itself was seen to rewrite without the batch
+        self._foreign: set[_Key] = set()  # and what was seen to hold anything else, once
         self._records: list[tuple[int, int]] = []  # addresses of the data set's own memory, in order
         self._step = 0
         self._declared: set[int] = set()
         self._rewritten: set[int] = set()
         self._trained: dict[int, StorageWeakRef] = {}  # at any time: only released gradients changed it
-        self._before: dict[tuple[str, int], tuple[int, object]] = {}
+        self._met: set[_Key] = set()  # what the model held when some pass began; a cache may grow between passes
+        self._before: dict[_Key, tuple[int, object]] = {}
+        self._has_left = False  # a pass was watched to its end
         self._changes: list[_Change] = []
         for _, tensor, _ in self._tensors():
             self._learn(tensor)
@@ -182,10 +198,21 @@ class Memory:
         self._records = _merged(_record_memory(dataset, len(dataset), _DEEPEST))  # type: ignore[arg-type]
 
     def look_around(self, step: int) -> None:
-        """Before the first batch, once: all memory of the process. What is not there yet may come from a batch."""
+        """Before the first batch, once: all memory of the process. What is not there yet may come from a batch.
+
+        A run that is resumed has had its first batch: it knows what the run of this process knew whose model it trains.
+        """
         if self.has_looked:
             return
         self.has_looked, self._step = True, step
+        known = _BEGUN.get(id(self.model)) if step else None
+        if known is not None and known.model() is self.model:
+            self._held = {**known.held, **self._held}
+        else:
+            self._look()
+        self._keep()
+
+    def _look(self) -> None:
         with torch._C.DisableTorchFunctionSubclass():
             for tensor in islice(_tensors_of_the_process(), _MOST):
                 try:
@@ -196,11 +223,16 @@ class Memory:
                 except Exception:  # whatever the tensors of others do not answer
                     continue
 
+    def _keep(self) -> None:
+        """For a run of this process that continues this one."""
+        place = id(self.model)
+        _BEGUN[place] = _Begun(weakref.ref(self.model, lambda _: _BEGUN.pop(place, None)), self._held)
+
     def apart(self) -> Memory:
         """Another one that begins with what this one knows, for passes that are not of the run."""
         found = copy.copy(self)
         found._held, found._trained = dict(self._held), dict(self._trained)
-        found._rewriting, found._foreign = set(self._rewriting), set(self._foreign)
+        found._rewriting, found._foreign, found._met = set(self._rewriting), set(self._foreign), set(self._met)
         return found
 
     def trains(self, parameters: Iterable[Tensor]) -> None:
@@ -216,10 +248,19 @@ class Memory:
         self.trains(p for p in self.model.parameters() if p.requires_grad)
         self._before = {key: (memory_of(t), content(t)) for key, t, _ in self._tensors()}
         own = self._rewriting - self._foreign
-        self._rewritten = {memory for (name, _), (memory, _) in self._before.items() if name in own}
+        names = {name for name, _ in own} - {name for name, _ in self._foreign}
+        self._rewritten = {
+            memory
+            for key, (memory, _) in self._before.items()
+            if key in own or (key[0] in names and key not in self._met)
+        }
+        self._met.update(self._before)
 
-    def familiar(self, tensor: Tensor) -> bool:
-        """Whether memory that the forward pass did not make is constant."""
+    def familiar(self, tensor: Tensor, in_script: bool = False) -> bool:
+        """Whether memory that the forward pass did not make is constant; `in_script`: a kernel of TorchScript reads it.
+
+        TorchScript holds numbers where Python does not look, and makes whole ones out of sight.
+        """
         memory = memory_of(tensor)
         if memory in self._declared or memory in self._trained:
             return True
@@ -228,10 +269,14 @@ class Memory:
         held = self._held.get(memory)
         if memory in self._rewritten or (held is not None and self._stayed(held, tensor)):
             return True
-        if not tensor.dim() and not tensor.is_floating_point():  # TorchScript makes such out of sight
-            self.notes.append("a whole number of unknown origin")
+        if not in_script or tensor.dim() or held is not None:
+            return False
+        if not tensor.is_floating_point():
+            self.notes.append("a whole number of unknown origin in TorchScript")
             return True
-        return False
+        if not self._has_left:  # nothing can be of an earlier batch
+            self._learn(tensor)
+        return not self._has_left
 
     def _stayed(self, held: _Held, tensor: Tensor) -> bool:
         """Whether memory holds what it held, or a count of steps."""
@@ -245,7 +290,7 @@ class Memory:
         place = bisect(self._records, address, key=lambda ends: ends[0])
         return place > 0 and address < self._records[place - 1][1]
 
-    def _tensors(self) -> Iterator[tuple[tuple[str, int], Tensor, bool]]:
+    def _tensors(self) -> Iterator[tuple[_Key, Tensor, bool]]:
         """The tensors of the model by name and number, since a list has several, and whether they are saved with it."""
         seen: dict[str, int] = {}
         for name, tensor, is_saved in held_by(self.model):
@@ -261,36 +306,39 @@ class Memory:
 
     def leave(self, watch: Watch) -> None:
         """At the end of a pass, whatever comes of it: what it made without the batch is constant from then on."""
+        self._has_left = True
         self._held = {memory: held for memory, held in self._held.items() if not held.storage.expired()}
         for tensor in watch.constants_alive():
             self._learn(tensor)
         for tensor in watch.records.tensors:  # they were there before, where batches are the user's own
             self._held.pop(memory_of(tensor), None)
         self._changes = [self._noted(*found, watch) for found in self._tensors() if self._has_changed(*found)]
+        self._keep()
 
-    def _has_changed(self, key: tuple[str, int], tensor: Tensor, is_saved: bool) -> bool:
+    def _has_changed(self, key: _Key, tensor: Tensor, is_saved: bool) -> bool:
         return (memory_of(tensor), content(tensor)) != self._before.get(key)
 
-    def _noted(self, key: tuple[str, int], tensor: Tensor, is_saved: bool, watch: Watch) -> _Change:
+    def _noted(self, key: _Key, tensor: Tensor, is_saved: bool, watch: Watch) -> _Change:
         """What became of a tensor of the model. One that the model itself writes without the batch may change again."""
         memory, before = memory_of(tensor), self._before.get(key)
         marks, is_same = watch.held_marks(memory), before is not None and before[0] == memory
         by_kernels = memory in watch.written or watch.made_here(memory)
         if by_kernels and not marks:
-            self._rewriting.add(key[0])
+            self._rewriting.add(key)
             self._learn(tensor)
         known = by_kernels or (not is_same and not marks and self.familiar(tensor))
         if marks or not known:
-            self._foreign.add(key[0])
+            self._foreign.add(key)
         is_out_of_sight = not marks and not known and (is_saved or is_same or before is None)
-        return _Change(key[0], tensor, is_saved, marks, is_out_of_sight)
+        was_read = before is not None and before[0] in self._rewritten and watch.knows(before[0])
+        return _Change(key[0], tensor, is_saved, marks, is_out_of_sight, was_read)
 
     def end(self, watch: Watch) -> None:
         """Refuse what the batch was written into, in the pass that was left."""
         for change in self._changes:
             if change.is_out_of_sight:
                 raise NotSeparable(_UNSEEN.format(name=change.name))
-            if change.is_saved and change.marks & CARRIED:
+            if change.marks and (change.was_read or (change.is_saved and change.marks & CARRIED)):
                 raise NotSeparable(_CARRIED_OVER.format(name=change.name))
             if change.is_saved and change.marks:
                 _demand_same(change.name, change.tensor, watch)

@@ -197,14 +197,15 @@ class Traffic:
         return value
 
     def _copied(self, func: Any, args: Any, kwargs: Any) -> Any:
-        out = func(*args, **kwargs)
         with torch._C.DisableTorchFunction(), _disable_current_modes():
-            marks = self._watch.marks_of(args[0]) if isinstance(out, Tensor) else 0
-            if marks:
+            marks, out = self._watch.marks_of(args[0]), func(*args, **kwargs)
+            if isinstance(out, Tensor) and not marks:
+                self._watch.remember(out, memory_of(out))
+            elif isinstance(out, Tensor):
                 self._watch.mark(out, marks)
                 for twin in self._watch.twins:
                     if not twin.broken:
-                        twin.pair(out, twin.of(args[0]))
+                        twin.pair(out, twin.of(args[0]).clone())
         return out
 
     def _size(self, tensor: Tensor) -> None:

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from clipwise.engine import HALF, Graph, differentiate, distance, memory_of
+from clipwise.engine import HALF, Graph, distance, memory_of, widened
 from clipwise.errors import NotSeparable
+from clipwise.private.evidence.gradients import Known
 from clipwise.private.evidence.records import some
 from clipwise.private.evidence.traffic import CARRIED
 from clipwise.private.evidence.twin import Twin
@@ -61,7 +62,7 @@ def judge(watch: Watch, losses: Tensor, graph: Graph, also: Callable[[], None]) 
     for twin in watch.twins:
         if twin.change.losses_only or twin not in able:
             twin.forget()
-    known = _Known(losses, graph)
+    known = Known(losses, graph, watch)
     for twin in able:
         finite = twin.change.losses_only or _compare_gradients(twin, known)
         left = [why for count, why in twin.left if count < made]
@@ -70,6 +71,8 @@ def judge(watch: Watch, losses: Tensor, graph: Graph, also: Callable[[], None]) 
             passed_over = passed_over or bool(left)
         elif not twin.change.losses_only:
             passed += 1
+    known.look_at_reads()
+    _refuse_read(known)
     if watch.traffic.imported_any:
         unclear.append("a tensor was made from values of the batch that are not tensors")
         passed_over = True
@@ -98,6 +101,18 @@ def _refuse_carried(watch: Watch, graph: Graph) -> None:
             )
 
 
+def _refuse_read(known: Known) -> None:
+    """Refuse a backward pass that reads such memory: hooks and custom functions do, and the graph does not show it."""
+    if known.reads:
+        raise NotSeparable(
+            f"in the backward pass {known.reads} reads memory of unknown origin: it is neither of this forward pass, "
+            "nor memory of the model or the program that stayed the same since the first batch. A hook or the backward "
+            "of a custom function may scale gradients by other records or earlier batches (a running norm, a statistic "
+            "of the units). Compute it from the batch alone, or before the first batch. If it holds no data of "
+            "records, declare it: Private(..., constants=[...])."
+        )
+
+
 def _compare_losses(twin: Twin, losses: Tensor) -> None:
     kept = twin.change.kept.to(losses.device)
     ours, theirs = losses.detach()[kept].double(), twin.of(losses.detach())[kept].double()
@@ -111,50 +126,47 @@ def _compare_losses(twin: Twin, losses: Tensor) -> None:
         )
 
 
-class _Known:
-    """Gradients of some samples' losses with the true numbers, random weights each: those that were asked for last."""
-
-    def __init__(self, losses: Tensor, graph: Graph) -> None:
-        self.losses, self._graph = losses, graph
-        self._kept: tuple[int, ...] = ()
-        self._found: list[Tensor | None] = []
-
-    def of(self, kept: tuple[int, ...]) -> list[Tensor | None]:
-        """Of these samples."""
-        if kept != self._kept:
-            self._found = []  # let go first
-            self._kept, self._found = kept, self.now(kept)
-        return self._found
-
-    def now(self, kept: tuple[int, ...]) -> list[Tensor | None]:
-        """The same with the numbers that are there now."""
-        cotangent = torch.zeros_like(self.losses)
-        generator = torch.Generator().manual_seed(len(kept))
-        cotangent[list(kept)] = torch.randn(len(kept), generator=generator, device="cpu").to(self.losses)
-        reached = sorted({place for place in self._graph.leaf_parameter.values() if place >= 0})
-        leaves = [self._graph.parameters[place] for place in reached]
-        return list(differentiate(self.losses, leaves, cotangent, keep=True))
-
-
-def _compare_gradients(twin: Twin, known: _Known) -> bool:
+def _compare_gradients(twin: Twin, known: Known) -> bool:
     """Differentiate the very graph with the twin's numbers in it. False where that gives no finite numbers."""
     if twin.has_odd:  # its numbers do not fit the graph of the true batch
         return False
+    kept = twin.change.kept
+    passes = known.passes(kept)
+    finite = all(_compare_pass(twin, known, cotangent, number) for number, cotangent in enumerate(passes))
+    if not finite:  # weights that are large may be why
+        finite = _compare_pass(twin, known, known.plain(kept), -1)
+    twin.forget()
+    return finite
+
+
+def _compare_pass(twin: Twin, known: Known, cotangent: Tensor, number: int) -> bool:
     kept = tuple(twin.change.kept.tolist())
-    ours = known.of(kept)
+    ours = known.of(cotangent, kept, number)
     try:
-        theirs = twin.exchanged(lambda: known.now(kept))
+        theirs = twin.exchanged(lambda: known.now(cotangent))
     except (IndexError, RuntimeError):  # indices and values of different records
         return False
-    twin.forget()
-    moved = math.hypot(*(distance(a, b) for a, b in zip(ours, theirs, strict=True)))
-    if not math.isfinite(moved):
+    moved = [distance(a, b) for a, b in zip(ours, theirs, strict=True)]
+    if not math.isfinite(sum(moved)):
         return False
-    length = math.hypot(*(distance(a, None) for a in ours)) if moved else 0.0
-    if moved > _tolerance(known.losses) * length:
-        share = moved / length if length else math.inf
-        raise _mixing(twin, f"the gradient of {some(kept)} moved by {share:.2g} of its length")
+    if any(moved):
+        _demand_small(twin, known, moved, [distance(a, None) for a in ours], kept)
     return True
+
+
+def _demand_small(
+    twin: Twin, known: Known, moved: Sequence[float], lengths: Sequence[float], kept: tuple[int, ...]
+) -> None:
+    """Refuse a gradient that moved, or that of a parameter which is more than the rounding of the whole."""
+    whole, tolerance = math.hypot(*lengths), _tolerance(known.losses)
+    rounding = torch.finfo(widened(known.losses.dtype)).eps * whole
+    for what, by, length in (
+        ("the gradient", math.hypot(*moved), whole),
+        *(("a part of the gradient", by, length) for by, length in zip(moved, lengths, strict=True)),
+    ):
+        if by > max(tolerance * length, rounding):
+            share = by / length if length else math.inf
+            raise _mixing(twin, f"{what} of {some(kept)} moved by {share:.2g} of its length")
 
 
 def _tolerance(losses: Tensor) -> float:

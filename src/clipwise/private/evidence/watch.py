@@ -25,6 +25,7 @@ from clipwise.private.evidence.twin import Twin, alive
 
 _REJECTING = {"_sample_dirichlet", "_standard_gamma", "binomial", "poisson"}  # another record moves the others' draws
 _READS_SIZES = {"_pack_padded_sequence"}  # past the tensors
+_NAMESPACES = {"aten", "prim", "prims", "profiler", "quantized", "mkldnn", "torchvision", "torchaudio"}
 _SWEEP, _LARGE = 64, 1 << 24  # kernels between two looks for storages that are gone; bytes after which one is due
 _METADATA_ONLY = {
     "empty_like", "full_like", "new_empty", "new_empty_strided", "new_full", "new_ones", "new_zeros", "ones_like",
@@ -53,6 +54,18 @@ def _short(func: Any) -> str:
     return str(func.name()).removeprefix("aten::").partition(".")[0]
 
 
+def _takes_memory(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether a kernel makes no memory of its own: it gives a tensor some that is there, or the content of a file."""
+    return _short(func) == "from_file" or any(
+        isinstance(value, (torch.UntypedStorage, torch.TypedStorage)) for value in (*args, *kwargs.values())
+    )
+
+
+def _is_foreign(func: Any) -> bool:
+    """Whether an operation is none of torch's: what it reads besides its arguments is out of sight."""
+    return func.namespace not in _NAMESPACES
+
+
 class Watch:
     """The marks and twins of one forward pass. `start` when the batch is handed out, `stop` when the losses are there.
 
@@ -64,7 +77,7 @@ class Watch:
         self,
         records: Records,
         twins: Sequence[Twin],
-        familiar: Callable[[Tensor], bool],
+        familiar: Callable[[Tensor, bool], bool],
         carried: frozenset[float] = frozenset(),
     ) -> None:
         self.records, self.twins = records, list(twins)
@@ -72,6 +85,7 @@ class Watch:
         self.written: set[int] = set()  # memory from before that a kernel wrote into
         self.made_by: dict[int, int] = {}  # which kernel made a storage
         self.drawn: set[int] = set()  # constants drawn at random, and those made outside torch, which may be
+        self.foreign: dict[str, None] = {}  # operations that are none of torch's
         self.place = ""  # where samples first met a constant that differs from place to place
         self._familiar = familiar
         self._marks: dict[int, int] = {}
@@ -134,9 +148,8 @@ class Watch:
         if marks is not None:
             return marks
         if memory not in self._known:
-            script = not self.traffic.depth and not tensor.dim()  # a number inside TorchScript, not a call of torch
             with _disable_current_modes():  # of another run, which is not to see this
-                familiar = script or self._familiar(tensor)
+                familiar = self._familiar(tensor, not self.traffic.depth)  # inside TorchScript, no call of torch
             if familiar:
                 self.remember(tensor, memory)
                 self._from_before.add(memory)
@@ -193,12 +206,19 @@ class Watch:
         """Whether each node's operands come from constants or from the batch."""
         return [Origin.BATCH if marks else Origin.CONSTANT for marks in self.node_marks(graph)]
 
+    def is_constant(self, tensor: Tensor) -> bool:
+        """Whether memory that this pass neither made nor met is constant."""
+        with _disable_current_modes():
+            return self._familiar(tensor, False)
+
     # Kernels
 
     def kernel(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run a kernel, and once more for every twin where its arguments come from the batch."""
         self.count += 1
         name = _short(func)
+        if _is_foreign(func):
+            self.foreign.setdefault(str(func.name()))
         if name == "lift_fresh":
             return self.traffic.imported(func, args, kwargs)
         if name in ("_local_scalar_dense", "item"):  # the latter under inference mode
@@ -217,6 +237,8 @@ class Watch:
         written = list(self._arguments(func, args, kwargs))
         if not marks:
             out = func(*args, **kwargs)
+            if _takes_memory(func, args, kwargs):  # what it holds is asked when it is read
+                return out
             made = [memory_of(tensor) for tensor in (*tensors_in(out), *written)]
             for tensor in tensors_in(out):
                 self.remember(tensor, memory_of(tensor))

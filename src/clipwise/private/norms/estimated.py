@@ -21,8 +21,7 @@ from clipwise.engine import Clipped, Evidence, Total, negligible_norm
 from clipwise.entropy import Entropy
 from clipwise.errors import InvalidLosses, InvalidPlan
 from clipwise.mechanisms import ProjectedNorms
-from clipwise.private.evidence import check_model
-from clipwise.private.evidence.closure import take
+from clipwise.private.evidence.closure import batch_size, check_losses, take
 from clipwise.private.fit import Fit
 from clipwise.private.norms.choice import Given
 from clipwise.private.norms.projections import Projections, Replay, demand_same, sums_by_backward
@@ -50,8 +49,9 @@ class EstimatedNorms:
     """Estimates the norms of a batch before its losses are differentiated, and clips by them.
 
     `losses(batch)` calls `loss_fn` once more than there are projections, each time with the same random numbers, and
-    remembers what it measured for the tensor that it returns. Its first batch is checked for losses that depend on
-    other samples; forward passes are not watched, as twins would need more memory than a step may.
+    remembers what it measured for the tensor that it returns. Its first batches, and others now and then, are checked
+    for losses that depend on other samples or on earlier batches; the forward passes of the loop are not watched, as
+    twins would need more memory than a step may.
 
     Guarantees: losses without an estimate of their own, from directions of this step, are refused, and so is a sum
     whose slope along one of them is not the one that was measured; no two steps share a direction, and the physical
@@ -72,7 +72,7 @@ class EstimatedNorms:
             )
         self._count, self._model, self._function, self._source = count, given.model, loss_fn, given.source
         self._position, self._batch, self._checks = given.position, given.batch, given.checks
-        self._checks.watches = self._checked = False
+        self._checks.watches = False
         self._drawn: tuple[int, Entropy] | None = None
         self._estimate: _Estimate | None = None
 
@@ -92,11 +92,13 @@ class EstimatedNorms:
 
     def losses(self, batch: Any) -> Tensor:
         """The losses of a batch, whose norms were estimated; those of samples that are not finite are 0."""
+        was_checked = self._check(batch)
         replay = Replay(self._model)
         directions = self._directions()
         norms, seen, slopes = self._projections.norms(batch, self._count, directions, replay)
         bad = ~(torch.isfinite(norms) & torch.isfinite(seen))
-        self._check_once(batch, bad)
+        if not was_checked:
+            self._check(take(batch, torch.nonzero(~bad).squeeze(1)))
         replay.rewind()
         losses = self._losses_without(bad, batch)
         demand_same(losses.detach(), seen.masked_fill(bad, 0.0))
@@ -117,13 +119,21 @@ class EstimatedNorms:
             self._drawn = step, Entropy(int.from_bytes(labelled.take(16, "projections", step), "little"))
         return self._drawn[1]
 
-    def _check_once(self, batch: Any, bad: Tensor) -> None:
-        """`check_model`, on the finite samples of the first batch that has enough of them."""
-        good = torch.nonzero(~bad).squeeze(1)
-        if not self._checked and good.numel() >= _FEWEST_TO_CHECK:
-            check_model(self._model, self._function, take(batch, good) if bool(bad.any()) else batch)
-            self._checked = True
-            self._checks.note_clean(self._position.done)
+    def _check(self, batch: Any) -> bool:
+        """Check the losses of a batch where it is due; false if some are not finite, so that others must be left out.
+
+        What is made without the batch while they are checked is constant from then on, as in passes that are watched.
+        """
+        step, size = self._position.done, batch_size(batch)
+        if size < _FEWEST_TO_CHECK or not self._checks.is_due(step):
+            return True
+        self._checks.look_around(step)
+        try:
+            check_losses(self._checks.memory, self._function, batch, size, None, step)
+        except InvalidLosses:
+            return False
+        self._checks.note_checked(step)
+        return True
 
     def _losses_without(self, bad: Tensor, batch: Any) -> Tensor:
         """The losses with their graph, where a finite sample stands in for each that is not, as 0 * NaN is NaN.

@@ -1,0 +1,431 @@
+"""Mixing in gradients that are small beside others, and memory that is read in the backward pass alone.
+
+A sum of gradients hides small ones; clipped by `Normalize`, or by a bound of their own, they count as much as large
+ones. Hooks and custom functions read memory of earlier batches after the forward pass has ended.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import checkpoint
+
+import clipwise as cw
+
+from .test_second_look import N, losses_of, mlp, points, train
+
+SIZE = cw.FixedSize(N, 16)
+Centred = Callable[[Tensor], Tensor]
+
+
+def run(body: Any, model: nn.Module, clip: Any, steps: int = 3) -> cw.Private:
+    plan = cw.Plan(SIZE, steps, clip, noise_multiplier=1.0)
+    private = cw.Private(plan, model, torch.optim.SGD(model.parameters(), lr=0.1), seed=0)
+    for step, batch in enumerate(private.loader(points())):
+        private.step(body(model, batch, step))
+    return private
+
+
+def by_the_batch(x: Tensor) -> Tensor:
+    return x - x.mean(0)
+
+
+def by_a_constant(x: Tensor) -> Tensor:
+    return x - 0.3
+
+
+# Small gradients beside large ones
+
+
+def some_small(centred: Centred, share: float = 1e-6) -> Any:
+    """Samples without a label have losses whose gradients are tiny; theirs mix."""
+
+    def body(model: nn.Module, batch: Any, step: int) -> Tensor:
+        small = share * (model(centred(batch[0])) - 1).square().sum(1)
+        return torch.where(batch[0][:, 1].abs() > 0.7, losses_of(model, batch), 3 + small)
+
+    return body
+
+
+@pytest.mark.parametrize("share", [1e-4, 1e-6, 1e-9])
+@pytest.mark.parametrize("clip", [cw.Normalize(1.0), cw.Abadi(1e-9)], ids=["normalize", "tiny_bound"])
+def test_small_gradients_do_not_mix_behind_large_ones(share: float, clip: cw.Rule) -> None:
+    with pytest.raises(cw.NotSeparable, match="samples mix: when"):
+        run(some_small(by_the_batch, share), mlp(), clip)
+
+
+@pytest.mark.parametrize("share", [1e-4, 1e-6, 1e-9])
+def test_small_gradients_are_honest(share: float) -> None:
+    assert run(some_small(by_a_constant, share), mlp(), cw.Normalize(1.0)).checked.steps == (0, 1, 2)
+
+
+def test_why_small_gradients_count() -> None:
+    """Other records of one sample move the clipped sum of the others by far more than R."""
+    x, y = points()[:]
+    labelled = x[:, 1].abs() > 0.7
+    other = x.clone()
+    other[0] *= 100
+
+    def total(x: Tensor) -> Tensor:
+        model = mlp()
+        small = 1e-6 * (model(by_the_batch(x)) - 1).square().sum(1)
+        losses = torch.where(labelled, losses_of(model, (x, y)), 3 + small)
+        found = cw.clipped_gradients(losses, dict(model.named_parameters()), cw.Normalize(1.0)).gradients
+        return torch.cat([g.flatten() for g in found.values()])
+
+    assert float((total(x) - total(other)).norm()) > 5
+
+
+# A group of parameters that is clipped by itself
+
+
+class Heads(nn.Module):
+    """A main network and an auxiliary head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.main, self.beside = mlp(), nn.Linear(6, 1)
+
+
+APART = {
+    "normalized": cw.Groupwise({"beside.*": cw.Normalize(1.0), "*": cw.Abadi(1.0)}),
+    "tiny_bound": cw.Groupwise({"beside.*": cw.Abadi(1e-6), "*": cw.Abadi(1.0)}, noise="per_layer"),
+    "layerwise": cw.Layerwise(cw.Normalize(1.0)),
+}
+
+
+def beside(centred: Centred, weight: float) -> Any:
+    def body(model: Any, batch: Any, step: int) -> Tensor:
+        return losses_of(model.main, batch) + weight * F.softplus(-model.beside(centred(batch[0])).squeeze(1))
+
+    return body
+
+
+def beside_some(centred: Centred, weight: float) -> Any:
+    """The head has a large honest gradient from half of the samples, and a tiny one from the others."""
+
+    def body(model: Any, batch: Any, step: int) -> Tensor:
+        honest, small = (model.beside(x).squeeze(1) for x in (batch[0], centred(batch[0])))
+        return losses_of(model.main, batch) + torch.where(batch[0][:, 1] > 0, honest, weight * F.softplus(-small))
+
+    return body
+
+
+BESIDE: dict[str, Any] = {"all": beside, "some": beside_some}
+
+
+@pytest.mark.parametrize("clip", APART.values(), ids=APART)
+@pytest.mark.parametrize("body", BESIDE.values(), ids=BESIDE)
+@pytest.mark.parametrize("weight", [1e-4, 5e-6])
+def test_a_small_group_does_not_mix(clip: Any, body: Any, weight: float) -> None:
+    with pytest.raises(cw.NotSeparable, match="samples mix"):
+        run(body(by_the_batch, weight), Heads(), clip)
+
+
+@pytest.mark.parametrize("clip", APART.values(), ids=APART)
+@pytest.mark.parametrize("body", BESIDE.values(), ids=BESIDE)
+@pytest.mark.parametrize("weight", [1e-4, 5e-6, 1e-9])
+def test_a_small_group_is_honest(clip: Any, body: Any, weight: float) -> None:
+    assert run(body(by_a_constant, weight), Heads(), clip).checked.steps == (0, 1, 2)
+
+
+class Attention(nn.Module):
+    """The bias of its keys, and that before the last normalization, have gradients that are zero up to rounding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        self.place, self.keys = nn.Linear(1, 8), nn.Linear(8, 24)
+        self.mixed, self.out = nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.keys(self.place(x[:, :, None])).chunk(3, -1)
+        h = self.mixed(F.scaled_dot_product_attention(q[:, None], k[:, None], v[:, None])[:, 0])
+        logits: Tensor = self.out(h.mean(1))
+        return logits.log_softmax(1)
+
+
+@pytest.mark.parametrize("clip", [cw.Abadi(1.0), cw.Layerwise(cw.Normalize(1.0))], ids=["flat", "layerwise"])
+def test_parameters_without_a_gradient_are_honest(clip: Any) -> None:
+    assert run(losses_of, Attention(), clip, steps=6).checked.steps[:3] == (0, 1, 2)
+
+
+def test_samples_without_a_gradient_are_honest() -> None:
+    def body(model: nn.Module, batch: Any, step: int) -> Tensor:
+        return losses_of(model, batch) * (batch[0][:, 0] > 0)
+
+    assert run(body, mlp(), cw.Normalize(1.0)).checked.steps == (0, 1, 2)
+
+
+def test_a_sample_whose_gradient_is_zero_does_not_get_a_small_one_from_others() -> None:
+    def body(model: nn.Module, batch: Any, step: int) -> Tensor:
+        x = batch[0]
+        small = 1e-7 * F.relu(x.abs().max() - 8) * model(x)[:, 0]
+        return torch.where(x[:, 1].abs() > 0.7, losses_of(model, batch), 3 + small)
+
+    with pytest.raises(cw.NotSeparable, match="samples mix: when"):
+        run(body, mlp(), cw.Normalize(1.0))
+
+
+# Memory that is read in the backward pass alone
+
+
+class Scaled(torch.autograd.Function):
+    """The identity, whose gradient is multiplied with what the owner holds then."""
+
+    @staticmethod
+    def forward(ctx: Any, h: Tensor, owner: Any) -> Tensor:
+        ctx.owner = owner
+        return h.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
+        return gradient * ctx.owner.scale, None
+
+
+class Owner:
+    """Keeps a statistic of every batch for the next one, or nothing of it."""
+
+    def __init__(self, scale: Tensor, keeps: bool) -> None:
+        self.scale, self.keeps = scale, keeps
+
+    def after(self, hidden: Tensor) -> None:
+        if self.keeps:
+            found = hidden.detach().mean(0) * 3
+            self.scale = found if self.scale.dim() else found.abs().max()
+
+
+def by_a_function(owner: Owner, model: Any, h: Tensor) -> Tensor:
+    return Scaled.apply(h, owner)  # type: ignore[no-any-return]
+
+
+def by_a_hook(owner: Owner, model: Any, h: Tensor) -> Tensor:
+    h.register_hook(lambda gradient: gradient * owner.scale)
+    return h
+
+
+def by_a_hook_without_a_line(owner: Owner, model: Any, h: Tensor) -> Tensor:
+    h.register_hook(partial(torch.mul, owner.scale))
+    return h
+
+
+def by_a_builtin(owner: Owner, model: Any, h: Tensor) -> Tensor:
+    h.register_hook(owner.scale.mul)
+    return h
+
+
+def in_place(owner: Owner, model: Any, h: Tensor) -> Tensor:
+    h.register_hook(lambda gradient: operator.imul(gradient.clone(), owner.scale))
+    return h
+
+
+def by_its_number(owner: Owner, model: Any, h: Tensor) -> Tensor:
+    h.register_hook(lambda gradient: gradient * (owner.scale.max() * 0.9).item())
+    return h
+
+
+def written_into_another(owner: Owner, model: Any, h: Tensor) -> Tensor:
+    def hook(gradient: Tensor) -> Tensor:
+        table = torch.zeros(5)
+        table[:3].copy_(owner.scale[:3] if owner.scale.dim() else owner.scale)
+        return gradient * table
+
+    h.register_hook(hook)
+    return h
+
+
+def beside_another_way(owner: Owner, model: Any, h: Tensor) -> Tensor:
+    return h * 0.5 + by_a_function(owner, model, h)
+
+
+class Given(torch.autograd.Function):
+    """Its gradient is the owner's memory itself."""
+
+    @staticmethod
+    def forward(ctx: Any, h: Tensor, owner: Any) -> Tensor:
+        ctx.owner = owner
+        return h * 1
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
+        return ctx.owner.scale, None
+
+
+def by_a_hook_of_a_node(owner: Owner, model: Any, h: Tensor) -> Tensor:
+    assert h.grad_fn is not None
+    h.grad_fn.register_prehook(lambda gradients: (gradients[0] * owner.scale,))
+    return h
+
+
+def by_a_hook_of_the_module(owner: Owner, model: Any, h: Tensor) -> Tensor:
+    if not model[1]._backward_hooks:
+        model[1].register_full_backward_hook(lambda module, ins, outs: (ins[0] * owner.scale,))
+    return h
+
+
+WAYS: dict[str, Any] = {
+    "function": by_a_function,
+    "hook": by_a_hook,
+    "partial": by_a_hook_without_a_line,
+    "builtin": by_a_builtin,
+    "in_place": in_place,
+    "item": by_its_number,
+    "written": written_into_another,
+    "beside": beside_another_way,
+    "node": by_a_hook_of_a_node,
+    "module": by_a_hook_of_the_module,
+}
+
+
+def scaling(way: Any, owner: Owner) -> Any:
+    def body(model: Any, batch: Any, step: int) -> Tensor:
+        h = way(owner, model, model[1](model[0](batch[0])))
+        return F.cross_entropy(model[2](h), batch[1], reduction="none")
+
+    return body
+
+
+def keeping(way: Any, owner: Owner) -> cw.Private:
+    model, body = mlp(), scaling(way, owner)
+    plan = cw.Plan(SIZE, 3, cw.Abadi(1.0), noise_multiplier=1.0)
+    private = cw.Private(plan, model, torch.optim.SGD(model.parameters(), lr=0.1), seed=0)
+    for step, batch in enumerate(private.loader(points())):
+        private.step(body(model, batch, step))
+        owner.after(model[0](batch[0]))
+    return private
+
+
+@pytest.mark.parametrize("number", [False, True], ids=["row", "number"])
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+def test_a_statistic_of_an_earlier_batch_is_not_read_in_the_backward_pass(way: Any, number: bool) -> None:
+    owner = Owner(torch.ones(()) if number else torch.ones(5), keeps=True)
+    with pytest.raises(cw.NotSeparable, match=r"backward pass .* reads memory of unknown origin"):
+        keeping(way, owner)
+
+
+@pytest.mark.parametrize("number", [False, True], ids=["row", "number"])
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+def test_constants_may_be_read_in_the_backward_pass(way: Any, number: bool) -> None:
+    owner = Owner(torch.full(() if number else (5,), 0.7), keeps=False)
+    assert keeping(way, owner).checked.steps == (0, 1, 2)
+
+
+def test_a_gradient_that_is_kept_memory_itself_is_refused() -> None:
+    class Rows(Owner):
+        def after(self, hidden: Tensor) -> None:
+            self.scale = hidden.detach().tanh()
+
+    with pytest.raises(cw.NotSeparable):
+        keeping(lambda owner, model, h: Given.apply(h, owner), Rows(torch.ones(16, 5), keeps=True))
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_log_of_gradients_is_honest(in_place: bool) -> None:
+    """An average of their lengths, which no gradient is computed from."""
+    owner = Owner(torch.zeros(()), keeps=False)
+
+    def noted(gradient: Tensor) -> None:
+        if in_place:
+            owner.scale.mul_(0.9).add_(gradient.norm(), alpha=0.1)
+        else:
+            owner.scale = 0.9 * owner.scale + 0.1 * gradient.norm()
+        assert float(owner.scale) >= 0
+
+    def body(model: Any, batch: Any, step: int) -> Tensor:
+        h = model[1](model[0](batch[0]))
+        h.register_hook(noted)
+        return F.cross_entropy(model[2](h), batch[1], reduction="none")
+
+    assert train(body).checked.steps == (0, 1, 2)
+
+
+def test_the_message_names_the_line() -> None:
+    with pytest.raises(cw.NotSeparable, match=r"mul \(test_hidden_gradients\.py:\d+\)"):
+        keeping(by_a_function, Owner(torch.ones(5), keeps=True))
+
+
+class Straight(torch.autograd.Function):
+    """Rounds, and lets gradients through where they are not too far out: reads what the forward pass saved."""
+
+    @staticmethod
+    def forward(ctx: Any, h: Tensor, most: Tensor) -> Tensor:
+        ctx.save_for_backward(h)
+        ctx.most = most
+        return h.round(decimals=2)
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        table = torch.tensor([1.0, 0.0])
+        mask = torch.where(ctx.saved_tensors[0].abs() < ctx.most, table[0], table[1])
+        return gradient * mask * torch.linspace(0.5, 1.0, 5), None
+
+
+def straight(model: Any, batch: Any, step: int) -> Tensor:
+    h = Straight.apply(model[1](model[0](batch[0])), torch.full((), 0.8))
+    return F.cross_entropy(model[2](h), batch[1], reduction="none")
+
+
+def recomputed(model: Any, batch: Any, step: int) -> Tensor:
+    def inner(x: Tensor) -> Tensor:
+        return F.dropout(model[1](model[0](x)) * torch.tensor([0.5, 1, 1, 1, 2]), 0.2)
+
+    h = checkpoint(inner, batch[0], use_reentrant=False)
+    return F.cross_entropy(model[2](h), batch[1], reduction="none")
+
+
+def kept_elsewhere(model: Any, batch: Any, step: int) -> Tensor:
+    with torch.autograd.graph.saved_tensors_hooks(Tensor.clone, Tensor.clone):
+        return losses_of(model, batch)
+
+
+def scaled_by_what_a_hook_makes(model: Any, batch: Any, step: int) -> Tensor:
+    h = model[1](model[0](batch[0]))
+    h.register_hook(lambda gradient: gradient * torch.ones(5).mul(2))
+    return F.cross_entropy(model[2](h), batch[1], reduction="none")
+
+
+HONEST: dict[str, Any] = {
+    "straight_through": straight,
+    "checkpoint": recomputed,
+    "saved_elsewhere": kept_elsewhere,
+    "made_in_a_hook": scaled_by_what_a_hook_makes,
+}
+
+
+@pytest.mark.parametrize("body", HONEST.values(), ids=HONEST)
+def test_what_hooks_and_functions_make_themselves_is_honest(body: Any) -> None:
+    assert train(body).checked.steps == (0, 1, 2)
+
+
+def test_a_scale_that_is_declared_may_change() -> None:
+    owner = Owner(torch.ones(5), keeps=False)
+    model, body = mlp(), scaling(by_a_hook, owner)
+    plan = cw.Plan(SIZE, 3, cw.Abadi(1.0), noise_multiplier=1.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    private = cw.Private(plan, model, optimizer, seed=0, constants=[owner.scale])
+    for step, batch in enumerate(private.loader(points())):
+        owner.scale.mul_(0.5)
+        private.step(body(model, batch, step))
+    assert private.checked.steps == (0, 1, 2)
+
+
+def test_memory_is_looked_at_where_no_other_records_can_be_followed() -> None:
+    """A twin that cannot be followed says nothing, and hooks read what they read."""
+    owner = Owner(torch.ones(5), keeps=True)
+
+    def unclear(owner: Owner, model: Any, h: Tensor) -> Tensor:
+        h.register_hook(lambda gradient: gradient * owner.scale)
+        return h + torch.poisson(h.detach().abs()) * 0
+
+    with pytest.raises(cw.NotSeparable, match="backward pass"):
+        keeping(unclear, owner)
