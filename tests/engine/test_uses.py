@@ -426,8 +426,8 @@ def test_norms_from_inner_products_are_right_however_much_cancels(positions: int
     found = ghost_norms(lambda: (Gram.of(left), Gram.of(right)), exact)
     expected = (left.double().mT @ right.double()).square().sum((1, 2))
     torch.testing.assert_close(found.double(), expected, rtol=3e-6, atol=0)
-    if spread >= 1:  # unrelated positions are told well enough, however many there are
-        assert not again
+    if spread >= 1:  # unrelated positions add up to the root of their number, which is told well enough up to 555
+        assert again == ([0, 1, 2] if positions > 555 else [])
     if spread <= 0.1:
         assert again == [0, 1, 2]
 

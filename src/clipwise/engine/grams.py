@@ -124,7 +124,8 @@ def ghost_norms(grams: Callable[[], Pair], exact: Callable[[Tensor], Pair], doub
     cancellation would let a sample through with more than its bound. The T^2 errors are relative to a_t a_s, so they
     add up to a few units in the last place of sum_t a_t^2, or of (sum_t a_t)^2 if they all had one sign. Where the
     result is not large beside the one (an error of 3e-5 of it) or the other (1e-3, where data were chosen so that all
-    roundings of all inner products go to one side), it is computed again.
+    roundings of all inner products go to one side), it is computed again: so are unrelated positions, if there are more
+    than 555 of them.
     """
     left, right = grams()
     dtype, l_lengths, r_lengths = left.strips[0].dtype, left.lengths(), right.lengths()
