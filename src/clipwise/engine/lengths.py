@@ -74,9 +74,8 @@ def _in_double(tensor: Tensor) -> Tensor:
     """Norms in float64; of float64 rows after they were scaled, whose squares may be beyond it as well."""
     if tensor.dtype == torch.float64 and tensor.shape[-1]:
         size = tensor.abs().amax(-1, keepdim=True)
-        size = torch.where(size > 0, size, 1)
-        found = lengths(tensor / size) * size.squeeze(-1)
-        return torch.where(found > 0, found + _SMALLEST, 0)  # not rounded down: it may be multiplied with what is huge
+        found = lengths(tensor / torch.where(size == 0, 1, size)) * size.squeeze(-1)  # NaN and infinity stay
+        return torch.where(found == 0, 0, found + _SMALLEST)  # not rounded down: it may be multiplied with what is huge
     norms: Tensor = torch.linalg.vector_norm(tensor, dim=-1, dtype=torch.float64)
     return norms
 

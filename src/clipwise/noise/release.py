@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from clipwise.entropy import Entropy
-from clipwise.errors import ClipwiseError, InvalidPlan
+from clipwise.errors import CheckFailed, ClipwiseError, InvalidPlan
 from clipwise.hashing import joined
 from clipwise.noise.chain import NoiseChain
 from clipwise.noise.normals import DefaultNormals, Normals, check_source
@@ -72,6 +72,7 @@ class GaussianNoise:
     Guarantees: the numbers are a function of entropy, step and what they are added to, not of the threads; every
     element of every tensor has a number of its own; the noise of a step serves one release, and after an error none.
     With a seed, another sum, deviation, source, chain or past gets independent noise: no two releases of a seed cancel.
+    A sum that is not finite is refused.
     It serves one caller at a time: a second one, in another thread, is refused. `chain` makes the noise depend on that
     of earlier steps, given the number of pieces; after an error it begins again.
 
@@ -154,13 +155,14 @@ class GaussianNoise:
                 chain.trace_on(mark)
 
         def serve(lane: _Lane) -> None:
-            with np.errstate(all="ignore"):  # a sum that is not finite stays so
+            with np.errstate(all="ignore"):  # a sum that is not finite is refused
                 for piece, numbers, drawn in lane.pieces:
                     self._source.fill_(numbers, entropy, step, piece.number)
                     if chain is not None:
                         chain.correlate(piece.number, drawn, partial(self._further, entropy, step, piece))
                     targets = [flat[part.tensor][part.start : part.stop] for part in piece.parts]
                     _add_and_round(drawn, targets, [stds[part.tensor] for part in piece.parts], scale)
+                    _demand_finite(drawn)
 
         self._on_all_lanes(serve)
         for target, done in zip(whole, here, strict=True):
@@ -251,6 +253,15 @@ def _kind_of(source: Normals) -> tuple[bytes, ...]:
 def _digest(flat: Sequence[Floats]) -> bytes:
     """Every bit of these tensors: 2.6 ns a float32 number, in seeded runs only."""
     return joined([hashlib.sha256(total.data).digest() for total in flat])
+
+
+def _demand_finite(released: Floats) -> None:
+    """Noise hides no NaN. Records whose gradients are not finite were left out of the sum, or the bound is broken."""
+    if not math.isfinite(released.sum()):
+        raise CheckFailed(
+            "a sum that was to be released is not finite, as no clipped record makes it. Nothing was released; the "
+            "step is charged. Look for NaN or infinity in the weights and the data, and report the model."
+        )
 
 
 def _add_and_round(drawn: Floats, targets: Sequence[Floats], stds: Sequence[float], scale: float) -> None:
