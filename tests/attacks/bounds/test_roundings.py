@@ -79,3 +79,42 @@ def test_nor_where_the_terms_of_every_record_nearly_cancel() -> None:
     c[:, large:] = torch.where(signs > 0, 0.51 * unit, -0.49 * unit)[:, None, None]
     w = torch.zeros(width, width, requires_grad=True)
     assert moved(c, torch.ones(times, size, width), w, 1, 2 * width * (1 + 1e-6)) < 1.25
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_rows_that_are_met_often_hardly_move_how_the_others_are_rounded(tied: bool) -> None:
+    """0.012 R. A table with a second use added every position by itself: 1.75 R, and 4 R with 1,024 records."""
+    size, times, width, large = 256, 1024, 8, 64
+    unit = 2.0 ** (large.bit_length() - 24)
+    c = torch.zeros(size, times)
+    c[0, 0], c[1 : large + 1, 0] = 1.0, (large - 0.5) / large
+    c[large + 1 :, 0::2], c[large + 1 :, 1::2] = 0.51 * unit, -0.49 * unit
+    places, h = torch.ones(size, times, dtype=torch.long), torch.full((size, width), 1e-12)
+    w, bound = torch.zeros(4, width, requires_grad=True), width**0.5 * 1.0001
+
+    def total(c: Tensor) -> Tensor:
+        losses = (F.embedding(places, w) * c[:, :, None]).sum((1, 2))
+        return found(losses + (F.linear(h, w) * h[:, :4]).sum(1) if tied else losses, w, bound)[0]
+
+    without = c.clone()
+    without[0] = 0
+    total(torch.randn(size, times, generator=torch.Generator().manual_seed(0)))
+    assert float((total(c) - total(without)).norm()) < 1.013 * bound
+
+
+def test_a_tied_table_is_added_as_it_was_for_its_norm() -> None:
+    """1.0018 R, where the norm had the positions added from zero and the sum had them added onto the head's part."""
+    times, width, left, unit = 1020, 8, 0.0325, 2.0**-23
+    c = torch.zeros(2, times, dtype=torch.float64)
+    c[0, 0:-2:2], c[0, 1:-1:2], c[0, -1] = 0.51 * unit, -0.49 * unit, -(1 - left)
+    places, h = torch.ones(2, times, dtype=torch.long), torch.zeros(2, width)
+    h[0] = 1.0
+    w, bound = torch.zeros(4, width, requires_grad=True), float(c[0].float().double().sum() + 1) * width**0.5
+
+    def losses(c: Tensor, h: Tensor) -> Tensor:
+        return (F.embedding(places, w) * c.float()[:, :, None]).flatten(1).sum(1) + F.linear(h, w)[:, 1]
+
+    generator = torch.Generator().manual_seed(0)
+    harmless = losses(torch.randn(2, times, generator=generator), torch.randn(2, width, generator=generator))
+    found(harmless, w, bound)
+    assert float(found(losses(c, h), w, bound)[0].norm()) < 1.001 * bound

@@ -1,4 +1,8 @@
-"""Tables indexed by the batch: embeddings, embedding bags, advanced indexing."""
+"""Tables indexed by the batch: embeddings, embedding bags, advanced indexing.
+
+What a sample adds to a row is added up at once, for norms and sums alike: one order, one rounding, also where the table
+has other uses.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +35,8 @@ def _gather(
 
     def finish(gradient: Tensor) -> Use:
         split = samples.split(gradient)
-        return Gathered(index_BT, split.reshape(*index_BT.shape, -1), operand.shape, rows, padded=padded)
+        values = split.reshape(*index_BT.shape, -1)
+        return Gathered(index_BT, values, operand.shape, rows, padded=padded).lasting()
 
     return finish
 
@@ -89,7 +94,7 @@ def embedding_bag(operand: Operand, samples: Samples) -> Finish:
         table = pack(owners, samples.batch_size)
         entries = torch.cat([kept, kept.new_full((1,), -1)])
         padded = torch.cat([values, values.new_zeros(1, values.shape[1])])
-        return Gathered(entries[table], padded[table], operand.shape)
+        return Gathered(entries[table], padded[table], operand.shape).lasting()
 
     return finish
 
