@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import weakref
 from contextlib import nullcontext
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clipwise.clipping import Abadi, Flat, Layerwise
@@ -181,6 +183,20 @@ def test_an_error_in_a_small_gradient_is_seen_beside_large_ones() -> None:
         x[2] *= size
         with pytest.raises(CheckFailed, match="parameter w disagree with autograd") if fails else nullcontext():
             per_sample_norms(Doubled.apply(x, w).sum(1), {"w": w})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("wrong", [False, True])
+def test_gradients_that_are_rounding_alone_agree_with_autograd(wrong: bool, dtype: torch.dtype) -> None:
+    """A student beside the copy of itself, whose gradients cancel: they are others with every factor."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)).to(dtype)
+    teacher, x = copy.deepcopy(model), torch.randn(64, 6, dtype=dtype)
+    if wrong:
+        model[0].weight.register_hook(lambda gradient: 2 * gradient)
+    losses = F.cross_entropy(model(x), teacher(x).softmax(1).detach(), reduction="none")
+    with pytest.raises(CheckFailed, match="disagree with autograd") if wrong else nullcontext():
+        assert float(per_sample_norms(losses, named(model)).max()) < 1e-5
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from clipwise.clipping import Normalize
 from clipwise.engine import clipped_gradients, per_sample_norms
-from clipwise.errors import ClipwiseError
+from clipwise.errors import CheckFailed, ClipwiseError
 from tests.zoo import named
 
 from .reference import flat_sum, loop_gradients, norms_of
@@ -103,3 +104,17 @@ def test_half_precision_is_accepted_and_keeps_its_bound(name: str, dtype: torch.
         clipped = clipped_gradients(losses() * only, named(model), Normalize(1.0))
         assert all(g.dtype == torch.float32 for g in clipped.gradients.values())
         assert 0.99 <= flat_sum(clipped.gradients).norm() <= 1 + 1e-5
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_autograds_own_sum_over_many_rows_is_not_what_counts(wrong: bool) -> None:
+    """It adds the rows of a normalization's gradient up in half precision, and is off by a tenth."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.LayerNorm(64), nn.Linear(64, 300))
+    x, y = torch.randn(8, 257, 64), torch.randn(8, 257, 300) + 1
+    if wrong:
+        model[2].weight.register_hook(lambda gradient: 1.2 * gradient)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        losses = F.mse_loss(model(x).float(), y, reduction="none").mean((1, 2))
+    with pytest.raises(CheckFailed, match="disagree with autograd") if wrong else nullcontext():
+        assert len(per_sample_norms(losses, named(model))) == 8
