@@ -131,6 +131,17 @@ def test_a_small_group_does_not_mix(clip: Any, body: Any, weight: float) -> None
         run(body(by_the_batch, weight), Heads(), clip)
 
 
+def a_little_by_the_batch(x: Tensor) -> Tensor:
+    return x + 3e-4 * x.abs().max()
+
+
+@pytest.mark.parametrize("clip", [APART["normalized"], APART["layerwise"]], ids=["normalized", "layerwise"])
+def test_a_small_group_does_not_mix_a_little_either(clip: Any) -> None:
+    """Less than the rounding of the whole gradient is a percent of the head's: 15 R with a thousand samples."""
+    with pytest.raises(cw.NotSeparable, match="samples mix"):
+        run(beside(a_little_by_the_batch, 1e-5), Heads(), clip)
+
+
 @pytest.mark.parametrize("clip", APART.values(), ids=APART)
 @pytest.mark.parametrize("body", BESIDE.values(), ids=BESIDE)
 @pytest.mark.parametrize("weight", [1e-4, 5e-6, 1e-9])
