@@ -11,6 +11,7 @@ from collections import UserDict, namedtuple
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from types import MappingProxyType
 from typing import Any
 
@@ -367,28 +368,27 @@ def test_a_data_set_may_hold_the_model() -> None:
 # Many
 
 
-@pytest.fixture
-def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if a few hundred tensors were many."""
-    gc.collect()
-    monkeypatch.setattr(memory, "_MOST", sum(1 for _ in memory._tensors_of_the_process()) + 40)
-
-
 def many() -> list[tuple[Tensor, Tensor]]:
     x, y = columns()
     return [(x[i % 48].clone(), y[i % 48].clone()) for i in range(2000)]
 
 
 @pytest.mark.parametrize("place", [0, -1])
-def test_all_records_of_a_long_list_are_known(few: None, place: int) -> None:
+def test_all_records_of_a_long_list_are_known(place: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In whatever order the garbage collector lists them."""
     held, model = many(), mlp()
+    listed = memory._tensors_of_the_process
+    monkeypatch.setattr(memory, "_MOST", 100)
+    monkeypatch.setattr(memory, "_tensors_of_the_process", lambda: chain([held[place][0]], listed()))
     private = private_of(model, 4, cw.FixedSize(2000, 8))
     with unknown:
         train(private, model, Holding(lambda self, i: self.held[i], 2000, held=held), lambda: held[place][0])
 
 
-def test_records_do_not_displace_tables(few: None) -> None:
+def test_records_do_not_displace_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that were made after many records were not looked at any more."""
+    gc.collect()
+    monkeypatch.setattr(memory, "_MOST", sum(1 for _ in memory._tensors_of_the_process()) + 40)
     held, model = many(), mlp()
     tables = [torch.linspace(-1, 1, 6) * k for k in range(20)]
     private = private_of(model, 4, cw.FixedSize(2000, 8))
