@@ -1,7 +1,8 @@
 """Where the records of a data set lie in memory, found by what the data set refers to.
 
-Nothing is called but `len`: Python's garbage collector says what an object refers to, whatever its class (attributes,
-`__slots__`, containers, data frames, closures). Of functions, what they enclose and the globals that they name.
+Python's garbage collector says what an object refers to, whatever its class (attributes, `__slots__`, containers, data
+frames). Of functions, what they enclose and the globals that they name. Nothing of the objects is called but `len`, and
+only `shape` is read.
 
 - A tensor or an array is of records when its first axis is at least as long as the data set.
 - Everything in a container with at least as many entries is, but no objects that most of its entries share.
@@ -25,7 +26,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 Interval: TypeAlias = tuple[int, int]  # addresses: the first, and the one after the last
-_MOST = 10_000_000  # references that are followed: some seconds
+_MOST = 20_000_000  # references that are followed: some seconds
 _AT_A_TIME = 4096
 _OF_ALL = (FunctionType, nn.Module)  # what records may refer to that is not of one record
 _FRAMEWORK = ("builtins", "typing", "torch.", "numpy.", "clipwise.")
@@ -61,7 +62,10 @@ class HeldRecords:
         >>> held.meets(x[3]), held.meets(torch.ones(4, 3))
         (True, False)
         """
-        return bool(self._starts) and any(self._meets(part) for part in parts(tensor))
+        try:
+            return bool(self._starts) and any(self._meets(part) for part in parts(tensor))
+        except (NotImplementedError, RuntimeError):  # without an address
+            return False
 
     def _meets(self, tensor: Tensor) -> bool:
         start = tensor.data_ptr()
