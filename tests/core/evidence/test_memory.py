@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 import clipwise as cw
-from clipwise.private.evidence.memory import Memory, _merged, held_by
+from clipwise.private.evidence.memory import Memory, held_by
 from clipwise.private.evidence.records import Change, Records
 from clipwise.private.evidence.twin import Twin
 from clipwise.private.evidence.watch import Watch
@@ -338,15 +338,13 @@ def test_records_are_found_behind_wrappers() -> None:
         assert memory.is_record(tensor)
 
 
-def test_two_records_are_private_and_intervals_are_joined() -> None:
+def test_two_records_are_private() -> None:
     tensor, array, items = torch.ones(2, 3), np.ones((2, 3)), [torch.ones(3), torch.ones(3)]
     dataset = TensorDataset(tensor)
     dataset.array, dataset.items = array, items  # type: ignore[attr-defined]
     memory = Memory(Model(), ())
     memory.add_data(dataset)
     assert all(map(memory.is_record, (tensor, torch.from_numpy(array), items[1])))
-    assert _merged([(5, 7), (0, 10), (2, 3), (20, 30), (25, 40)]) == [(0, 10), (20, 40)]
-    assert _merged([(0, 4), (6, 8), (7, 9), (1, 2)]) == [(0, 4), (6, 9)]
 
 
 def test_neighbouring_memory_is_not_a_record() -> None:

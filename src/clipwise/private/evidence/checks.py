@@ -139,7 +139,8 @@ class Checks:
 
     def add_data(self, dataset: Dataset[Any], collate: Collate | None) -> None:
         """The data set that batches come from, and what makes batches of its records."""
-        self.memory.add_data(dataset)
+        if unfound := self.memory.add_data(dataset):
+            self.not_checked(unfound)
         unclear = check_collate(collate, dataset)
         if unclear:
             self.not_checked(unclear)

@@ -24,7 +24,6 @@ import copy
 import gc
 import hashlib
 import weakref
-from bisect import bisect
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -41,6 +40,7 @@ from torch.utils.data import Dataset
 from clipwise.engine import backing, constant_tensors, memory_of
 from clipwise.entropy import Entropy
 from clipwise.errors import NotSeparable
+from clipwise.private.evidence.held_records import HeldRecords, parts
 from clipwise.private.evidence.traffic import CARRIED, tensors_in
 from clipwise.private.evidence.twin import pieces
 from clipwise.private.evidence.watch import Watch
@@ -51,7 +51,7 @@ _SEQUENCES = 2
 _SHORT = 33  # bits
 _DEEPEST = 3
 _Key: TypeAlias = tuple[str, int]  # a tensor of the model: its name, and which of several it is
-_MOST = 100_000  # records of a list, and tensors of the process, whose memory is known again
+_MOST = 100_000  # tensors of the process that are learned, some seconds; what is not known is refused
 
 
 @dataclass(frozen=True)
@@ -109,21 +109,9 @@ def checksum(storage: torch.UntypedStorage) -> bytes:
 def content(tensor: Tensor) -> object:
     """What a tensor's memory holds, of a sparse one also the places; if it cannot be read, how often it was written."""
     try:
-        return tuple(checksum(part.untyped_storage()) for part in _parts(tensor))
+        return tuple(checksum(part.untyped_storage()) for part in parts(tensor))
     except (NotImplementedError, RuntimeError):
         return tensor._version
-
-
-def _parts(tensor: Tensor) -> tuple[Tensor, ...]:
-    if tensor.layout is torch.strided:
-        return (tensor,)
-    if tensor.layout is torch.sparse_coo:
-        return tensor._values(), tensor._indices()
-    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
-        return tensor.values(), tensor.crow_indices(), tensor.col_indices()
-    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
-        return tensor.values(), tensor.ccol_indices(), tensor.row_indices()
-    return (tensor.values(),)
 
 
 def _rows(piece: Tensor) -> Iterator[Tensor]:
@@ -181,7 +169,7 @@ class Memory:
         """Whether the process was looked at."""
         self._rewriting: set[_Key] = set()  # what the model itself was seen to rewrite without the batch
         self._foreign: set[_Key] = set()  # and what was seen to hold anything else, once
-        self._records: list[tuple[int, int]] = []  # addresses of the data set's own memory, in order
+        self._records = HeldRecords()
         self._step = 0
         self._declared: set[int] = set()
         self._rewritten: set[int] = set()
@@ -193,9 +181,10 @@ class Memory:
         for _, tensor, _ in self._tensors():
             self._learn(tensor)
 
-    def add_data(self, dataset: Dataset[Any]) -> None:
-        """Memory with a row per record of the data set is private, however it is reached."""
-        self._records = _merged(_record_memory(dataset, len(dataset), _DEEPEST))  # type: ignore[arg-type]
+    def add_data(self, dataset: Dataset[Any]) -> str:
+        """The memory of a data set's records is private, however it is reached. Says if not all of it was found."""
+        self._records = HeldRecords(dataset, self.model.modules())
+        return "" if self._records.is_whole else "the memory of the data set: it refers to too many objects"
 
     def look_around(self, step: int) -> None:
         """Before the first batch, once: all memory of the process. What is not there yet may come from a batch.
@@ -214,14 +203,21 @@ class Memory:
 
     def _look(self) -> None:
         with torch._C.DisableTorchFunctionSubclass():
-            for tensor in islice(_tensors_of_the_process(), _MOST):
+            for tensor in islice(filter(self._is_new, _tensors_of_the_process()), _MOST):
                 try:
-                    held = self._held.get(memory_of(tensor))
-                    is_new = held is None or (held.count is not None and self._stayed(held, tensor))
-                    if is_new and not self.is_record(tensor):
-                        self._learn(tensor)
+                    self._learn(tensor)
                 except Exception:  # whatever the tensors of others do not answer
                     continue
+
+    def _is_new(self, tensor: Tensor) -> bool:
+        """Whether a tensor is to be learned: those of records are not, however many they are."""
+        try:
+            if self.is_record(tensor):
+                return False
+            held = self._held.get(memory_of(tensor))
+            return held is None or (held.count is not None and self._stayed(held, tensor))
+        except Exception:  # whatever the tensors of others do not answer
+            return False
 
     def _keep(self) -> None:
         """For a run of this process that continues this one."""
@@ -264,7 +260,7 @@ class Memory:
         memory = memory_of(tensor)
         if memory in self._declared or memory in self._trained:
             return True
-        if self._records and self.is_record(tensor):
+        if self.is_record(tensor):
             return False
         held = self._held.get(memory)
         if memory in self._rewritten or (held is not None and self._stayed(held, tensor)):
@@ -285,10 +281,8 @@ class Memory:
         return held.count is not None and _count(tensor) == held.count + self._step - held.step
 
     def is_record(self, tensor: Tensor) -> bool:
-        """Whether a tensor lies in the data set's own memory."""
-        address = tensor.data_ptr() if tensor.layout is torch.strided else 0
-        place = bisect(self._records, address, key=lambda ends: ends[0])
-        return place > 0 and address < self._records[place - 1][1]
+        """Whether a tensor reads the memory of the data set's records."""
+        return self._records.meets(tensor)
 
     def _tensors(self) -> Iterator[tuple[_Key, Tensor, bool]]:
         """The tensors of the model by name and number, since a list has several, and whether they are saved with it."""
@@ -388,36 +382,3 @@ def _with_subclasses(kind: type[Tensor]) -> Iterator[type[Tensor]]:
     yield kind
     for subclass in kind.__subclasses__():
         yield from _with_subclasses(subclass)
-
-
-def _merged(intervals: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The same addresses as intervals that do not overlap, in order."""
-    found: list[tuple[int, int]] = []
-    for start, end in sorted(intervals):
-        if found and start <= found[-1][1]:
-            found[-1] = (found[-1][0], max(end, found[-1][1]))
-        else:
-            found.append((start, end))
-    return found
-
-
-def _record_memory(value: Any, length: int, depth: int) -> Iterator[tuple[int, int]]:
-    if isinstance(value, Tensor):
-        if value.layout is torch.strided and value.dim() and value.shape[0] == length > 1:
-            start = value.untyped_storage().data_ptr()
-            yield start, start + value.untyped_storage().nbytes()
-    elif isinstance(value, np.ndarray):
-        if value.ndim and value.shape[0] == length > 1 and value.nbytes:
-            yield value.__array_interface__["data"][0], value.__array_interface__["data"][0] + value.nbytes
-    elif depth and isinstance(value, (list, tuple)):
-        if len(value) == length > 1:
-            for tensor in tensors_in(value[:_MOST], _DEEPEST):
-                yield from _record_memory(tensor[None].expand(length, *tensor.shape), length, depth)
-        elif len(value) <= 64:
-            for item in value:
-                yield from _record_memory(item, length, depth - 1)
-    elif depth and hasattr(value, "__dict__"):
-        inner = getattr(value, "dataset", None)
-        length = len(inner) if inner is not None and hasattr(inner, "__len__") else length
-        for item in vars(value).values():
-            yield from _record_memory(item, length, depth - 1)

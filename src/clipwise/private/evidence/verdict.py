@@ -98,7 +98,8 @@ def _refuse_carried(watch: Watch, graph: Graph) -> None:
                 "the program that stayed the same since the first batch. It may hold other records or earlier batches "
                 "(a memory bank, a queue, a state carried over, the tensors of the data set). Compute it from the "
                 "batch alone, or before the first batch. If it holds no data of records (a schedule, a teacher that "
-                "averages released weights), declare it: Private(..., constants=[...])."
+                "averages released weights, a public table of the data set with at least as many rows as there are "
+                "records), declare it: Private(..., constants=[...])."
             )
 
 
