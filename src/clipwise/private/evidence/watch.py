@@ -27,7 +27,7 @@ _REJECTING = {"_sample_dirichlet", "_standard_gamma", "binomial", "poisson"}  # 
 _READS_SIZES = {"_pack_padded_sequence"}  # past the tensors
 _NAMESPACES = {"aten", "prim", "prims", "profiler", "quantized", "mkldnn", "torchvision", "torchaudio"}
 _SWEEP, _LARGE = 64, 1 << 24  # kernels between two looks for storages that are gone; bytes after which one is due
-_METADATA_ONLY = {
+METADATA_ONLY = {
     "empty_like", "full_like", "new_empty", "new_empty_strided", "new_full", "new_ones", "new_zeros", "ones_like",
     "rand_like", "randint_like", "randn_like", "zeros_like",
 }  # fmt: skip
@@ -224,7 +224,7 @@ class Watch:
         if name in ("_local_scalar_dense", "item"):  # the latter under inference mode
             return self.traffic.scalar(func, args)
         marks = 0
-        if name not in _METADATA_ONLY or self._shape_follows_records(args):
+        if name not in METADATA_ONLY or self._shape_follows_records(args):
             for tensor in tensors_in(args):
                 marks |= self.marks_of(tensor)
             if kwargs:
