@@ -134,6 +134,7 @@ class Traffic:
         self._watch, self._carried = weakref.proxy(watch), carried  # a cycle would hold the pass's memory
         self._just_left: list[tuple[Any, list[Any]]] = []  # until the next kernel on more than a number
         self._left = 0  # numbers that left
+        self.told = False  # one left that would have been another with other records, or may have been
         self._size_read = False
         self.imports: list[int] = []  # hashes of tensors made from Python or NumPy values, in their order
         self._arrays = False  # whole arrays left
@@ -174,12 +175,14 @@ class Traffic:
             if not self._watch.marks_of(tensor):
                 return
             self._arrays = True
+            self.told = self.told or all(twin.broken for twin in self._watch.twins)
             if how in _SHARING:
                 ours = tensor.detach()
                 self._shared.append((ours, ours.clone(), self._watch.last_written(memory_of(tensor))))
             for twin in self._watch.twins:
                 other = tensor if twin.broken else twin.of(tensor)
                 if other is not tensor and not torch.equal(other, tensor):
+                    self.told = True
                     twin.left.append((self._watch.count, f"values of the batch left the tensors by {how}"))
 
     def written_outside(self) -> bool:
@@ -231,6 +234,8 @@ class Traffic:
             for twin, other in zip(watch.twins, others, strict=True):
                 if other != value:
                     twin.left.append((watch.count, _NUMBER_LEFT))
+            able = [other for twin, other in zip(watch.twins, others, strict=True) if not twin.broken]
+            self.told = self.told or not able or any(other != value for other in able)
             if any(other != value for other in others) and not isinstance(value, (bool, complex)):
                 self._just_left.append((value, others))
                 if isinstance(value, float):
