@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from clipwise._validate import is_number
 from clipwise.engine import memory_of
+from clipwise.private.evidence.outside import Outside
 from clipwise.private.evidence.records import Records, same
 from clipwise.private.evidence.twin import Twin
 
@@ -113,11 +114,13 @@ class Marks(Protocol):
     twins: list[Twin]
     count: int
     drawn: set[int]
+    outside: Outside
 
     def marks_of(self, tensor: Tensor) -> int: ...
     def mark(self, tensor: Tensor, marks: int) -> None: ...
     def remember(self, tensor: Tensor, memory: int) -> None: ...
     def knows(self, memory: int) -> bool: ...
+    def made_here(self, memory: int) -> bool: ...
     def last_written(self, memory: int) -> int: ...
     def note_node(self, marks: int) -> None: ...
 
@@ -173,6 +176,9 @@ class Traffic:
     def _leaves(self, tensor: Tensor, how: str) -> None:
         with torch._C.DisableTorchFunction(), _disable_current_modes():
             if not self._watch.marks_of(tensor):
+                memory = memory_of(tensor)
+                if how in _SHARING and self._watch.made_here(memory) and memory not in self._watch.outside:
+                    self._watch.outside.hold(tensor)
                 return
             self._arrays = True
             self.told = self.told or all(twin.broken for twin in self._watch.twins)
@@ -313,6 +319,7 @@ class Traffic:
         watch.note_node(marks)
         if not marks:
             watch.remember(out, memory_of(out))
+            watch.outside.hold(out)
             if value is None:
                 watch.drawn.add(memory_of(out))
             return out
