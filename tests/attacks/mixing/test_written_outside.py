@@ -1,6 +1,6 @@
 """Memory that a pass made or rewrote without the batch, and that something other than torch then writes the batch into.
 
-It was learned with what it held at the end of the pass, whoever had written that.
+It was learned with what it held at the end of the pass, also where no kernel had written that.
 """
 
 from __future__ import annotations
