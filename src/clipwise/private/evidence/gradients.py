@@ -43,6 +43,8 @@ class Known:
     def __init__(self, losses: Tensor, graph: Graph, watch: Watch) -> None:
         self.losses, self._graph, self._watch = losses, graph, watch
         self.places = sorted({place for place in graph.leaf_parameter.values() if place >= 0})
+        # tensors would make it a call of torch, and what hooks call inside one is not seen
+        self._edges = [get_gradient_edge(t) for t in (losses, *(graph.parameters[place] for place in self.places))]
         self.reads = ""
         """What the backward pass read that is of unknown origin, once it was run."""
         self._was_read = False
@@ -106,8 +108,8 @@ class Known:
 
     def now(self, cotangent: Tensor) -> list[Tensor | None]:
         """With the numbers that are there now."""
-        leaves = [self._graph.parameters[place] for place in self.places]
-        return list(differentiate(self.losses, leaves, cotangent, keep=True))
+        root, *leaves = self._edges
+        return list(differentiate([root], leaves, [cotangent], keep=True))
 
     def look_at_reads(self) -> None:
         """Run a backward pass for what it reads, where none was run for gradients."""
@@ -123,10 +125,9 @@ class Known:
         self._was_read = True
         reads = _Reads(self._watch, cotangent)
         modes = Modes(reads)
-        root, *leaves = map(get_gradient_edge, (self.losses, *(self._graph.parameters[k] for k in self.places)))
         modes.enter()
-        try:  # of edges: tensors would make this a call of torch, and what hooks call inside it is not seen
-            found = list(differentiate([root], leaves, [cotangent], keep=True))
+        try:
+            found = self.now(cotangent)
         finally:
             modes.leave()
         self.reads = reads.unknown_in(found)
