@@ -7,10 +7,12 @@ ones. Hooks and custom functions read memory of earlier batches after the forwar
 from __future__ import annotations
 
 import operator
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -440,3 +442,124 @@ def test_memory_is_looked_at_where_no_other_records_can_be_followed() -> None:
 
     with pytest.raises(cw.NotSeparable, match="backward pass"):
         keeping(unclear, owner)
+
+
+# Numbers that a hook takes from memory without a kernel, or puts where a kernel reads none
+
+
+class Listing(nn.Module):
+    """Multiplies gradients with numbers of the last batch, or with constants from before the first one."""
+
+    def __init__(self, build: Any, keeps: bool) -> None:
+        super().__init__()
+        self.net, self.build, self.keeps = mlp(), build, keeps
+        self.norms = [torch.tensor(0.3 + 0.1 * k) for k in range(5)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, norms = self.net[1](self.net[0](x)), self.norms
+        h.register_hook(lambda g: g * self.build(g, norms))
+        if self.keeps:
+            self.norms = [column.abs().max() for column in h.detach().unbind(1)]
+        return self.net[2](h)  # type: ignore[no-any-return]
+
+
+class Held:
+    """A sequence of no usual type."""
+
+    def __init__(self, items: list[Tensor]) -> None:
+        self.items = items
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, place: int) -> Tensor:
+        return self.items[place]
+
+
+LISTS: dict[str, Any] = {
+    "tensor": lambda g, n: torch.tensor(n),
+    "nested": lambda g, n: torch.tensor([[[[[[[[[[[n]]]]]]]]]]]).flatten(),
+    "deque": lambda g, n: torch.tensor(deque(n)),
+    "sequence": lambda g, n: torch.as_tensor(Held(n)),
+    "new_tensor": lambda g, n: g.new_tensor(n),
+    "new": lambda g, n: g.new(n),
+    "type": lambda g, n: torch.Tensor(n),
+    "double_type": lambda g, n: torch.DoubleTensor(n).float(),
+    "sparse": lambda g, n: torch.sparse_coo_tensor([list(range(5))], n, (5,), check_invariants=True).to_dense(),
+    "new_full": lambda g, n: g.new_full(g.shape, n[0]),
+    "full_like": lambda g, n: torch.full_like(g, float(n[0])),
+    "list_of_numbers": lambda g, n: torch.tensor([t.item() for t in n]),
+    "tolist": lambda g, n: torch.tensor([t.tolist() for t in n]),
+    "numpy": lambda g, n: torch.from_numpy(np.array([t.numpy() * 2 for t in n])),
+    "array": lambda g, n: float(n[0].numpy()),
+}
+
+
+def listing(build: Any, keeps: bool) -> cw.Private:
+    return run(lambda m, b, k: losses_of(m, b), Listing(build, keeps), cw.Normalize(1.0))
+
+
+@pytest.mark.parametrize("build", LISTS.values(), ids=LISTS)
+def test_numbers_of_an_earlier_batch_are_not_read_in_the_backward_pass(build: Any) -> None:
+    with pytest.raises(cw.NotSeparable, match=r"backward pass .* reads memory of unknown origin"):
+        listing(build, keeps=True)
+
+
+@pytest.mark.parametrize("build", LISTS.values(), ids=LISTS)
+def test_constant_numbers_may_be_read_in_the_backward_pass(build: Any) -> None:
+    assert listing(build, keeps=False).checked.steps == (0, 1, 2)
+
+
+MADE: dict[str, Any] = {
+    "table": lambda g, n: torch.tensor([0.5, 1.0, 2.0, 1.0, 0.5]),
+    "of_its_type": lambda g, n: n[0].new_tensor([0.5, 1.0, 2.0, 1.0, 0.5]),
+    "of_its_shape": lambda g, n: torch.full_like(n[0], 0.7) * torch.ones_like(g),
+    "logged": lambda g, n: torch.full_like(g, 0.7) + 0 * len([float(t) for t in n]),
+}
+
+
+@pytest.mark.parametrize("build", MADE.values(), ids=MADE)
+def test_tables_made_beside_numbers_of_an_earlier_batch_are_honest(build: Any) -> None:
+    assert listing(build, keeps=True).checked.steps == (0, 1, 2)
+
+
+def test_an_operation_is_not_known_by_the_end_of_its_name() -> None:
+    """Only those that read nothing but a shape."""
+
+    @torch.library.custom_op("clipwise_tests::scale_like", mutates_args=())
+    def scale_like(scale: Tensor, g: Tensor) -> Tensor:
+        return g * scale
+
+    with pytest.raises(cw.NotSeparable, match=r"backward pass .* reads memory of unknown origin"):
+        listing(lambda g, n: scale_like(n[0], torch.ones_like(g)), keeps=True)
+
+
+# The same in the forward pass
+
+CONSTRUCTORS: dict[str, Any] = {
+    "type": torch.Tensor,
+    "double_type": lambda n: torch.DoubleTensor(n).float(),
+    "new": lambda n: torch.ones(1).new(n),
+    "deque": lambda n: torch.tensor(deque(n)),
+    "nested": lambda n: torch.tensor([[[[[[[[[[[n]]]]]]]]]]]).flatten(),
+    "sparse": lambda n: torch.sparse_coo_tensor([list(range(6))], n, (6,), check_invariants=True).to_dense(),
+}
+
+
+def centred_by(constructor: Any, centre: Callable[[Tensor], Tensor]) -> Any:
+    return lambda m, b, k: losses_of(m, (b[0] - constructor(list(centre(b[0]))), b[1]))
+
+
+@pytest.mark.parametrize("constructor", CONSTRUCTORS.values(), ids=CONSTRUCTORS)
+def test_a_list_of_statistics_of_the_batch_is_never_called_checked(constructor: Any) -> None:
+    try:
+        private = train(centred_by(constructor, lambda x: x.mean(0)))
+    except cw.NotSeparable:
+        return
+    assert not private.checked.steps and private.checked.unclear
+
+
+@pytest.mark.parametrize("constructor", CONSTRUCTORS.values(), ids=CONSTRUCTORS)
+def test_a_list_of_constants_is_honest(constructor: Any) -> None:
+    private = train(centred_by(constructor, lambda x: torch.linspace(0.3, 0.6, 6)))
+    assert private.checked.steps == (0, 1, 2) and not private.checked.unclear

@@ -122,6 +122,7 @@ class Checks:
         self._rigid = False  # shapes follow the records
         self._judged: _Judged | None = None  # of the pass that is watched
         self._carried: set[float] = set()
+        self._told = 0  # passes in which numbers of the batch left
         self._numbers: list[Pass] = []
         self._trained: Sequence[Tensor] = ()
         self._imports: list[int] | None = None  # tensors made of plain values in the last watched pass
@@ -264,6 +265,7 @@ class Checks:
         """Leave the modes; what was seen stays for `close`."""
         watch = self._watch
         if watch is not None and watch.is_on:
+            self._told += watch.traffic.told
             try:
                 with none_watching():
                     self.memory.leave(watch)
@@ -355,7 +357,7 @@ class Checks:
         if self._imports not in (None, watch.traffic.imports):
             self.not_checked("where tensors made of Python or NumPy values come from that differ from step to step")
         self._imports = watch.traffic.imports
-        before = self._numbers[-1][1] if self._numbers and self._carried else {}
+        before = self._numbers[-1][1] if self._numbers and self._told > watch.traffic.told else {}
         if any(before.get(place, value) != value for place, value in now[1].items()):
             self.not_checked("numbers that change from step to step, after others were taken out of earlier batches")
         self._numbers = [*self._numbers[-2:], now]

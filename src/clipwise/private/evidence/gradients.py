@@ -15,8 +15,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import _disable_current_modes
 
 from clipwise.engine import (
     Graph,
@@ -28,8 +29,9 @@ from clipwise.engine import (
     negligible_norm,
     working_dtype,
 )
-from clipwise.private.evidence.traffic import CARRIED, tensors_in
-from clipwise.private.evidence.watch import Watch
+from clipwise.private.evidence.modes import Modes
+from clipwise.private.evidence.traffic import CARRIED, GATHERING, LEAVING, NUMBERS, gathered, tensors_in
+from clipwise.private.evidence.watch import METADATA_ONLY, Watch
 
 _WIDE = 1e3  # between the lengths of two samples that one pass compares
 _ROUNDING = 8  # units in the last place of a gradient's length: shorter parts count as zero where a group is clipped
@@ -41,6 +43,8 @@ class Known:
     def __init__(self, losses: Tensor, graph: Graph, watch: Watch) -> None:
         self.losses, self._graph, self._watch = losses, graph, watch
         self.places = sorted({place for place in graph.leaf_parameter.values() if place >= 0})
+        # tensors would make it a call of torch, and what hooks call inside one is not seen
+        self._edges = [get_gradient_edge(t) for t in (losses, *(graph.parameters[place] for place in self.places))]
         self.reads = ""
         """What the backward pass read that is of unknown origin, once it was run."""
         self._was_read = False
@@ -104,8 +108,8 @@ class Known:
 
     def now(self, cotangent: Tensor) -> list[Tensor | None]:
         """With the numbers that are there now."""
-        leaves = [self._graph.parameters[place] for place in self.places]
-        return list(differentiate(self.losses, leaves, cotangent, keep=True))
+        root, *leaves = self._edges
+        return list(differentiate([root], leaves, [cotangent], keep=True))
 
     def look_at_reads(self) -> None:
         """Run a backward pass for what it reads, where none was run for gradients."""
@@ -120,8 +124,12 @@ class Known:
             return self.now(cotangent)
         self._was_read = True
         reads = _Reads(self._watch, cotangent)
-        with reads:
+        modes = Modes(reads)
+        modes.enter()
+        try:
             found = self.now(cotangent)
+        finally:
+            modes.leave()
         self.reads = reads.unknown_in(found)
         return found
 
@@ -139,20 +147,20 @@ class _Seen:
         return self._watch.origins(graph)
 
 
-class _Reads(TorchDispatchMode):
-    """Sees every kernel of a backward pass. Hooks and custom functions read what the forward pass never met.
+class _Reads:
+    """Sees every kernel and call of a backward pass. Hooks and custom functions read what the forward pass never met.
 
     What a kernel reads is made in this pass, met by the forward pass, or constant. What is computed from anything else
     must not reach a gradient; on a log it may be.
     """
 
     def __init__(self, watch: Watch, cotangent: Tensor) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
         self._watch = watch
         self._first = ""
         self._made: dict[int, StorageWeakRef | Tensor] = {}  # addresses are not given out again while these are held
         self._reached: set[int] = set()  # memory that was computed from unknown memory
         self._numbers: set[float] = set()  # and numbers that were
+        self._arrays = False  # numbers of such memory left unseen by kernels: any tensor made of numbers may hold them
         self._make(cotangent)
 
     def unknown_in(self, gradients: Sequence[Tensor | None]) -> str:
@@ -160,29 +168,57 @@ class _Reads(TorchDispatchMode):
         reached = any(gradient is not None and self._is_unknown(gradient) for gradient in gradients)
         return (self._first or "a custom function") if reached else ""
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        with torch._C.DisableTorchFunction():
-            name = str(func.name()).removeprefix("aten::").partition(".")[0]
-            reached = self._reads_unknown(name, args, kwargs)
-            out = func(*args, **kwargs)
-            made = list(tensors_in(out))
-            for tensor in made:
-                self._make(tensor)
-            if reached:
-                self._first = self._first or f"{name}{_where()}"
-                self._reached.update(map(memory_of, (*made, *_written(func, args, kwargs))))
-                if isinstance(out, float):
-                    self._numbers.add(out)
-            return out
+    def kernel(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """A kernel, without the calls of torch inside it."""
+        name = str(func.name()).removeprefix("aten::").partition(".")[0]
+        reached = self._reads_unknown(name, args, kwargs)
+        out = func(*args, **kwargs)
+        made = list(tensors_in(out))
+        for tensor in made:
+            self._make(tensor)
+        if reached:
+            self._reach(name, *made, *_written(func, args, kwargs))
+            if isinstance(out, float):
+                self._numbers.add(out)
+        return out
+
+    def call(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """A function of torch as a hook calls it: some read numbers without a kernel."""
+        out, name = func(*args, **kwargs), getattr(func, "__name__", "")
+        if name in GATHERING:
+            with torch._C.DisableTorchFunction(), _disable_current_modes():
+                if any(map(self._is_unknown, gathered(func, args, kwargs))):
+                    self._reach(name, *tensors_in(out))
+        elif (name in LEAVING or name in NUMBERS) and args and isinstance(args[0], Tensor):
+            with torch._C.DisableTorchFunction(), _disable_current_modes():
+                if self._is_unknown(args[0]):
+                    self._leave(args[0], name)
+        return out
+
+    def _leave(self, tensor: Tensor, name: str) -> None:
+        self._first = self._first or f"{name}{_where()}"
+        self._arrays = self._arrays or name in LEAVING
+        if tensor.is_floating_point() and tensor.layout is torch.strided and not tensor.is_nested:
+            self._numbers.update(tensor.flatten().tolist())
+
+    def _reach(self, name: str, *tensors: Tensor) -> None:
+        self._first = self._first or f"{name}{_where()}"
+        self._reached.update(map(memory_of, tensors))
 
     def _reads_unknown(self, name: str, args: Any, kwargs: Any) -> bool:
-        if name == "lift_fresh" or name.startswith("new_") or name.endswith("_like"):  # of Python numbers, of a shape
-            return False
         given = (*args, *kwargs.values())
         if self._numbers and any(isinstance(value, float) and value in self._numbers for value in given):
             return True
-        return any(map(self._is_unknown, tensors_in(given)))
+        if name == "lift_fresh":  # of Python numbers
+            return self._arrays or self._holds_numbers(args[0])
+        return name not in METADATA_ONLY and any(map(self._is_unknown, tensors_in(given)))
+
+    def _holds_numbers(self, tensor: Tensor) -> bool:
+        """Whether a tensor that was made of Python numbers holds one that was computed from unknown memory."""
+        if not self._numbers or not tensor.is_floating_point():
+            return False
+        numbers = torch.tensor(list(self._numbers), dtype=torch.float64, device="cpu").to(tensor.dtype)
+        return not set(numbers.tolist()).isdisjoint(tensor.flatten().tolist())
 
     def _make(self, tensor: Tensor) -> None:
         memory = memory_of(tensor)

@@ -176,6 +176,7 @@ class Memory:
         self._trained: dict[int, StorageWeakRef] = {}  # at any time: only released gradients changed it
         self._met: set[_Key] = set()  # what the model held when some pass began; a cache may grow between passes
         self._before: dict[_Key, tuple[int, object]] = {}
+        self._begun: dict[int, object] = {}  # the same by memory
         self._has_left = False  # a pass was watched to its end
         self._changes: list[_Change] = []
         for _, tensor, _ in self._tensors():
@@ -243,6 +244,7 @@ class Memory:
         self._declared = {memory_of(tensor) for tensor in constant_tensors(self._constants)}
         self.trains(p for p in self.model.parameters() if p.requires_grad)
         self._before = {key: (memory_of(t), content(t)) for key, t, _ in self._tensors()}
+        self._begun = dict(self._before.values())
         own = self._rewriting - self._foreign
         names = {name for name, _ in own} - {name for name, _ in self._foreign}
         self._rewritten = {
@@ -263,7 +265,9 @@ class Memory:
         if self.is_record(tensor):
             return False
         held = self._held.get(memory)
-        if memory in self._rewritten or (held is not None and self._stayed(held, tensor)):
+        if memory in self._rewritten and self._begun[memory] == content(tensor):
+            return True
+        if held is not None and self._stayed(held, tensor):
             return True
         if not in_script or tensor.dim() or held is not None:
             return False
@@ -301,6 +305,7 @@ class Memory:
     def leave(self, watch: Watch) -> None:
         """At the end of a pass, whatever comes of it: what it made without the batch is constant from then on."""
         self._has_left = True
+        watch.settle()
         self._held = {memory: held for memory, held in self._held.items() if not held.storage.expired()}
         for tensor in watch.constants_alive():
             self._learn(tensor)

@@ -14,24 +14,38 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import FrameType, FunctionType
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from clipwise._validate import is_number
 from clipwise.engine import memory_of
+from clipwise.private.evidence.outside import Outside
 from clipwise.private.evidence.records import Records, same
 from clipwise.private.evidence.twin import Twin
 
 # Marks: computed from the batch; of memory that changed outside a watched pass; from a sample's place in its batch.
 BATCH, CARRIED, PLACE = 1, 2, 4
 
-_LEAVING = {"__array__", "__dlpack__", "data_ptr", "numpy", "storage", "tolist", "untyped_storage"}
-_SHARING = _LEAVING - {"tolist"}  # what leaves may be written into
+LEAVING = {"__array__", "__dlpack__", "data_ptr", "numpy", "storage", "tolist", "untyped_storage"}
+NUMBERS = {
+    "__bool__",
+    "__complex__",
+    "__float__",
+    "__index__",
+    "__int__",
+}  # constructors of types run no kernel for them
+_SHARING = LEAVING - {"tolist"}  # what leaves may be written into
 _SIZES = {"__len__", "numel", "nelement", "size", "stride"}
 _SIZES_OF_ANOTHER = {"expand_as", "reshape_as", "view_as"}
 _SHAPES = (torch.Tensor.shape, torch.Tensor.nbytes)
-_GATHERING = {"as_tensor", "asarray", "new_tensor", "tensor"}  # they read the tensors in a list out of sight
+GATHERING = {  # they read the tensors in a list out of sight
+    "as_tensor", "asarray", "new", "new_tensor", "sparse_bsc_tensor", "sparse_bsr_tensor", "sparse_compressed_tensor",
+    "sparse_coo_tensor", "sparse_csc_tensor", "sparse_csr_tensor", "tensor",
+}  # fmt: skip
+_OF_ITS_TYPE = {"new", "new_tensor"}  # the tensor itself gives no number
+_DEEPEST = 64  # axes of a tensor
 _COMPUTED_WITH = ("number", "Optional[number]", "float", "Optional[float]", "Tensor", "Optional[Tensor]")
 _COUNTING = ("arange", "linspace", "eye", "range")  # their numbers are sizes
 _SCALING = ("mul.", "mul_.", "div.", "div_.")
@@ -49,6 +63,21 @@ def tensors_in(value: Any, depth: int = 8) -> Iterator[Tensor]:
     elif depth and isinstance(value, Mapping):
         for item in value.values():
             yield from tensors_in(item, depth - 1)
+
+
+def gathered(func: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:
+    """The tensors whose numbers such a function reads out of sight."""
+    own = func.__name__ in _OF_ITS_TYPE and bool(args) and isinstance(args[0], Tensor)
+    for value in (*args[own:], *kwargs.values()):
+        yield from tensors_in(_as_lists(value), _DEEPEST)
+
+
+def _as_lists(value: Any, depth: int = _DEEPEST) -> Any:
+    """A sequence of any type as torch reads it."""
+    whole = isinstance(value, (Tensor, np.ndarray, str, bytes, torch.UntypedStorage, torch.TypedStorage))
+    if whole or not depth or not hasattr(value, "__len__") or not hasattr(value, "__getitem__"):
+        return value
+    return [_as_lists(item, depth - 1) for item in value]
 
 
 def users_frame() -> FrameType | None:
@@ -85,11 +114,13 @@ class Marks(Protocol):
     twins: list[Twin]
     count: int
     drawn: set[int]
+    outside: Outside
 
     def marks_of(self, tensor: Tensor) -> int: ...
     def mark(self, tensor: Tensor, marks: int) -> None: ...
     def remember(self, tensor: Tensor, memory: int) -> None: ...
     def knows(self, memory: int) -> bool: ...
+    def made_here(self, memory: int) -> bool: ...
     def last_written(self, memory: int) -> int: ...
     def note_node(self, marks: int) -> None: ...
 
@@ -105,6 +136,8 @@ class Traffic:
         self.values: dict[float, list[Any]] = {}  # floating point numbers that left, and what they would have been
         self._watch, self._carried = weakref.proxy(watch), carried  # a cycle would hold the pass's memory
         self._just_left: list[tuple[Any, list[Any]]] = []  # until the next kernel on more than a number
+        self._left = 0  # numbers that left
+        self.told = False  # one left that would have been another with other records, or may have been
         self._size_read = False
         self.imports: list[int] = []  # hashes of tensors made from Python or NumPy values, in their order
         self._arrays = False  # whole arrays left
@@ -123,16 +156,18 @@ class Traffic:
         try:
             name = getattr(func, "__name__", "")
             if args and isinstance(args[0], Tensor):
-                if name in _LEAVING:
+                if name in LEAVING:
                     self._leaves(args[0], name)
                 elif name in _SIZES or (name == "__get__" and any(func.__self__ is shape for shape in _SHAPES)):
                     self._size(args[0])
                 elif name in _SIZES_OF_ANOTHER:
                     for other in tensors_in((args[1:], kwargs)):
                         self._shape_read(other)
+                elif name in NUMBERS:
+                    return self._number(func, args)
                 elif name == "__deepcopy__":
                     return self._copied(func, args, kwargs)
-            if name in _GATHERING:
+            if name in GATHERING:
                 return self._gathered(func, args, kwargs)
             return _warned_there(func, args, kwargs) if isinstance(func, FunctionType) else func(*args, **kwargs)
         finally:
@@ -141,14 +176,19 @@ class Traffic:
     def _leaves(self, tensor: Tensor, how: str) -> None:
         with torch._C.DisableTorchFunction(), _disable_current_modes():
             if not self._watch.marks_of(tensor):
+                memory = memory_of(tensor)
+                if how in _SHARING and self._watch.made_here(memory) and memory not in self._watch.outside:
+                    self._watch.outside.hold(tensor)
                 return
             self._arrays = True
+            self.told = self.told or all(twin.broken for twin in self._watch.twins)
             if how in _SHARING:
                 ours = tensor.detach()
                 self._shared.append((ours, ours.clone(), self._watch.last_written(memory_of(tensor))))
             for twin in self._watch.twins:
                 other = tensor if twin.broken else twin.of(tensor)
                 if other is not tensor and not torch.equal(other, tensor):
+                    self.told = True
                     twin.left.append((self._watch.count, f"values of the batch left the tensors by {how}"))
 
     def written_outside(self) -> bool:
@@ -164,7 +204,7 @@ class Traffic:
         out = func(*args, **kwargs)
         with torch._C.DisableTorchFunction(), _disable_current_modes():
             marks = 0
-            for tensor in tensors_in((args, kwargs)):
+            for tensor in gathered(func, args, kwargs):
                 marks |= self._watch.marks_of(tensor)
             if marks and not self._watch.marks_of(out):
                 self._watch.mark(out, marks)
@@ -174,14 +214,24 @@ class Traffic:
 
     def _gather_twin(self, twin: Twin, out: Tensor, func: Any, args: Any, kwargs: Any) -> None:
         try:
-            other = func(*(twin.mapped(value) for value in args), **kwargs)
+            other = func(*(_exchanged(twin, value) for value in args), **kwargs)
             if not twin.broken:
                 twin.enter(out, other)
         except Exception as error:
             twin.broken = twin.broken or f"{func.__name__} does not take the other records ({type(error).__name__})"
 
+    def _number(self, func: Any, args: Any) -> Any:
+        """A number leaves by a kernel, unless it is for a constructor such as `torch.Tensor([number])`."""
+        before = self._left
+        value = func(*args)
+        if self._left == before:
+            with torch._C.DisableTorchFunction(), _disable_current_modes():
+                self.scalar(func, args)
+        return value
+
     def scalar(self, func: Any, args: Any) -> Any:
         """A number leaves, by whatever method."""
+        self._left += 1
         watch, value = self._watch, func(*args)
         marks = watch.marks_of(args[0])
         watch.note_node(marks)
@@ -190,6 +240,8 @@ class Traffic:
             for twin, other in zip(watch.twins, others, strict=True):
                 if other != value:
                     twin.left.append((watch.count, _NUMBER_LEFT))
+            able = [other for twin, other in zip(watch.twins, others, strict=True) if not twin.broken]
+            self.told = self.told or not able or any(other != value for other in able)
             if any(other != value for other in others) and not isinstance(value, (bool, complex)):
                 self._just_left.append((value, others))
                 if isinstance(value, float):
@@ -267,6 +319,7 @@ class Traffic:
         watch.note_node(marks)
         if not marks:
             watch.remember(out, memory_of(out))
+            watch.outside.hold(out)
             if value is None:
                 watch.drawn.add(memory_of(out))
             return out
@@ -327,6 +380,12 @@ class Traffic:
             if value == -number:
                 return -twins[place]
         return value
+
+
+def _exchanged(twin: Twin, value: Any) -> Any:
+    """What a function that gathers gets with other records; sizes stay what they are."""
+    found = _as_lists(value)
+    return twin.mapped(found) if any(True for _ in tensors_in(found, _DEEPEST)) else value
 
 
 def _is_common(value: Any) -> bool:

@@ -53,6 +53,8 @@ def judge(watch: Watch, losses: Tensor, graph: Graph, also: Callable[[], None]) 
     for twin in watch.twins:
         if outside:
             twin.broken = twin.broken or "values of the batch were changed outside torch"
+        if watch.is_changed_outside:
+            twin.broken = twin.broken or "memory was changed outside torch (NumPy, ctypes)"
         reason = _unable(twin, losses, watch)
         if reason:
             unclear.append(reason)

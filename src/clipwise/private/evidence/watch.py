@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from clipwise.engine import IN_PLACE_WRITE, Graph, Origin, backing, memory_of, op_of
 from clipwise.private.evidence.modes import Modes
+from clipwise.private.evidence.outside import Outside
 from clipwise.private.evidence.places import are_row_numbers, is_row_by_row, meets_places, operands_of
 from clipwise.private.evidence.records import Records, same_rows
 from clipwise.private.evidence.traffic import BATCH, CARRIED, PLACE, Traffic, tensors_in, users_frame
@@ -27,7 +28,7 @@ _REJECTING = {"_sample_dirichlet", "_standard_gamma", "binomial", "poisson"}  # 
 _READS_SIZES = {"_pack_padded_sequence"}  # past the tensors
 _NAMESPACES = {"aten", "prim", "prims", "profiler", "quantized", "mkldnn", "torchvision", "torchaudio"}
 _SWEEP, _LARGE = 64, 1 << 24  # kernels between two looks for storages that are gone; bytes after which one is due
-_METADATA_ONLY = {
+METADATA_ONLY = {
     "empty_like", "full_like", "new_empty", "new_empty_strided", "new_full", "new_ones", "new_zeros", "ones_like",
     "rand_like", "randint_like", "randn_like", "zeros_like",
 }  # fmt: skip
@@ -87,6 +88,8 @@ class Watch:
         self.drawn: set[int] = set()  # constants drawn at random, and those made outside torch, which may be
         self.foreign: dict[str, None] = {}  # operations that are none of torch's
         self.place = ""  # where samples first met a constant that differs from place to place
+        self.outside = Outside()
+        self.is_changed_outside = False  # memory without marks was, by something other than torch
         self._familiar = familiar
         self._marks: dict[int, int] = {}
         self._known: set[int] = set()
@@ -120,8 +123,9 @@ class Watch:
             self._modes = None
 
     def forget_twins(self) -> None:
-        """Let go of what the values would be: the pass was judged. What comes from the batch stays known."""
+        """Let go of what the values would be, and were: the pass was judged. What comes from the batch stays known."""
         self.twins.clear()
+        self.outside = Outside()
 
     # Marks
 
@@ -148,15 +152,17 @@ class Watch:
         if marks is not None:
             return marks
         if memory not in self._known:
-            with _disable_current_modes():  # of another run, which is not to see this
-                familiar = self._familiar(tensor, not self.traffic.depth)  # inside TorchScript, no call of torch
-            if familiar:
+            if self._asked(tensor):
                 self.remember(tensor, memory)
                 self._from_before.add(memory)
             else:
                 self.mark(tensor, CARRIED)
                 return CARRIED
         return 0
+
+    def _asked(self, tensor: Tensor) -> bool:
+        with _disable_current_modes():  # of another run, which is not to see this
+            return self._familiar(tensor, not self.traffic.depth)  # inside TorchScript, no call of torch
 
     def knows(self, memory: int) -> bool:
         """Whether this pass has met the memory."""
@@ -224,17 +230,18 @@ class Watch:
         if name in ("_local_scalar_dense", "item"):  # the latter under inference mode
             return self.traffic.scalar(func, args)
         marks = 0
-        if name not in _METADATA_ONLY or self._shape_follows_records(args):
+        if name not in METADATA_ONLY or self._shape_follows_records(args):
             for tensor in tensors_in(args):
                 marks |= self.marks_of(tensor)
             if kwargs:
                 for tensor in tensors_in(kwargs):
                     marks |= self.marks_of(tensor)
         marks |= self.traffic.marks(func, args, kwargs, marks)
+        written = list(self._arguments(func, args, kwargs))
+        marks |= self._written_outside(written)
         if marks and is_row_by_row(func, name):
             marks |= self._place(name, args)
         self.note_node(marks)
-        written = list(self._arguments(func, args, kwargs))
         if not marks:
             out = func(*args, **kwargs)
             if _takes_memory(func, args, kwargs):  # what it holds is asked when it is read
@@ -243,10 +250,40 @@ class Watch:
             for tensor in tensors_in(out):
                 self.remember(tensor, memory_of(tensor))
             self.written.update(memory_of(t) for t in written)
+            self._hold(written)
             if _is_random(func) or (self.drawn and any(memory_of(t) in self.drawn for t in tensors_in(args))):
                 self.drawn.update(made)
             return out
         return self._marked_kernel(func, args, kwargs, marks, written)
+
+    def _written_outside(self, written: Sequence[Tensor]) -> int:
+        """The marks of memory that a kernel writes into, where something other than torch wrote into it before."""
+        found = 0
+        for tensor in written:
+            memory = memory_of(tensor)
+            is_first = memory in self._from_before and memory not in self.written
+            with _disable_current_modes():
+                may_be = is_first or (not self._marks.get(memory) and self.outside.changed(memory))
+            if may_be and not self._asked(tensor):
+                found |= self._change(tensor)
+        return found
+
+    def _change(self, tensor: Tensor) -> int:
+        self.is_changed_outside = True
+        self.mark(tensor, CARRIED)
+        return CARRIED
+
+    def _hold(self, written: Sequence[Tensor]) -> None:
+        for tensor in written:
+            if memory_of(tensor) in self._from_before or memory_of(tensor) in self.outside:
+                with _disable_current_modes():
+                    self.outside.hold(tensor)
+
+    def settle(self) -> None:
+        """At the end: memory that something other than torch wrote last is of unknown origin."""
+        for tensor in list(self.outside.all_changed()):
+            if not self._marks.get(memory_of(tensor)) and not self._asked(tensor):
+                self._change(tensor)
 
     def _place(self, name: str, args: Any) -> int:
         """The mark of samples that meet a constant with other values for every one of them; numbers among the rest."""
