@@ -165,7 +165,7 @@ def test_others_become_relatives_of_a_sample_that_stays() -> None:
             others = [i for i in range(size) if i not in kept]
             assert len(of := {int(change.source[i]) for i in others}) == 1
             between = [i for i in kept if others[0] < i < others[-1]]
-            assert of == {max(between or kept, key=lambda i: float(records._magnitudes()[i]))}  # noqa: B023
+            assert of == {max(between or kept, key=lambda i: float(records._magnitudes()[i]))}
 
 
 def test_a_batch_of_one_or_of_equal_records_has_no_others() -> None:
