@@ -139,12 +139,30 @@ def test_all_forms_of_other_records() -> None:
 @pytest.mark.parametrize("rigid", [False, True])
 def test_later_checks_take_two_forms_in_turn(rigid: bool) -> None:
     records = Records.of(torch.arange(1.0, 6.0), 5)
-    found = [[(c.scale, c.flat, c.rigid, c.losses_only) for c in records.changes(n, 0, rigid)] for n in range(4)]
+    found = [
+        [(c.scale, c.flat, c.rigid, c.losses_only) for c in records.changes(n, 0, rigid) if not c.wild]
+        for n in range(4)
+    ]
     large, small, one = (4.0, False, False, False), (1.0, True, False, False), (0.25, False, False, True)
     only = (*small[:3], True)
     stiff = [(4.0, False, True, False), (1.0, True, True, False)] * 2
     plain = [[large, small, one], [small, one], [large, only], [small, one]]
     assert found == [forms + [last] * rigid for forms, last in zip(plain, stiff, strict=True)]
+
+
+def test_the_second_and_third_check_try_numbers_that_no_record_holds() -> None:
+    x, y = torch.arange(1.0, 6.0), torch.arange(5)
+    records = Records.of((x, y), 5)
+    wild = [[change for change in records.changes(number, 3) if change.wild] for number in range(5)]
+    assert [len(found) for found in wild] == [0, 1, 1, 0, 0]
+    for (change,), scale in ((wild[1], torch.nan), (wild[2], 1e6)):
+        others = sorted(set(range(5)) - set(change.kept.tolist()))
+        assert len(others) == 2 and change.losses_only and change.applied(y) is not y
+        expected = [scale * v if i in others else v for i, v in enumerate(x.tolist())]
+        assert torch.equal(change.applied(x).nan_to_num(-1), torch.tensor(expected).nan_to_num(-1))
+        assert torch.equal(change.applied(y), y)
+    whole = Records.of(y, 5)
+    assert not any(change.wild for number in (1, 2) for change in whole.changes(number)), "integers stay"
 
 
 def test_halves_are_drawn_and_hold_half_of_the_samples() -> None:

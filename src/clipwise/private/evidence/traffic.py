@@ -188,7 +188,7 @@ class Traffic:
         marks = watch.marks_of(args[0])
         watch.note_node(marks)
         if marks:
-            others = [value if twin.broken else func(twin.of(args[0])) for twin in watch.twins]
+            others = [value if twin.broken or twin.change.wild else func(twin.of(args[0])) for twin in watch.twins]
             for twin, other in zip(watch.twins, others, strict=True):
                 if other != value:
                     twin.left.append((watch.count, _NUMBER_LEFT))

@@ -57,6 +57,14 @@ def _is_random(func: Any) -> bool:
 
 
 @cache
+def _is_safe(func: Any) -> bool:
+    """Whether a kernel takes any numbers. Solvers may not end on some, and operations that are none of torch's fail."""
+    name = _short(func)
+    solves = name.startswith(("linalg_", "_linalg_")) and name != "linalg_vector_norm"
+    return func.namespace in ("aten", "prim", "prims") and not solves
+
+
+@cache
 def _short(func: Any) -> str:
     return str(func.name()).removeprefix("aten::").partition(".")[0]
 
@@ -318,6 +326,9 @@ class Watch:
         others = []
         for place, twin in enumerate(self.twins):
             if not twin.broken:
+                if twin.change.wild and not (_is_safe(func) and all(t.is_cpu for t in tensors_in((args, kwargs)))):
+                    twin.broken = f"{name} may not take such numbers"
+                    continue
                 if name in _REJECTING or (name in _READS_SIZES and not twin.change.rigid):
                     twin.broken = f"what {name} does follows the records"
                     continue
@@ -374,6 +385,9 @@ class Watch:
                 return
             if tensor.layout is not torch.strided or other.layout is not torch.strided:
                 twin.broken = f"{_short(func)} gives a sparse tensor"
+                return
+            if twin.change.wild and twin.strays(tensor, other):
+                twin.broken = f"integers or sizes of {_short(func)} follow the records"
                 return
             if tensor.shape != other.shape or twin.is_odd(tensor):
                 twin.pair_odd(tensor, other)
