@@ -115,6 +115,24 @@ def test_places_in_time_are_honest_where_there_are_as_many_samples() -> None:
     assert private.checked.steps == (0, 1, 2)
 
 
+class Narrow(nn.Module):
+    """As many hidden features as samples, of which some are dead: they look like samples that stay."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = nn.Linear(6, 3), nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.layer(x).relu() @ torch.diag(torch.tensor([1.0, 2.0, 3.0])))
+        return out
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_dead_features_are_no_samples(seed: int) -> None:
+    torch.manual_seed(seed)
+    assert train(losses_of, model=Narrow(), physical_batch_size=3).checked.steps == (0, 1, 2)
+
+
 # The number of samples
 
 

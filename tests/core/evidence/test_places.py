@@ -91,6 +91,10 @@ def test_rows_meet_in_a_product_with_a_diagonal_matrix_alone() -> None:
     assert torch.equal(operands_of("addmm", (x, table, x))[0][1], x)
     for other in (torch.eye(4), batch(4, 4), torch.ones(4, 4), torch.zeros(4, 4), batch(2, 4)):
         assert operands_of("mm", (other, x)) == ([], [])
+    for features in (4, 8):
+        assert operands_of("mm", (table, batch(4, features))) == ([], []), "as many features as samples, or steps"
+    assert len(operands_of("bmm", (batch(4, 3, 2), batch(4, 2, 1)))[0]) == 2
+    assert operands_of("bmm", (batch(4, 4, 2), batch(4, 2, 1))) == ([], []), "as many experts as samples"
 
 
 def test_factors_are_the_operands_of_products_and_the_weights_of_classes() -> None:

@@ -43,6 +43,8 @@ def operands_of(name: str, args: Any) -> tuple[list[Tensor], list[Tensor]]:
         found = []  # one below the other
     elif name in _SUMS:
         found = _of_a_sum(*args[_FACTORS[name] :][:2])
+    elif name in _FACTORS and any(tensor.shape[0] in tensor.shape[1:] for tensor in factors_of(name, args)):
+        found = []  # the samples may be along another axis: as many experts, steps of time
     elif name == "copy_":
         return _of_a_copy(*found[:2])
     return found, found
@@ -51,11 +53,13 @@ def operands_of(name: str, args: Any) -> tuple[list[Tensor], list[Tensor]]:
 def _of_a_sum(left: Tensor, right: Tensor) -> list[Tensor]:
     """The operands of a sum over rows, whose terms are no sums where one of them is diagonal.
 
-    Twins see any other sum over samples. A diagonal of equal numbers tells no places apart.
+    Twins see any other sum over samples. A diagonal of equal numbers tells no places apart. Where there may be as many
+    features as samples, a feature that is dead for the others would look like a sample that stays.
     """
     rows, columns = right if right.dim() == 2 else right[:, None], left.t()
     for table, others in ((columns, rows), (rows, columns)):
-        if table.layout is torch.strided and table.shape[0] == table.shape[1]:
+        either = others.shape[1] % max(others.shape[0], 1) == 0
+        if table.layout is torch.strided and table.shape[0] == table.shape[1] and not either:
             diagonal = table.detach().diagonal()
             if not same(diagonal[1:], diagonal[:-1]) and int((table != 0).sum()) == int((diagonal != 0).sum()):
                 return [table, others]
