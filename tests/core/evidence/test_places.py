@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import clipwise as cw
-from clipwise.private.evidence.places import is_row_by_row, meets_places, operands_of, refuse_places
+from clipwise.private.evidence.places import factors_of, is_row_by_row, meets_places, operands_of, refuse_places
 from clipwise.private.evidence.records import Change
 from clipwise.private.evidence.twin import Twin
 
@@ -37,16 +37,21 @@ def moved(x: Tensor, *rows: int) -> Tensor:
 
 
 def test_kernels_that_meet_row_by_row() -> None:
-    for kernel, name in ((aten.add.Tensor, "add"), (aten.where.self, "where"), (aten.cat.default, "cat")):
+    for kernel, name in (
+        (aten.add.Tensor, "add"),
+        (aten.where.self, "where"),
+        (aten.cat.default, "cat"),
+        (aten.mm.default, "mm"),
+    ):
         assert is_row_by_row(kernel, name)
-    for kernel, name in ((aten.mm.default, "mm"), (aten.sum.default, "sum")):
+    for kernel, name in ((aten.sum.default, "sum"), (aten.convolution.default, "convolution")):
         assert not is_row_by_row(kernel, name)
 
 
 def test_what_is_overwritten_is_not_read() -> None:
     a, b = batch(4, 3), batch(4, 3)
     operands, read = operands_of("copy_", (a, b))
-    assert [id(t) for t in operands] == [id(a), id(b)] and [id(t) for t in read] == [id(b)]
+    assert [id(t) for t in operands if t is not operands[1]] == [id(a), id(b)] and [id(t) for t in read] == [id(b)]
     assert [id(t) for t in operands_of("add", (a, b))[1]] == [id(a), id(b)]
 
 
@@ -63,6 +68,41 @@ def test_tensors_that_are_put_one_below_the_other_do_not_meet(
     for found in operands_of("cat", args):
         assert [id(t) for t in found] == ([id(t) for t in parts] if beside else [])
     assert len(operands_of("cat", (parts[:1], 1))[0]) == 1
+
+
+def test_a_copy_into_some_columns_meets_the_whole_rows() -> None:
+    for z in (batch(4, 6), batch(5, 6)[1:]):
+        for columns, column in ((z[:, 3:], batch(4, 3)), (z[:, 5], batch(4)), (z[:, :1], batch(4, 1))):
+            (_, whole, beside), read = operands_of("copy_", (columns, column))
+            assert torch.equal(whole, z) and read[0] is beside and beside.dim() == 2
+    deep = batch(4, 2, 3)
+    assert operands_of("copy_", (deep[:, 1:], batch(4, 1, 3)))[0][1].shape == (4, 1, 6)
+    for into in (batch(6, 4).t()[:, 1:], batch(4, 1).expand(4, 3), torch.tensor(1.0), batch(4, 6)[:, 3:].T):
+        assert len(operands_of("copy_", (into, into.clone()))[0]) in (2, 3), "whatever its memory looks like"
+    assert len(operands_of("copy_", (batch(4, 3), batch(3)))[0]) == 2, "broadcast to all"
+
+
+def test_rows_meet_in_a_product_with_a_diagonal_matrix_alone() -> None:
+    x, table = batch(4, 3), torch.diag(batch(4))
+    for args in ((table, x), (x.t(), table)):
+        found, read = operands_of("mm", args)
+        assert found == read and torch.equal(found[0], table) and torch.equal(found[1], x)
+    assert torch.equal(operands_of("mv", (table, batch(4)))[0][1], batch(4)[:, None])
+    assert torch.equal(operands_of("addmm", (x, table, x))[0][1], x)
+    for other in (torch.eye(4), batch(4, 4), torch.ones(4, 4), torch.zeros(4, 4), batch(2, 4)):
+        assert operands_of("mm", (other, x)) == ([], [])
+    for features in (4, 8):
+        assert operands_of("mm", (table, batch(4, features))) == ([], []), "as many features as samples, or steps"
+    assert len(operands_of("bmm", (batch(4, 3, 2), batch(4, 2, 1)))[0]) == 2
+    assert operands_of("bmm", (batch(4, 4, 2), batch(4, 2, 1))) == ([], []), "as many experts as samples"
+
+
+def test_factors_are_the_operands_of_products_and_the_weights_of_classes() -> None:
+    a, b, c = batch(4, 3), batch(3, 2), batch(4, 2)
+    assert [id(t) for t in factors_of("mm", (a, b))] == [id(a), id(b)]
+    assert [id(t) for t in factors_of("addmm", (c, a, b))] == [id(a), id(b)]
+    assert factors_of("nll_loss_forward", (a, c, b, 0, -100))[0] is b
+    assert factors_of("nll_loss_forward", (a, c, None, 0, -100)) == [] == factors_of("add", (a, a))
 
 
 def test_a_class_is_beside_its_row_of_scores() -> None:

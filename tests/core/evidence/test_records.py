@@ -117,16 +117,18 @@ def test_the_extreme_samples(batch: Any, expected: tuple[int, int]) -> None:
 
 
 def test_all_forms_of_other_records() -> None:
-    """The table of docs/soundness.md: the largest four times as large, the smallest with zeros, the largest alone."""
+    """The table of docs/soundness.md: a large one four times as large, the smallest with zeros, the largest alone."""
     x, y = torch.tensor([1.0, 5.0, 2.0, 0.5, 3.0]), torch.tensor([1, 4, 2, 1, 3])
     large, small, one = Records.of((x, y), 5).changes(0, draw=1)
     others = sorted(set(range(5)) - set(large.kept.tolist()))
     assert len(others) == 2 and others == small.kept.tolist() != [0, 1]
-    assert large.applied(x).tolist() == [20.0 if i in others else v for i, v in enumerate(x.tolist())]
-    assert large.applied(y).tolist() == [4 if i in others else v for i, v in enumerate(y.tolist())]
+    stays = int(large.source[others[0]])
+    assert stays in large.kept.tolist() and others[0] < stays < others[1]
+    assert large.applied(x).tolist() == [4 * float(x[stays]) if i in others else v for i, v in enumerate(x.tolist())]
+    assert large.applied(y).tolist() == [int(y[stays]) if i in others else v for i, v in enumerate(y.tolist())]
     assert small.applied(x).tolist() == [v if i in others else 0.5 for i, v in enumerate(x.tolist())]
     assert small.applied(y).tolist() == [v if i in others else 0 for i, v in enumerate(y.tolist())]
-    assert one.applied(x).tolist() == [1.0, 0.5, 2.0, 0.5, 3.0] and one.applied(y).tolist() == [1, 1, 2, 1, 3]
+    assert one.applied(x).tolist() == [1.0, 0.125, 2.0, 0.5, 3.0] and one.applied(y).tolist() == [1, 1, 2, 1, 3]
     assert [change.what for change in (large, small, one)] == [
         "2 of 5 samples were other records", "3 of 5 samples were other records", "sample 1 was another record",
     ]  # fmt: skip
@@ -137,12 +139,30 @@ def test_all_forms_of_other_records() -> None:
 @pytest.mark.parametrize("rigid", [False, True])
 def test_later_checks_take_two_forms_in_turn(rigid: bool) -> None:
     records = Records.of(torch.arange(1.0, 6.0), 5)
-    found = [[(c.scale, c.flat, c.rigid, c.losses_only) for c in records.changes(n, 0, rigid)] for n in range(4)]
-    large, small, one = (4.0, False, False, False), (1.0, True, False, False), (1.0, False, False, True)
+    found = [
+        [(c.scale, c.flat, c.rigid, c.losses_only) for c in records.changes(n, 0, rigid) if not c.wild]
+        for n in range(4)
+    ]
+    large, small, one = (4.0, False, False, False), (1.0, True, False, False), (0.25, False, False, True)
     only = (*small[:3], True)
     stiff = [(4.0, False, True, False), (1.0, True, True, False)] * 2
     plain = [[large, small, one], [small, one], [large, only], [small, one]]
     assert found == [forms + [last] * rigid for forms, last in zip(plain, stiff, strict=True)]
+
+
+def test_the_second_and_third_check_try_numbers_that_no_record_holds() -> None:
+    x, y = torch.arange(1.0, 6.0), torch.arange(5)
+    records = Records.of((x, y), 5)
+    wild = [[change for change in records.changes(number, 3) if change.wild] for number in range(5)]
+    assert [len(found) for found in wild] == [0, 1, 1, 0, 0]
+    for (change,), scale in ((wild[1], torch.nan), (wild[2], 1e6)):
+        others = sorted(set(range(5)) - set(change.kept.tolist()))
+        assert len(others) == 2 and change.losses_only and change.applied(y) is not y
+        expected = [scale * v if i in others else v for i, v in enumerate(x.tolist())]
+        assert torch.equal(change.applied(x).nan_to_num(-1), torch.tensor(expected).nan_to_num(-1))
+        assert torch.equal(change.applied(y), y)
+    whole = Records.of(y, 5)
+    assert not any(change.wild for number in (1, 2) for change in whole.changes(number)), "integers stay"
 
 
 def test_halves_are_drawn_and_hold_half_of_the_samples() -> None:
@@ -150,6 +170,20 @@ def test_halves_are_drawn_and_hold_half_of_the_samples() -> None:
         records = Records.of(torch.arange(1.0, 1.0 + size), size)
         kept = {tuple(records.changes(0, draw)[0].kept.tolist()) for draw in range(20)}
         assert {len(half) for half in kept} == {size - size // 2} and len(kept) > 1
+
+
+def test_others_become_relatives_of_a_sample_that_stays() -> None:
+    """The largest one that stays and has others before and behind it, else the largest that stays."""
+    for size in range(2, 9):
+        x = torch.randn(size, generator=torch.Generator().manual_seed(size))
+        records = Records.of(x, size)
+        for draw in range(20):
+            change = records.changes(0, draw)[0]
+            kept = change.kept.tolist()
+            others = [i for i in range(size) if i not in kept]
+            assert len(of := {int(change.source[i]) for i in others}) == 1
+            between = [i for i in kept if others[0] < i < others[-1]]
+            assert of == {max(between or kept, key=lambda i: float(records._magnitudes()[i]))}
 
 
 def test_a_batch_of_one_or_of_equal_records_has_no_others() -> None:
@@ -163,7 +197,7 @@ def test_a_batch_of_one_or_of_equal_records_has_no_others() -> None:
 def test_records_of_the_same_size_are_exchanged_for_each_other() -> None:
     changes = Records.of(ALTERNATING, 4).changes(0)
     assert len(changes) == 3 and changes[2].kept.tolist() == [1, 2, 3]
-    assert torch.equal(changes[2].applied(ALTERNATING)[0], ALTERNATING[3])
+    assert torch.equal(changes[2].applied(ALTERNATING)[0], ALTERNATING[3] / 4)
 
 
 def test_only_tensors_in_rows_become_others() -> None:

@@ -126,6 +126,7 @@ class Checks:
         self._numbers: list[Pass] = []
         self._trained: Sequence[Tensor] = ()
         self._imports: list[int] | None = None  # tensors made of plain values in the last watched pass
+        self._before: frozenset[int] = frozenset()  # the same, with the states of generators
         self._origins: dict[int, Origin] = {}  # of structures, by hash
 
     @property
@@ -225,7 +226,7 @@ class Checks:
             records = Records.of(batch, size)
             twins = [Twin(change) for change in self._changes(records, again)]
             self.memory.begin(step)
-            watch = Watch(records, twins, self.memory.familiar, frozenset(self._carried))
+            watch = Watch(records, twins, self.memory.familiar, frozenset(self._carried), self._before)
         self._watch = watch
         watch.start()
 
@@ -356,7 +357,7 @@ class Checks:
             refuse_places(watch.node_marks(graph), PLACE, watch.place)
         if self._imports not in (None, watch.traffic.imports):
             self.not_checked("where tensors made of Python or NumPy values come from that differ from step to step")
-        self._imports = watch.traffic.imports
+        self._imports, self._before = watch.traffic.imports, watch.repeatable
         before = self._numbers[-1][1] if self._numbers and self._told > watch.traffic.told else {}
         if any(before.get(place, value) != value for place, value in now[1].items()):
             self.not_checked("numbers that change from step to step, after others were taken out of earlier batches")

@@ -358,7 +358,7 @@ _CARRIED_OVER = (
 
 def _demand_same(name: str, tensor: Tensor, watch: Watch) -> None:
     """Refuse memory of the model that was computed from the batch, unless other records leave it the same."""
-    able = [twin for twin in watch.twins if not twin.broken]
+    able = [twin for twin in watch.twins if not (twin.broken or twin.change.wild)]
     if able and all(torch.equal(twin.of(tensor), tensor) for twin in able):
         return
     raise NotSeparable(

@@ -19,15 +19,18 @@ from clipwise.private.evidence.traffic import tensors_in
 from clipwise.private.evidence.twin import Twin
 
 _ROW_BY_ROW = {
-    "binary_cross_entropy", "binary_cross_entropy_with_logits", "cat", "copy_", "gather", "huber_loss", "mse_loss",
-    "nll_loss_forward", "smooth_l1_loss",
+    "baddbmm", "binary_cross_entropy", "binary_cross_entropy_with_logits", "bmm", "cat", "copy_", "gather",
+    "huber_loss", "mse_loss", "nll_loss_forward", "smooth_l1_loss", "stack",
 }  # fmt: skip
+_FACTORS = {"addmm": 1, "addmv": 1, "baddbmm": 1, "bmm": 0, "mm": 0, "mv": 0}  # where they are among the arguments
+_SUMS = {"addmm", "addmv", "mm", "mv"}
+CLASS_WEIGHTS = {"nll_loss2d_forward": 2, "nll_loss_forward": 2}  # the same
 _COMPARING = {"eq", "ge", "gt", "le", "lt", "ne"}
 
 
 def is_row_by_row(func: Any, name: str) -> bool:
-    """Whether a kernel meets the rows of its operands one by one."""
-    return torch.Tag.pointwise in func.tags or name in _ROW_BY_ROW
+    """Whether rows of operands meet one by one in a kernel, as they do in a product with a diagonal matrix."""
+    return torch.Tag.pointwise in func.tags or name in _ROW_BY_ROW or name in _SUMS
 
 
 def operands_of(name: str, args: Any) -> tuple[list[Tensor], list[Tensor]]:
@@ -36,9 +39,53 @@ def operands_of(name: str, args: Any) -> tuple[list[Tensor], list[Tensor]]:
     if name == "nll_loss_forward":  # the classes, beside one row of scores each
         scores, classes = found[:2]
         found = [scores, classes[:, None]] if scores.dim() == 2 else []
-    elif name == "cat" and (len(args) < 2 or args[1] in (0, -found[0].dim())):
+    elif name in ("cat", "stack") and (len(args) < 2 or args[1] in (0, -found[0].dim() - (name == "stack"))):
         found = []  # one below the other
-    return found, found[1:] if name == "copy_" else found
+    elif name in _SUMS:
+        found = _of_a_sum(*args[_FACTORS[name] :][:2])
+    elif name in _FACTORS and any(tensor.shape[0] in tensor.shape[1:] for tensor in factors_of(name, args)):
+        found = []  # the samples may be along another axis: as many experts, steps of time
+    elif name == "copy_":
+        return _of_a_copy(*found[:2])
+    return found, found
+
+
+def _of_a_sum(left: Tensor, right: Tensor) -> list[Tensor]:
+    """The operands of a sum over rows, whose terms are no sums where one of them is diagonal.
+
+    Twins see any other sum over samples. A diagonal of equal numbers tells no places apart. Where there may be as many
+    features as samples, a feature that is dead for the others would look like a sample that stays.
+    """
+    rows, columns = right if right.dim() == 2 else right[:, None], left.t()
+    for table, others in ((columns, rows), (rows, columns)):
+        either = others.shape[1] % max(others.shape[0], 1) == 0
+        if table.layout is torch.strided and table.shape[0] == table.shape[1] and not either:
+            diagonal = table.detach().diagonal()
+            if not same(diagonal[1:], diagonal[:-1]) and int((table != 0).sum()) == int((diagonal != 0).sum()):
+                return [table, others]
+    return []
+
+
+def _of_a_copy(into: Tensor, tensor: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    """The operands of a copy: also all columns of the rows that are written, of which a few may be new."""
+    plain = into.layout is torch.strided and not into.is_nested and not into.is_quantized
+    if not plain or not into.dim() or into.dim() != tensor.dim() or into.stride(0) < 1:
+        return [into, tensor], [tensor]
+    rows, width, begin = into.shape[0], into.stride(0), into.storage_offset() // into.stride(0) * into.stride(0)
+    if (begin + rows * width) * into.element_size() > into.untyped_storage().nbytes():
+        return [into, tensor], [tensor]
+    if into.dim() == 1:
+        into, tensor = into[:, None], tensor[:, None]
+    axes = (1,) * (into.dim() - 2)
+    whole = into.as_strided((rows, *axes, width), (width, *axes, 1), begin)
+    return [into, whole, tensor], [tensor]
+
+
+def factors_of(name: str, args: Any) -> list[Tensor]:
+    """The operands of a product, and the weights of classes: they scale what they meet, whatever their shape."""
+    if name in CLASS_WEIGHTS:
+        return list(tensors_in(args[CLASS_WEIGHTS[name]]))
+    return list(tensors_in(args[_FACTORS[name] :][:2])) if name in _FACTORS else []
 
 
 def are_row_numbers(name: str, operands: Sequence[Tensor]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
 from inspect import isroutine
@@ -28,6 +29,8 @@ class Again(Protocol):
 _DEEPEST = 6
 _FEW_ROWS = 16
 _LARGER = 4.0  # how much larger than the largest record another one may be
+_SMALLER = 0.25  # of the smallest one: equal records would not move the mean of those that share an id
+_EXTREME = 1e6
 _UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 _PLAIN = (type(None), bool, type)
 _READABLE = (str, bytes, int, float, complex, np.ndarray, np.generic)
@@ -61,7 +64,12 @@ class Records:
         return tuple(t for t in self.tensors if t.layout is torch.strided and t.dim() and t.shape[0] == self.size)
 
     def extremes(self) -> tuple[int, int]:
-        """The largest and the smallest sample: by magnitude, by length, by label, whatever the tensors show."""
+        """The largest and the smallest sample."""
+        score = self._magnitudes()
+        return int(score.argmax()), int(score.argmin())
+
+    def _magnitudes(self) -> Tensor:
+        """How large each sample is: by magnitude, by length, by label, whatever the tensors show."""
         score = torch.zeros(self.size, dtype=torch.float64, device="cpu")
         for tensor in self.rows:
             flat = tensor.detach().cpu().reshape(self.size, -1)
@@ -72,7 +80,7 @@ class Records:
                 spread = values.std(correction=0)
                 if bool(spread > 0):
                     score += (values - values.mean()) / spread
-        return int(score.argmax()), int(score.argmin())
+        return score
 
     @property
     def ragged(self) -> bool:
@@ -96,6 +104,16 @@ class Records:
         half[order[: self.size // 2]] = True
         return half
 
+    def _related(self, replaced: Tensor) -> int:
+        """The largest sample that stays, best with replaced ones on both sides: they will share its integers.
+
+        What a program joins by an id is then joined for certain, and so is the first or the last record of an id.
+        """
+        places = torch.arange(self.size, device="cpu")
+        among = ~replaced & (places > places[replaced].min()) & (places < places[replaced].max())
+        score = self._magnitudes().where(among if bool(among.any()) else ~replaced, -torch.inf)
+        return int(score.argmax())
+
     def changes(self, number: int, draw: int = 0, rigid: bool = False) -> list[Change]:
         """Other records for a check: all forms at the first one, then two at a time, and a rigid one on demand."""
         if self.size < 2:
@@ -104,24 +122,35 @@ class Records:
         if high == low:
             high, low = 0, self.size - 1
         half = self._half(draw)
+        related = self._related(half)
         some, rest = (f"{int(h.sum())} of {self.size} samples were other records" for h in (half, ~half))
         forms = [
-            Change.of(~half, high, some, scale=_LARGER),
+            Change.of(~half, related, some, scale=_LARGER),
             Change.of(half, low, rest, flat=True),
             Change.of(
                 torch.arange(self.size, device="cpu") != high,
                 low,
                 f"sample {high} was another record",
+                scale=_SMALLER,
                 losses_only=True,
             ),
-            Change.of(~half, high, some, scale=_LARGER, rigid=True),
+            Change.of(~half, related, some, scale=_LARGER, rigid=True),
             Change.of(half, low, rest, flat=True, rigid=True),
         ]
         first, second = forms[number % 2], replace(forms[1 + number % 2], losses_only=True)
         chosen = forms[:3] if number == 0 else [first, second]
+        if number in (1, 2):
+            chosen = [*chosen, self._wild_change(half, math.nan if number == 1 else _EXTREME)]
         if rigid:
             chosen = [*chosen, forms[3 + number % 2]]
         return [change for change in chosen if any(not same(change.applied(t), t) for t in self.rows)]
+
+    def _wild_change(self, half: Tensor, scale: float) -> Change:
+        """Half of the samples hold numbers that no record holds: a guard that looks at all samples does something."""
+        what = "not numbers (NaN)" if math.isnan(scale) else "a million times as large"
+        what = f"{int(half.sum())} of {self.size} samples were {what}"
+        change = Change.of(~half, 0, what, scale=scale, losses_only=True, wild=True)
+        return replace(change, source=torch.arange(self.size, device="cpu"))
 
     def ragged_changes(self, draw: int, again: Again) -> list[Change]:
         """The same for values that are not in rows: the records' own numbers are scaled, and collated once more."""
@@ -195,7 +224,8 @@ class Change:
     """Sample i becomes a copy of sample `source[i]`; the samples in `kept` stay themselves.
 
     A `rigid` change keeps the discrete structure of the batch, for programs whose shapes follow the records: integers
-    and what is computed from them stay as they are; only where a table is looked up by them are others read.
+    and what is computed from them stay as they are; only where a table is looked up by them are others read. So does a
+    wild one, apart from truth values.
     """
 
     source: Tensor
@@ -204,6 +234,7 @@ class Change:
     flat: bool = False  # integers are zero: an empty record, the first class
     rigid: bool = False
     losses_only: bool = False  # gradients are left to another change
+    wild: bool = False  # numbers that no record holds: finite losses that move are mixing, all else says nothing
     what: str = field(default="", compare=False)
     others: Mapping[int, Tensor] | None = field(default=None, compare=False, repr=False)  # by the tensor's identity
 

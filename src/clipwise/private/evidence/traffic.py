@@ -115,6 +115,8 @@ class Marks(Protocol):
     count: int
     drawn: set[int]
     outside: Outside
+    again: set[int]
+    before: frozenset[int]
 
     def marks_of(self, tensor: Tensor) -> int: ...
     def mark(self, tensor: Tensor, marks: int) -> None: ...
@@ -236,7 +238,7 @@ class Traffic:
         marks = watch.marks_of(args[0])
         watch.note_node(marks)
         if marks:
-            others = [value if twin.broken else func(twin.of(args[0])) for twin in watch.twins]
+            others = [value if twin.broken or twin.change.wild else func(twin.of(args[0])) for twin in watch.twins]
             for twin, other in zip(watch.twins, others, strict=True):
                 if other != value:
                     twin.left.append((watch.count, _NUMBER_LEFT))
@@ -301,11 +303,21 @@ class Traffic:
     def note_constants(self, tensors: Iterable[Tensor]) -> None:
         """Constants that are one number, which a kernel of the batch computes with."""
         for place, tensor in enumerate(tensors):
-            plain = tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_complex()
-            if plain and tensor.numel():
+            if _has_numbers(tensor):
                 flat = tensor.detach().flatten()
                 if same(flat[1:], flat[:-1]):
-                    self.numbers[len(self.numbers), "a constant tensor", str(place)] = float(flat[0])
+                    self._note_constant(place, flat[0])
+
+    def note_factors(self, tensors: Iterable[Tensor], any_numbers: bool) -> None:
+        """The same for constant factors: one number beside zeros, or the largest of any."""
+        for place, tensor in enumerate(tensors):
+            if _has_numbers(tensor):
+                numbers = tensor.detach()[tensor.detach() != 0]
+                if numbers.numel() and (any_numbers or same(numbers[1:], numbers[:-1])):
+                    self._note_constant(place, numbers.max())
+
+    def _note_constant(self, place: int, number: Tensor) -> None:
+        self.numbers[len(self.numbers), "a constant tensor", str(place)] = float(number)
 
     def imported(self, func: Any, args: Any, kwargs: Any) -> Any:
         """A tensor made from Python or NumPy values: of the batch when those may be, else a constant."""
@@ -321,7 +333,7 @@ class Traffic:
             watch.remember(out, memory_of(out))
             watch.outside.hold(out)
             if value is None:
-                watch.drawn.add(memory_of(out))
+                (watch.again if self.imports[-1] in watch.before else watch.drawn).add(memory_of(out))
             return out
         watch.mark(out, marks)
         self.imported_any = self.imported_any or value is None
@@ -393,6 +405,11 @@ def _is_common(value: Any) -> bool:
     if not isinstance(value, (int, float)) or not abs(value) <= _COMMON:
         return False
     return value == int(value) or (abs(value) <= 1 and _EIGHTHS * value == int(_EIGHTHS * value))
+
+
+def _has_numbers(tensor: Tensor) -> bool:
+    plain = tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_complex()
+    return plain and tensor.numel() > 0
 
 
 def _given(func: Any, args: Any, kwargs: Any) -> Iterator[tuple[Any, Any]]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from clipwise.engine import memory_of
-from clipwise.private.evidence.records import Change
+from clipwise.private.evidence.records import Change, same, same_rows
 
 _PIECE = 1 << 20  # bytes that are exchanged at once
 Found = TypeVar("Found")
@@ -58,9 +58,12 @@ class Twin:
 
     def of(self, tensor: Tensor) -> Tensor:
         """The tensor as it would be; itself where the batch never reached it."""
-        if self.change.rigid and not _is_real(tensor):
-            return tensor
-        return self.read(tensor)
+        return self.read(tensor) if self._follows(tensor) else tensor
+
+    def _follows(self, tensor: Tensor) -> bool:
+        if _is_real(tensor):
+            return True
+        return tensor.dtype is torch.bool if self.change.wild else not self.change.rigid
 
     def read(self, tensor: Tensor) -> Tensor:
         """The same where a rigid twin looks records up by their numbers."""
@@ -84,7 +87,7 @@ class Twin:
 
     def pair(self, tensor: Tensor, other: Tensor) -> None:
         """`other`, of the same sizes, becomes what `tensor` would be. A rigid twin keeps integers as they are."""
-        if _is_real(tensor) or not self.change.rigid:
+        if self._follows(tensor):
             self._set(tensor, other)
 
     def _set(self, tensor: Tensor, other: Tensor) -> None:
@@ -111,8 +114,17 @@ class Twin:
     def keep_apart(self, tensor: Tensor) -> None:
         """Give memory that is about to be written a twin of its own."""
         storage = tensor.untyped_storage()
-        if storage._cdata not in self._storages and (_is_real(tensor) or not self.change.rigid):
+        if storage._cdata not in self._storages and self._follows(tensor):
             self._storages[storage._cdata] = (StorageWeakRef(storage), storage.clone())
+
+    def strays(self, tensor: Tensor, other: Tensor) -> bool:
+        """Whether a wild twin cannot go on: other sizes, or other integers of a sample that stays, which it keeps."""
+        if tensor.shape != other.shape:
+            return True
+        if _is_real(tensor) or tensor.dtype is torch.bool:
+            return False
+        rows = tensor.dim() and tensor.shape[0] == self.change.source.numel()
+        return not (same_rows(tensor, other, self.change.kept) if rows else same(tensor, other))
 
     def let_go(self) -> None:
         """Free the twins of storages that are gone."""

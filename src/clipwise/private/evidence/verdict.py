@@ -56,7 +56,10 @@ def judge(watch: Watch, losses: Tensor, graph: Graph, also: Callable[[], None]) 
         if watch.is_changed_outside:
             twin.broken = twin.broken or "memory was changed outside torch (NumPy, ctypes)"
         reason = _unable(twin, losses, watch)
-        if reason:
+        if twin.change.wild:
+            if not reason:
+                _compare_losses(twin, losses)
+        elif reason:
             unclear.append(reason)
         else:
             _compare_losses(twin, losses)
@@ -123,6 +126,8 @@ def _compare_losses(twin: Twin, losses: Tensor) -> None:
     moved = (theirs - ours).abs()
     limit = _tolerance(losses) * ours.abs() + torch.finfo(torch.float32).tiny
     wrong = ~(moved <= limit) & torch.isfinite(ours)
+    if twin.change.wild:  # zero times what is no number is no mixing
+        wrong &= torch.isfinite(theirs)
     if bool(wrong.any()):
         worst = int(torch.where(wrong, moved.nan_to_num(float("inf")), -1).argmax())
         raise _mixing(
@@ -211,6 +216,12 @@ _STATISTIC = (
 )
 
 
+_GUARD = (
+    "A guard looks at the whole batch (its losses are dropped where one is not finite, its values clipped by their "
+    "common norm or maximum): one record switches it for all. Judge each sample by its own numbers."
+)
+
+
 def _mixing(twin: Twin, what: str) -> NotSeparable:
     place, remedy = "", _STATISTIC
     if twin.moved is not None:
@@ -218,6 +229,8 @@ def _mixing(twin: Twin, what: str) -> NotSeparable:
         place = f" It was first seen after {operation}{f' ({line})' if line else ''}."
         usual = _PAIRS if twin.paired else _STATISTIC
         remedy = next((text for names, text in _REMEDIES if operation.startswith(names)), usual)
+    if twin.change.wild:
+        remedy = _GUARD
     return NotSeparable(
         f"samples mix: when {twin.change.what}, {what}. A sample's clipped gradient must depend on that sample "
         f"alone.{place} {remedy}"

@@ -19,7 +19,14 @@ from torch.utils._python_dispatch import _disable_current_modes
 from clipwise.engine import IN_PLACE_WRITE, Graph, Origin, backing, memory_of, op_of
 from clipwise.private.evidence.modes import Modes
 from clipwise.private.evidence.outside import Outside
-from clipwise.private.evidence.places import are_row_numbers, is_row_by_row, meets_places, operands_of
+from clipwise.private.evidence.places import (
+    CLASS_WEIGHTS,
+    are_row_numbers,
+    factors_of,
+    is_row_by_row,
+    meets_places,
+    operands_of,
+)
 from clipwise.private.evidence.records import Records, same_rows
 from clipwise.private.evidence.traffic import BATCH, CARRIED, PLACE, Traffic, tensors_in, users_frame
 from clipwise.private.evidence.twin import Twin, alive
@@ -51,6 +58,14 @@ def _is_random(func: Any) -> bool:
 
 
 @cache
+def _is_safe(func: Any) -> bool:
+    """Whether a kernel takes any numbers. Solvers may not end on some, and operations that are none of torch's fail."""
+    name = _short(func)
+    solves = name.startswith(("linalg_", "_linalg_")) and name != "linalg_vector_norm"
+    return func.namespace in ("aten", "prim", "prims") and not solves
+
+
+@cache
 def _short(func: Any) -> str:
     return str(func.name()).removeprefix("aten::").partition(".")[0]
 
@@ -71,7 +86,7 @@ class Watch:
     """The marks and twins of one forward pass. `start` when the batch is handed out, `stop` when the losses are there.
 
     `familiar` says of memory that this pass did not make whether it is constant; `carried` are numbers that left the
-    tensors in earlier passes.
+    tensors in earlier passes; `before` is `repeatable` of the last one: what comes again was not drawn at random.
     """
 
     def __init__(
@@ -80,12 +95,16 @@ class Watch:
         twins: Sequence[Twin],
         familiar: Callable[[Tensor, bool], bool],
         carried: frozenset[float] = frozenset(),
+        before: frozenset[int] = frozenset(),
     ) -> None:
         self.records, self.twins = records, list(twins)
         self.count = 0
         self.written: set[int] = set()  # memory from before that a kernel wrote into
         self.made_by: dict[int, int] = {}  # which kernel made a storage
         self.drawn: set[int] = set()  # constants drawn at random, and those made outside torch, which may be
+        self.again: set[int] = set()  # of these, what was the same in the last pass
+        self.before = before
+        self._states: list[int] = []  # of the program's own generators, where a kernel drew from them
         self.foreign: dict[str, None] = {}  # operations that are none of torch's
         self.place = ""  # where samples first met a constant that differs from place to place
         self.outside = Outside()
@@ -115,6 +134,11 @@ class Watch:
     def is_on(self) -> bool:
         """Whether the modes are entered."""
         return self._modes is not None
+
+    @property
+    def repeatable(self) -> frozenset[int]:
+        """Hashes of the tensors made of plain values, and of the states that generators were in."""
+        return frozenset((*self.traffic.imports, *self._states))
 
     def stop(self) -> None:
         """Leave the modes. They hold the pass, and are not held by it: its memory is free once it is let go."""
@@ -239,10 +263,13 @@ class Watch:
         marks |= self.traffic.marks(func, args, kwargs, marks)
         written = list(self._arguments(func, args, kwargs))
         marks |= self._written_outside(written)
-        if marks and is_row_by_row(func, name):
-            marks |= self._place(name, args)
+        if marks:
+            self._note_factors(name, args)
+            if is_row_by_row(func, name):
+                marks |= self._place(name, args)
         self.note_node(marks)
         if not marks:
+            drawn = self._drawn_into(args, kwargs) if _is_random(func) else set()
             out = func(*args, **kwargs)
             if _takes_memory(func, args, kwargs):  # what it holds is asked when it is read
                 return out
@@ -251,8 +278,10 @@ class Watch:
                 self.remember(tensor, memory_of(tensor))
             self.written.update(memory_of(t) for t in written)
             self._hold(written)
-            if _is_random(func) or (self.drawn and any(memory_of(t) in self.drawn for t in tensors_in(args))):
-                self.drawn.update(made)
+            drawn.update(made)
+            for held in (self.drawn, self.again):
+                if held and any(memory_of(t) in held for t in tensors_in(args)):
+                    held.update(made)
             return out
         return self._marked_kernel(func, args, kwargs, marks, written)
 
@@ -285,6 +314,26 @@ class Watch:
             if not self._marks.get(memory_of(tensor)) and not self._asked(tensor):
                 self._change(tensor)
 
+    def _drawn_into(self, args: Any, kwargs: Any) -> set[int]:
+        """Where random numbers belong: those of a generator that was seeded again are the same in every pass."""
+        own = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Generator)]
+        if not own or own[0] is torch.default_generator:
+            return self.drawn
+        self._states.append(hash(own[0].get_state().numpy().tobytes()))
+        return self.again if self._states[-1] in self.before else self.drawn
+
+    def _is_written_down(self, tensor: Tensor) -> bool:
+        """Whether this pass made a constant of numbers alone."""
+        memory = memory_of(tensor)
+        return self.made_here(memory) and memory not in self.drawn and memory not in self.again
+
+    def _note_factors(self, name: str, args: Any) -> None:
+        """Note constant factors of samples that are made in this pass."""
+        made = [tensor for tensor in factors_of(name, args) if self._is_written_down(tensor)]
+        if made:
+            with _disable_current_modes():
+                self.traffic.note_factors(made, name in CLASS_WEIGHTS)
+
     def _place(self, name: str, args: Any) -> int:
         """The mark of samples that meet a constant with other values for every one of them; numbers among the rest."""
         with _disable_current_modes():
@@ -295,7 +344,7 @@ class Watch:
             return 0
         with _disable_current_modes():
             if any(t.dim() and t.shape[0] == self.records.size for t in ours):  # else twins see what becomes of it
-                self.traffic.note_constants(t for t in fixed if self.made_here(memory_of(t)))
+                self.traffic.note_constants(t for t in fixed if self._is_written_down(t))
             if not meets_places(ours, fixed, self.twins, self.records.size):
                 return 0
         self.place = self.place or _where()
@@ -314,6 +363,9 @@ class Watch:
         others = []
         for place, twin in enumerate(self.twins):
             if not twin.broken:
+                if twin.change.wild and not (_is_safe(func) and all(t.is_cpu for t in tensors_in((args, kwargs)))):
+                    twin.broken = f"{name} may not take such numbers"
+                    continue
                 if name in _REJECTING or (name in _READS_SIZES and not twin.change.rigid):
                     twin.broken = f"what {name} does follows the records"
                     continue
@@ -370,6 +422,9 @@ class Watch:
                 return
             if tensor.layout is not torch.strided or other.layout is not torch.strided:
                 twin.broken = f"{_short(func)} gives a sparse tensor"
+                return
+            if twin.change.wild and twin.strays(tensor, other):
+                twin.broken = f"integers or sizes of {_short(func)} follow the records"
                 return
             if tensor.shape != other.shape or twin.is_odd(tensor):
                 twin.pair_odd(tensor, other)
