@@ -241,3 +241,18 @@ def _view(storage: torch.UntypedStorage, like: Tensor) -> Tensor:
     if like.is_neg():
         view = torch._neg_view(view)
     return view
+
+
+class Draws:
+    """Where the random numbers of a kernel begin, so that a twin draws the same."""
+
+    def __init__(self, generator: torch.Generator | None) -> None:
+        self._generator = generator
+        self._state = torch.get_rng_state() if generator is None else generator.get_state()
+
+    def rewind(self) -> None:
+        """Draw them again."""
+        if self._generator is None:
+            torch.set_rng_state(self._state)
+        else:
+            self._generator.set_state(self._state)

@@ -29,7 +29,7 @@ from clipwise.private.evidence.places import (
 )
 from clipwise.private.evidence.records import Records, same_rows
 from clipwise.private.evidence.traffic import BATCH, CARRIED, PLACE, Traffic, tensors_in, users_frame
-from clipwise.private.evidence.twin import Twin, alive
+from clipwise.private.evidence.twin import Draws, Twin, alive
 
 _REJECTING = {"_sample_dirichlet", "_standard_gamma", "binomial", "poisson"}  # another record moves the others' draws
 _READS_SIZES = {"_pack_padded_sequence"}  # past the tensors
@@ -358,7 +358,7 @@ class Watch:
             yield from tensors_in(args[place] if place < len(args) else kwargs.get(name))
 
     def _marked_kernel(self, func: Any, args: Any, kwargs: Any, marks: int, written: list[Tensor]) -> Any:
-        draws = _Draws(kwargs.get("generator")) if _is_random(func) else None
+        draws = Draws(kwargs.get("generator")) if _is_random(func) else None
         name = _short(func)
         others = []
         for place, twin in enumerate(self.twins):
@@ -457,20 +457,6 @@ class Watch:
                 self._inside = -1
             else:
                 self._nodes[number] |= marks
-
-
-class _Draws:
-    """Where the random numbers of a kernel begin, so that a twin draws the same."""
-
-    def __init__(self, generator: torch.Generator | None) -> None:
-        self._generator = generator
-        self._state = torch.get_rng_state() if generator is None else generator.get_state()
-
-    def rewind(self) -> None:
-        if self._generator is None:
-            torch.set_rng_state(self._state)
-        else:
-            self._generator.set_state(self._state)
 
 
 def _where() -> str:
