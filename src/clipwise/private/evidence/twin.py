@@ -243,7 +243,7 @@ def _view(storage: torch.UntypedStorage, like: Tensor) -> Tensor:
     return view
 
 
-class Draws:
+class SameDraws:
     """Where the random numbers of a kernel begin, so that a twin draws the same."""
 
     def __init__(self, generator: torch.Generator | None) -> None:

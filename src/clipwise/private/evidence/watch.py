@@ -29,7 +29,7 @@ from clipwise.private.evidence.places import (
 )
 from clipwise.private.evidence.records import Records, same_rows
 from clipwise.private.evidence.traffic import BATCH, CARRIED, PLACE, Traffic, tensors_in, users_frame
-from clipwise.private.evidence.twin import Draws, Twin, alive
+from clipwise.private.evidence.twin import SameDraws, Twin, alive
 
 _REJECTING = {"_sample_dirichlet", "_standard_gamma", "binomial", "poisson"}  # another record moves the others' draws
 _READS_SIZES = {"_pack_padded_sequence"}  # past the tensors
@@ -255,11 +255,8 @@ class Watch:
             return self.traffic.scalar(func, args)
         marks = 0
         if name not in METADATA_ONLY or self._shape_follows_records(args):
-            for tensor in tensors_in(args):
+            for tensor in tensors_in((args, kwargs)):
                 marks |= self.marks_of(tensor)
-            if kwargs:
-                for tensor in tensors_in(kwargs):
-                    marks |= self.marks_of(tensor)
         marks |= self.traffic.marks(func, args, kwargs, marks)
         written = list(self._arguments(func, args, kwargs))
         marks |= self._written_outside(written)
@@ -358,7 +355,7 @@ class Watch:
             yield from tensors_in(args[place] if place < len(args) else kwargs.get(name))
 
     def _marked_kernel(self, func: Any, args: Any, kwargs: Any, marks: int, written: list[Tensor]) -> Any:
-        draws = Draws(kwargs.get("generator")) if _is_random(func) else None
+        draws = SameDraws(kwargs.get("generator")) if _is_random(func) else None
         name = _short(func)
         others = []
         for place, twin in enumerate(self.twins):
