@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain
 from typing import Any
+from weakref import ReferenceType, ref
 
 import pytest
 
@@ -40,15 +41,39 @@ def pytest_collectstart() -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """So do the tests themselves, half a million objects. The tensors among them are remembered, and stay in sight."""
+    """So do the tests themselves, half a million objects."""
     if not session.items:  # of the process that hands out tests
         return
     from clipwise.private.evidence import memory
 
+    of_the_process = memory._tensors_of_the_process
+    memory._tensors_of_the_process = lambda: chain(remembered(), of_the_process())
+    freeze_what_is_there()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """And what tests imported: every private run lists the objects of the process before its first batch."""
+    if nextitem is not None and nextitem.path != item.path and len(gc.get_objects()) > _MANY:
+        freeze_what_is_there()
+
+
+_MANY = 50_000  # objects
+_THERE: list[ReferenceType[Any]] = []
+
+
+def freeze_what_is_there() -> None:
+    """Nothing of it is looked through again. The tensors among it are remembered, and stay in sight."""
+    from clipwise.private.evidence import memory
+
     gc.collect()
-    there, of_the_process = list(memory._tensors_of_the_process()), memory._tensors_of_the_process
-    memory._tensors_of_the_process = lambda: chain(there, of_the_process())
+    _THERE[:] = [ref(tensor) for tensor in {id(t): t for t in memory._tensors_of_the_process()}.values()]
     gc.freeze()
+
+
+def remembered() -> Iterator[Any]:
+    """The tensors that were frozen and are still alive."""
+    return filter(lambda tensor: tensor is not None, (reference() for reference in _THERE))
 
 
 def start_generators(seed: int) -> None:
