@@ -192,8 +192,15 @@ def left_out(method: Method, batch: Batch) -> int:
     return sum(torch.equal(old, new) for old, new in zip(before, trainable(method.model), strict=True))
 
 
-def peers(workload: Workload, plain: Plain, rounds: int) -> tuple[dict[str, float], dict[str, str]]:
-    """Whole steps of others over plain ones on one physical batch, and why some cannot be made or are not whole."""
+def _step(method: Method, batches: Sequence[Batch], number: int) -> None:
+    method.step(batches[number])
+
+
+def peers(workload: Workload, plain: Plain, private: Method, rounds: int) -> tuple[dict[str, float], dict[str, str]]:
+    """Whole steps of others over plain ones on one physical batch, and why some cannot be made or are not whole.
+
+    The private step takes its turn too: on a small model it matters what was run just before.
+    """
     ratios, notes = {}, {}
     for name in PEERS:
         try:
@@ -204,11 +211,10 @@ def peers(workload: Workload, plain: Plain, rounds: int) -> tuple[dict[str, floa
         untrained = left_out(method, method.workload.batch(0))
         if untrained:
             notes[name] = f"{untrained} of {len(trainable(method.model))} parameters are not trained"
-
-        def step(number: int, method: Method = method) -> None:
-            method.step(method.workload.batch(1 + number))
-
-        ways = {"plain": lambda number: plain.step(workload.batch(1 + number)), "peer": step}
+        ways = {
+            each: partial(_step, chosen, [chosen.workload.batch(1 + number) for number in range(rounds)])
+            for each, chosen in (("plain", plain), ("private", private), ("peer", method))
+        }
         ratios[name] = ratio(turns(ways, rounds), "peer", "plain")
     return ratios, notes
 
@@ -247,7 +253,7 @@ def cost(workload: Workload, most: int) -> Json:
         },
         max(1, rounds // 3),
     )
-    others, notes = peers(workload, plain, max(1, rounds // 2))
+    others, notes = peers(workload, plain, private, max(1, rounds // 2))
     usual, after = (median(wall for wall, _ in logical[name]) for name in ("plain", "private"))
     first, _ = timed(first_step(workload))
     return {
