@@ -151,13 +151,30 @@ def test_numbers_that_torchscript_holds_may_be_used() -> None:
     assert private.checked.steps and not private.checked.unclear
 
 
-def test_a_whole_number_of_the_batch_before_is_refused() -> None:
+@pytest.mark.parametrize("scripts", [False, True])
+def test_a_whole_number_of_the_batch_before_is_refused(scripts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("clipwise.private.evidence.memory.has_scripts", lambda: scripts)
     model, most = mlp(), torch.ones((), dtype=torch.long)
     private = private_of(model, 6, EIGHT)
     with unknown:
         for x, y in private.loader(points()):
             private.step(losses_of(model, (x / most, y)))
             most = 1 + (10 * x).abs().amax().long()
+
+
+@torch.jit.script
+def span(x: Tensor, most: int) -> Tensor:
+    return torch.tensor(min(x.size(1), most))
+
+
+def test_a_size_that_torchscript_gives_back_is_honest() -> None:
+    """As DeBERTa cuts its relative positions."""
+    model = mlp()
+    private = private_of(model, 6, EIGHT)
+    for x, y in private.loader(points()):
+        table = torch.linspace(0.5, 1, 12)
+        private.step(losses_of(model, (x * table[6 - span(x, 8) : 12 - span(x, 8)], y)))
+    assert private.steps_done == 6
 
 
 # Operations that are none of torch's

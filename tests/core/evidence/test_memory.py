@@ -155,17 +155,33 @@ def test_declared_and_trained_memory_is_always_familiar() -> None:
     assert not memory.familiar(frozen)
 
 
-def test_whole_numbers_of_torchscript_are_taken_and_noted() -> None:
+def test_whole_numbers_of_torchscript_are_taken_and_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     memory = Memory(Model(), ())
     passed(memory, nothing)
+    monkeypatch.setattr("clipwise.private.evidence.memory.has_scripts", lambda: False)
     memory.begin(1)
     assert memory.familiar(torch.tensor(3), True)
-    assert memory.notes == ["a whole number of unknown origin in TorchScript"]
+    assert memory.notes == ["a number of unknown origin in TorchScript"]
     assert not memory.familiar(torch.tensor(3.0), True) and not memory.familiar(torch.tensor([3]), True)
     assert not memory.familiar(torch.tensor(3)), "a call of torch"
 
 
-def test_other_numbers_of_torchscript_are_taken_in_the_first_pass_as_they_are() -> None:
+@pytest.mark.parametrize("scripts", [False, True])
+def test_numbers_that_torchscript_gives_back_are_noted_and_those_from_before_are_not(
+    scripts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("clipwise.private.evidence.memory.has_scripts", lambda: scripts)
+    memory = Memory(Model(), ())
+    passed(memory, nothing)
+    kept = torch.tensor(3)
+    memory.begin(1)
+    assert memory.familiar(torch.tensor(3)) is scripts and not memory.familiar(kept)
+    assert memory.familiar(torch.tensor(3.0)) is scripts and not memory.familiar(torch.tensor([3]))
+    assert len(memory.notes) == 2 * scripts
+
+
+def test_other_numbers_of_torchscript_are_taken_in_the_first_pass_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("clipwise.private.evidence.memory.has_scripts", lambda: False)
     memory = Memory(Model(), ())
     memory.look_around(0)
     held = torch.tensor(0.3)

@@ -36,6 +36,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.jit import _state
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.data import Dataset
 
@@ -182,6 +183,7 @@ class Memory:
         self._met: set[_Key] = set()  # what the model held when some pass began; a cache may grow between passes
         self._before: dict[_Key, tuple[int, object]] = {}
         self._begun: dict[int, object] = {}  # the same by memory
+        self._numbers: set[int] | None = None  # without axes, that were there when a pass began
         self._has_left = False  # a pass was watched to its end
         self._changes: list[_Change] = []
         for _, tensor, _ in self._tensors():
@@ -250,6 +252,7 @@ class Memory:
         self.trains(p for p in self.model.parameters() if p.requires_grad)
         self._before = {key: (memory_of(t), content(t)) for key, t, _ in self._tensors()}
         self._begun = dict(self._before.values())
+        self._numbers = _numbers_there() if has_scripts() else None
         own = self._rewriting - self._foreign
         names = {name for name, _ in own} - {name for name, _ in self._foreign}
         self._rewritten = {
@@ -262,7 +265,8 @@ class Memory:
     def familiar(self, tensor: Tensor, in_script: bool = False) -> bool:
         """Whether memory that the forward pass did not make is constant; `in_script`: a kernel of TorchScript reads it.
 
-        TorchScript holds numbers where Python does not look, and makes whole ones out of sight.
+        TorchScript holds numbers where Python does not look, and makes some out of sight, which it may give back. Of
+        these, what Python did not know when the pass began is noted.
         """
         memory = memory_of(tensor)
         if memory in self._declared or memory in self._trained:
@@ -274,14 +278,16 @@ class Memory:
             return True
         if held is not None and self._stayed(held, tensor):
             return True
-        if not in_script or tensor.dim() or held is not None:
+        if tensor.dim() or held is not None:
             return False
-        if not tensor.is_floating_point():
-            self.notes.append("a whole number of unknown origin in TorchScript")
-            return True
-        if not self._has_left:  # nothing can be of an earlier batch
+        if in_script and tensor.is_floating_point() and not self._has_left:  # nothing can be of an earlier batch
             self._learn(tensor)
-        return not self._has_left
+            return True
+        is_new = self._numbers is not None and memory not in self._numbers
+        if is_new or (in_script and not tensor.is_floating_point()):
+            self.notes.append("a number of unknown origin in TorchScript")
+            return True
+        return False
 
     def _stayed(self, held: _Held, tensor: Tensor) -> bool:
         """Whether memory holds what it held, or a count of steps."""
@@ -386,6 +392,24 @@ def _tensors_of_the_process() -> Iterator[Tensor]:
     """Every tensor that Python knows of."""
     objects, kinds = gc.get_objects(), set(map(id, _with_subclasses(Tensor)))
     return compress(objects, map(kinds.__contains__, map(id, map(type, objects))))
+
+
+def has_scripts() -> bool:
+    """Whether the program has functions in TorchScript."""
+    return bool(_state._jit_caching_layer)
+
+
+def _numbers_there() -> set[int]:
+    with torch._C.DisableTorchFunctionSubclass():
+        found = [tensor for tensor in _tensors_of_the_process() if _is_number(tensor)]
+        return set(map(memory_of, found))
+
+
+def _is_number(tensor: Tensor) -> bool:
+    try:
+        return not tensor.dim()
+    except Exception:  # whatever the tensors of others do not answer
+        return False
 
 
 def _with_subclasses(kind: type[Tensor]) -> Iterator[type[Tensor]]:
