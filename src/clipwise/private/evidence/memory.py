@@ -316,6 +316,7 @@ class Memory:
     def leave(self, watch: Watch) -> None:
         """At the end of a pass, whatever comes of it: what it made without the batch is constant from then on."""
         self._has_left = True
+        self._numbers = None  # what the backward pass makes is not of TorchScript
         watch.settle()
         self._held = {memory: held for memory, held in self._held.items() if not held.storage.expired()}
         for tensor in watch.constants_alive():
