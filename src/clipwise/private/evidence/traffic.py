@@ -29,13 +29,7 @@ from clipwise.private.evidence.twin import Twin
 BATCH, CARRIED, PLACE = 1, 2, 4
 
 LEAVING = {"__array__", "__dlpack__", "data_ptr", "numpy", "storage", "tolist", "untyped_storage"}
-NUMBERS = {
-    "__bool__",
-    "__complex__",
-    "__float__",
-    "__index__",
-    "__int__",
-}  # constructors of types run no kernel for them
+NUMBERS = {"__bool__", "__complex__", "__float__", "__index__", "__int__"}  # constructors run no kernel for them
 _SHARING = LEAVING - {"tolist"}  # what leaves may be written into
 _SIZES = {"__len__", "numel", "nelement", "size", "stride"}
 _SIZES_OF_ANOTHER = {"expand_as", "reshape_as", "view_as"}
